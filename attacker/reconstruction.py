@@ -57,8 +57,7 @@ class Reconstruction:
     interrupted: whether the user stopped the search; this is then the best result so far, and replay repeats the case.
     notes:      the attack's remarks on this result, one sentence each.
     explained:  (N,) in [0, 1], the share of the observed gradient's squared norm that the gradient of this result explains; NaN
-                or
-                None if the attack does not compute it.
+                or None if the attack does not compute it.
     evidence:   the features from which confidence was estimated, by name, (N,) each.
     """
 
@@ -131,7 +130,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
         if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
-            raise ValueError(f"{name} is of {tensor.dtype} and shape {tuple(tensor.shape)}")
+            raise ValueError(f"tensor {name} has type {tensor.dtype} and shape {tuple(tensor.shape)}, which no attack writes")
 
 
 def _checked(facts: Any, examples: int) -> dict[str, Any]:
@@ -142,16 +141,16 @@ def _checked(facts: Any, examples: int) -> dict[str, Any]:
     for key, kind in METADATA_TYPES.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{key} is to be {kind.__name__}, got {shorten(value)}")
+            raise ValueError(f"{key} must be of type {kind.__name__}, got {shorten(value)}")
     slots = tuple(Slot(*slot) for slot in facts["slots"])
     for slot in slots:
         numbers = (slot.round, slot.batch, slot.position, slot.example)
         if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
-            raise ValueError(f"{shorten(slot)} is no slot")
+            raise ValueError(f"{shorten(slot)} is not a valid slot")
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if any(slot.example >= examples for slot in slots) or any(len(values) != examples for values in evidence.values()):
-        raise ValueError(f"slots or evidence are of other than its {examples} examples")
+        raise ValueError(f"slots or evidence do not belong to its {examples} examples")
     return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 

@@ -97,7 +97,7 @@ def check_prior(prior: float) -> float:
 def _nothing(noise: Noise, delta: float, times: int) -> bool:
     check_delta(delta)
     if times < 0:
-        raise ValueError(f"times must not be negative, got {times}")
+        raise ValueError(f"times is a number of releases and must not be negative, got {times}")
     return times == 0 or noise.multiplier <= 0
 
 

@@ -57,7 +57,7 @@ def attack(
         )
     observations = (target,) if isinstance(target, Observation) else tuple(target)
     if not observations:
-        raise ValueError("there is no observation to attack")
+        raise ValueError("there is no observation to attack; give at least one")
     case, built = Case(observations), spec.build(device=device)
     if reason := next(filter(None, map(find_bad_numbers, observations)), "") or refused(built, case):
         raise ValueError(f"{name} cannot be used: {reason}")

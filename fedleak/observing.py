@@ -92,11 +92,17 @@ def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping
     """Return a copy of the gradient by parameter name. Raises ValueError if names, shapes or values do not fit the weights."""
     if not isinstance(gradient, Mapping):
         if len(gradient) != len(weights):
-            raise ValueError(f"the gradient has {len(gradient)} tensors, and the model {len(weights)} parameters")
+            raise ValueError(
+                f"the gradient has {len(gradient)} tensors, and the model has {len(weights)} parameters; give one tensor per "
+                "parameter"
+            )
         gradient = dict(zip(weights, gradient, strict=True))
     if wrong := sorted(gradient.keys() ^ weights.keys()):
         where = "the gradient" if wrong[0] in gradient else "the model"
-        raise ValueError(f"gradient and model have different names: {wrong[0]!r} is in {where} alone")
+        raise ValueError(
+            f"gradient and model have parameters of different names: {wrong[0]!r} is in {where} alone; give the gradient of "
+            "this model"
+        )
     for name, w in weights.items():
         g: Any = gradient[name]
         if not isinstance(g, Tensor):
@@ -104,7 +110,7 @@ def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping
         if g.shape != w.shape:
             raise ValueError(f"the gradient of {name} has shape {tuple(g.shape)}, and the parameter {tuple(w.shape)}")
         if not torch.isfinite(g).all():
-            raise ValueError(f"the gradient of {name} holds values that are no numbers")
+            raise ValueError(f"the gradient of {name} holds NaN or infinity")
     return {name: gradient[name].detach().cpu().to(w.dtype).clone() for name, w in weights.items()}
 
 
@@ -118,5 +124,7 @@ def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
         except RuntimeError as error:
             raise ValueError(f"the model does not take an example of shape {shape}: {error}") from None
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise ValueError("the model must return logits of shape (N, K); give num_classes and wrap it where it returns more")
+        raise ValueError(
+            "the model must return logits of shape (N, K); give num_classes, and wrap the model if it returns more than logits"
+        )
     return max(2, logits.shape[1])

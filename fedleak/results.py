@@ -113,7 +113,7 @@ def _first(result: AttackResult, most: int) -> Tensor:
         if sum(map(len, found)) >= most:
             break
     if not found:
-        raise ValueError(f"{result!r} has nothing to draw")
+        raise ValueError(f"{result!r} has no reconstructions to draw")
     return torch.cat(found)[:most]
 
 

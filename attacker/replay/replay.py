@@ -79,13 +79,11 @@ class Replay:
     """One attack on a recording.
 
     out:     folder of all reconstructions; this replay writes into a folder in it that is named after the attack and a digest,
-    see
-             `Identity`.
+             see `Identity`.
     rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
     chunk:   number of cases attacked at once; None chooses it from the model and the machine.
     oracle_labels, oracle_logits: functions from a row to its true labels, and to the model's logits of its true examples; only if
-    the
-             user asked for that oracle. oracle_truth: digest of the truth that these functions read, part of the identity.
+             the user asked for that oracle. oracle_truth: digest of the truth that these functions read, part of the identity.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
     workers: number of processes; 1 works in this process; None means one per core if there is enough work.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.

@@ -107,7 +107,7 @@ def alone(x: Tensor, data: DataSpec) -> ExamplePair:
 def _halves(content: bytes) -> ExamplePair:
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are more than any pair has")
+            raise ValueError(f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
         middle = image.width // 2
         left = image.crop((0, 0, middle, image.height))
         right = image.crop((middle, 0, image.width, image.height))
@@ -124,7 +124,9 @@ def _row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
     content = parse_json(text)
     names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
     if not len(names) == len(original) == len(found):
-        raise ValueError(f"{len(names)} columns, {len(original)} and {len(found)} values")
+        raise ValueError(
+            f"{len(names)} columns, {len(original)} original and {len(found)} reconstructed values; these numbers must be equal"
+        )
     if names != [column.name for column in columns]:
         columns = [Column(name=name) for name in names]
     return ExamplePair(cells=tuple(_cells(columns, found, original)))

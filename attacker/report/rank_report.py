@@ -47,7 +47,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
     try:
         return chain_of(network, shape)
     except NotAChain as reason:
-        raise RuntimeError(f"the rank of {model} cannot be told, nor can it be walked back through: {reason}") from reason
+        raise RuntimeError(f"{model} cannot be analysed, because closed forms do not support it: {reason}") from reason
 
 
 def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:

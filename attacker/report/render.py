@@ -41,7 +41,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
     Raises ValueError if a folder is no run.
     """
     if not runs:
-        raise ValueError("a report needs one run at least")
+        raise ValueError("a report needs at least one run, got none")
     out = out or run_folder(Path(runs[0])) / "report.html"
     page = render([gather(Path(folder)) for folder in runs])
     if not out.parent.exists():

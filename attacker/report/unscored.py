@@ -102,7 +102,9 @@ def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[
 def _read(path: Path, data: DataSpec) -> Reconstruction:
     answer = Reconstruction.read(path)
     if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
-        raise ValueError(f"{path}: not examples of shape {data.shape} with their labels, but of {tuple(answer.x.shape)}")
+        raise ValueError(
+            f"{path}: expected examples of shape {data.shape} with one label each, got tensor x of shape {tuple(answer.x.shape)}"
+        )
     return answer
 
 

@@ -156,7 +156,9 @@ def _find_linear_layers(net: str) -> Path:
 def _read(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, without executing code from the file. Raises ValueError if it is not a file of weights."""
     if not path.is_file():
-        raise FileNotFoundError(f"LPIPS weights {path} do not exist")
+        raise FileNotFoundError(
+            f"LPIPS weights {path} do not exist; give another file, or omit --lpips-weights to use torchvision's cached file"
+        )
     try:
         if path.suffix in (".pth", ".pt"):
             with warnings.catch_warnings(action="ignore"):  # on the file's format: its content is checked afterwards

@@ -51,11 +51,9 @@ class Scorer:
     run:   folder that `scores.jsonl` and `pairs/` are written to.
     truth: folders of truth that clients wrote; in a deployment, one per client, each with its own data set.
     data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). Arguments
-    that
-           are not given are taken from truth.
+           that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
-    and
-           rows give the reason.
+           and rows give the reason.
     untold: keys of the cases without truth, which get no rows, by name of the attack's folder.
     superseded: by name of the attack's folder and key of the case, why a case or some of its examples are not scored.
     Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.

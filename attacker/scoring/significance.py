@@ -129,9 +129,8 @@ def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
     None if it is unknown.
 
     An original in the middle of its data is close to any reconstruction. Therefore the chance is divided by the null's chance;
-    the
-    ratio of two independent uniform numbers is at most c with probability c / 2. If the attack recovers the example and the null
-    does not, the attack's chance is used unchanged.
+    the ratio of two independent uniform numbers is at most c with probability c / 2. If the attack recovers the example and the
+    null does not, the attack's chance is used unchanged.
     """
     if one.chance is None or other.chance is None or (one.success and not other.success):
         return one.chance
@@ -182,8 +181,7 @@ def detectable_successes(its: Sequence[float], level: float) -> float | None:
 def detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
     """Return the smallest difference of shares that a sign test at `level` detects with probability `TEST_POWER`.
 
-    None if there is
-    none.
+    None if there is none.
 
     null: share of the examples that the null recovered, to which one success and one failure are added (Laplace). Clusters are
     treated as single examples.

@@ -87,7 +87,7 @@ def share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *
     are equal, since the data then give no evidence that examples of a cluster vary.
     """
     if not len(values):
-        raise ValueError("a share of no examples")
+        raise ValueError("a share needs at least one example, got none")
     array, sizes, own = _grouped(values, clusters)
     value, count = float(array.mean()), len(array)
     return Estimate(value, *mid_p(value, _effective(array, sizes, own, level), level=level), count, len(sizes))
@@ -124,11 +124,10 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
 
     clusters: cluster of each value; None if every value is its own cluster.
     With more than `MANY_CLUSTERS` clusters, only the t interval is used. If all cluster means are equal, or if there are fewer
-    than
-    `FEWEST_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
+    than `FEWEST_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
     """
     if not len(values):
-        raise ValueError("a mean over no examples")
+        raise ValueError("a mean needs at least one example, got none")
     array, sizes, own = _grouped(values, clusters)
     value, count = float(array.mean()), len(sizes)
     totals: Floats = np.bincount(own, array, minlength=count).astype(np.float64)
@@ -161,9 +160,8 @@ def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: floa
 
     For a share near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
     correlation. Therefore `PSEUDO_CLUSTERS` clusters of successes and as many of failures, times (2 share - 1)^2, are added to
-    the
-    variance between clusters. The quantile of t has twice as many degrees of freedom as there are clusters, less two, since the
-    binomial variance itself is known.
+    the variance between clusters. The quantile of t has twice as many degrees of freedom as there are clusters, less two, since
+    the binomial variance itself is known.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())

@@ -64,4 +64,4 @@ class Works:
                 self._rules.follow(Recorded(run.id, run.identity), run.index.attempts, created=run.manifest.created)
             except (Full, ValueError, OSError, sqlite3.Error) as error:
                 self._behind.add(run.id)
-                log.warning("rules on %s are behind: %s", run.id, error)
+                log.warning("rules on %s were not applied to all rounds: %s", run.id, error)

@@ -93,7 +93,9 @@ class Feed:
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:
             if self._closed or len(self._listeners) >= self._most:
-                raise TooMany(f"{len(self._listeners)} pages listen already: close some, or ask again later")
+                raise TooMany(
+                    f"{len(self._listeners)} pages receive events already, which is the limit; close some, or try again later"
+                )
             missed = self._missed(last)
             now = self._number
             self._listeners.add(listener)

@@ -64,7 +64,7 @@ class Rule(BaseModel):
         number = rounds.removeprefix(EVERY_PREFIX)
         if rounds.startswith(EVERY_PREFIX):
             if not number.isdigit() or not int(number):
-                raise ValueError(f"cannot read {rounds!r}: write every=5, say")
+                raise ValueError(f"cannot read {rounds!r}: write it like every=5")
         elif rounds not in ("first", "last"):
             JobSpec(recording="any", attack="exact", rounds=rounds)
         return rounds
@@ -108,7 +108,7 @@ def read(path: Path) -> tuple[Rule, ...]:
     rules = tuple(_rule(path, number, fields) for number, fields in enumerate(listed, start=1))
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path}: two rules have the name {twice[0]!r}; give each its own")
+        raise ValueError(f"{path}: two rules have the name {twice[0]!r}; give each rule a different name")
     return rules
 
 
@@ -172,7 +172,7 @@ class Rules:
         rounds = f"1-{one.round}" if _whole_clients(rule) else str(one.round)
         self._ledger.take(rule.name, recording, [one], rule.spec(recording.id, rounds, clients))
         if again:
-            told = "takes round %d again: it was recorded anew, in attempt %d"
+            told = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
     def _clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
@@ -212,7 +212,7 @@ class Rules:
 
     def _tell(self, rule: Rule, recording: Recorded, rounds: list[int], reason: str) -> None:
         named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
-        log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
+        log.warning("rule %s, %s: %s left out: %s", rule.name, recording.id, named, reason)
 
 
 def _whole_clients(rule: Rule) -> bool:

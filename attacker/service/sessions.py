@@ -74,7 +74,7 @@ class Keys:
         try:
             write_json(self._path, self._open)
         except OSError as error:  # a full disk, say: sessions then last until the service ends
-            log.warning("%s cannot be written, and sessions are forgotten at the next start: %s", self._path, error)
+            log.warning("%s cannot be written, so users must log in again after the next start: %s", self._path, error)
 
     def _signed(self, text: str) -> str:
         return hmac.new(self.token.encode(), text.encode("utf-8", "surrogatepass"), sha256).hexdigest()

@@ -13,7 +13,7 @@ JOB_MEMORY_SHARE = 0.8
 """Of the machine's memory, for all jobs that run at once together, where nothing else is said."""
 MIN_JOB_MEGABYTES = 2000
 """Of that share, for one job: a worker that has loaded PyTorch alone takes 800."""
-UNMEASURED_REASON = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
+UNMEASURED_REASON = "its tasks run in processes of the cluster, whose time and memory the service cannot measure"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,11 @@ class ServiceSettings:
     root:        folder of runs.
     host, port:  address to listen on; port 0 selects a free one.
     token:       whether requests need a token. False is allowed for loopback addresses only: every user and program of this
-                 machine
-                 can then read all results and start jobs.
+                 machine can then read all results and start jobs.
     token_file:  path of the token, by default in `state`; created at the first start.
     certfile, keyfile: TLS certificate and key; both or none.
     truth:       folders of truth, or OWN_TRUTH for each run's own `truth/`. By default none: nothing is scored, and neither
-                 originals
-                 nor
-                 scores are shown.
+                 originals nor scores are shown.
     rules:       file of the rules that start attacks automatically.
     workers:     number of processes that run jobs. None: one per GPU, or as many as fit into the cores with `threads` each.
     threads:     PyTorch threads per worker.
@@ -72,7 +69,7 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         """Raise ValueError for a missing folder or file, a number out of range, or a limit that this system cannot measure."""
         if not self.root.is_dir():
-            raise ValueError(f"{self.root} is no folder: name the one that holds the runs, or make it with mkdir")
+            raise ValueError(f"{self.root} is not a folder; give the folder that contains the runs, or create it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
             if file is not None and not file.is_file():
                 raise ValueError(f"{option} {file}: there is no such file")
@@ -84,7 +81,10 @@ class ServiceSettings:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
         if not self.token and not self.is_loopback:
-            raise ValueError(f"--no-token with --host {self.host}: only this machine's own address goes without; leave it out")
+            raise ValueError(
+                f"--no-token is allowed only with an address of this machine alone, such as 127.0.0.1, got --host {self.host}; "
+                "omit --no-token"
+            )
         for option, number, least in (
             ("--threads", self.threads, 1),
             ("--max-queued", self.max_queued, 1),

@@ -34,7 +34,7 @@ def own_folder(folder: Path, *, adopt: bool = False) -> Path:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     except OSError as error:
-        raise _refused(folder, f"it cannot be opened as a folder that is no link: {error.strerror}") from None
+        raise _refused(folder, f"it is not a folder, or it is a link: {error.strerror}") from None
     try:
         _check_entry(folder, os.fstat(descriptor))
         is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
@@ -63,11 +63,11 @@ def read_private(path: Path, most: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path} cannot be opened as a file that is no link: {error.strerror}; delete it") from None
+        raise ValueError(f"{path} is not a file, or it is a link: {error.strerror}; delete it") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        raise ValueError(f"{path} is no regular file of its own: delete it")
+        raise ValueError(f"{path} is not a regular file, or has further names (hard links); delete it")
     with os.fdopen(descriptor, "rb") as file:
         if os.name == "posix" and status.st_mode & 0o077:
             raise ValueError(f"{path} can be read by others: chmod 600 {path}, or delete it for a new one")

@@ -123,5 +123,5 @@ class Watcher:
         try:
             look()
         except Exception:  # of whatever kind: the next look may well succeed, and nobody else would
-            log.exception("a look failed, and is made again")
+            log.exception("a scan failed and will be repeated")
             self._end.wait(1.0)

@@ -41,7 +41,7 @@ def update_mod(
         trained = _weights(reply.content, key, "the app's reply")
         if sent.keys() != trained.keys():
             wrong = sorted(sent.keys() ^ trained.keys())[0]
-            raise ValueError(f"{wrong!r} is only in what the client was sent or only in its reply; an update needs both")
+            raise ValueError(f"tensor {wrong!r} is only in the weights sent or only in the reply; both need the same tensors")
         beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
         update = {name: _minus(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}
         del reply.content[key]

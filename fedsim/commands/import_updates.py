@@ -91,7 +91,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     Raises ValueError, and writes nothing, if a file cannot be read or does not fit the other one or the model.
     """
     if (out / "recording").exists():
-        raise ValueError(f"{out} holds a recording already; choose another folder, or fedsim delete it")
+        raise ValueError(f"{out} holds a recording already; choose another folder, or remove it with `fedsim delete {out}`")
     spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments, network=settings.network)
     model = models.build(spec, settings.data)
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
@@ -161,7 +161,7 @@ def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnpicklingError:  # torch.load's own message advises to execute the file
         raise ValueError(
-            f"{path}: holds code or objects besides tensors, which are not loaded; save model.state_dict()"
+            f"{path}: holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()"
         ) from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None

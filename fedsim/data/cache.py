@@ -37,8 +37,9 @@ def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]
     except (OSError, RuntimeError, HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise FileNotFoundError(
-            f"{name}: {place} does not exist, and downloading it failed: {reason}. "
-            "Run it with network access, or copy that folder from another machine (argument root, or FEDLEAK_CACHE)"
+            f"{name}: {place} does not exist, and downloading it failed: {reason}. Run the command again with network "
+            f"access, or copy {place} from another machine to the same place. The argument root or the environment "
+            "variable FEDLEAK_CACHE names another folder for downloads"
         ) from None
     return folder
 

@@ -60,8 +60,8 @@ def fitted(own: Dataset, like: Dataset) -> Dataset:
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
-            f"{own.name}: columns, ranges or categories differ from those of {like.name}; "
-            "give the same ranges and categories for all parties"
+            f"{own.name}: columns, ranges or categories differ from those of the public description {like.name}; load the "
+            "same columns, and give the arguments ranges and categories the same values for all parties"
         )
     if own.spec.shape != like.spec.shape:
         raise ValueError(f"{own.name}: examples have shape {own.spec.shape}, but those of {like.name} have {like.spec.shape}")

@@ -25,8 +25,7 @@ def lfw(
     """Load LFW: colour photographs of 106 people, labelled by person, 2,801 for training and 934 held out; downloaded once.
 
     size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 pixels of the photograph are scaled down, as
-    in
-               CPL (Wei et al. 2020).
+               in CPL (Wei et al. 2020).
     min_faces: people with fewer photographs are omitted.
     root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
     mean, std: normalisation of the model's input, one value for all channels or one per channel.

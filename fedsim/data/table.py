@@ -110,6 +110,9 @@ def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array
     if len(classes) < 2:
         raise ValueError(f"{file}: label {name!r} must take at least two values in the training rows, got {few(found)}")
     if unknown := set(texts[held_out]) - found:
-        raise ValueError(f"{file}: label {name!r} is {few(unknown)} in held-out rows, but never in training rows")
+        raise ValueError(
+            f"{file}: label column {name!r} holds {few(unknown)} in held-out rows, but never in training rows; move such rows "
+            "to training, or delete them"
+        )
     number = {text: i for i, text in enumerate(classes)}
     return np.array([number[text] for text in texts], dtype=np.int64), tuple(classes)

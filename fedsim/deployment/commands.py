@@ -92,7 +92,10 @@ def written(config: Mapping[str, str | int]) -> str:
     """
     for key, value in config.items():
         if isinstance(value, str) and set(value) & set("'\"\\\n"):
-            raise ValueError(f"{key} = {value!r}: Flower reads no quotation marks, backslashes and line breaks here")
+            raise ValueError(
+                f"{key} = {value!r}: Flower cannot read quotation marks, backslashes and line breaks here; use a text without "
+                "them"
+            )
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 
 

@@ -75,7 +75,7 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
     command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", CONNECTION_NAME, *map(str, found)]
     done = subprocess.run(command, env=_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise NotReached(f"{link.address} did not take the keys in {keys}: {_said(done.stdout + done.stderr)}")
+        raise NotReached(f"the SuperLink at {link.address} refused the keys in {keys}: {_said(done.stdout + done.stderr)}")
     return len(found)
 
 

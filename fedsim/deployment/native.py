@@ -114,7 +114,9 @@ class Native:
                     return
                 time.sleep(0.2)
             if time.monotonic() > deadline:
-                raise Ended(f"{name} is not let in again\n{self.processes.last_words(name)}")
+                raise Ended(
+                    f"{name} cannot join again, because the SuperLink refuses its key\\n{self.processes.last_words(name)}"
+                )
             time.sleep(3)
 
     def kill(self, name: str) -> None:

@@ -27,7 +27,7 @@ def command_of(
     link, made = layout.link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
     if control_from and party != "superlink":
-        raise ValueError(f"--control-from goes with fedsim start superlink, and not with {party}")
+        raise ValueError(f"--control-from is an option of `fedsim start superlink`, got it for {party}; omit it")
     if party == "superlink":
         _need(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):
@@ -67,4 +67,4 @@ def become(command: list[str], layout: Layout, party: str) -> NoReturn:
 def _need(*paths: Path, secure: bool = True) -> None:
     for path in paths if secure else ():
         if not path.exists():
-            raise ValueError(f"{path} is not here: make it with fedsim prepare, or carry it to this machine")
+            raise ValueError(f"{path} does not exist; create it with `fedsim prepare`, or copy it to this machine")

@@ -48,7 +48,7 @@ class Processes:
         Raises FileNotFoundError, with a remedy, if there is no such program.
         """
         if shutil.which(command[0], path=self.environment["PATH"]) is None:
-            raise FileNotFoundError(f"{command[0]} is not installed here; it comes with: pip install 'flwr>=1.41,<1.42'")
+            raise FileNotFoundError(f"{command[0]} is not installed; it is part of Flower: pip install 'flwr>=1.41,<1.42'")
         self.logs.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
             self._heard[name] = log.tell()

@@ -25,7 +25,7 @@ OnRound = Callable[[dict[str, Any]], None]
 
 
 def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
-    """Return the client app of an experiment."""
+    """Return the Flower ClientApp of the experiment that `run_of` returns."""
     known: list[tuple[FederationRun, client_side.ClientSettings]] = []
 
     def settings(context: Context) -> client_side.ClientSettings:
@@ -61,7 +61,7 @@ def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
 
 
 def server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
-    """Return the server app of an experiment."""
+    """Return the Flower ServerApp of the experiment that `run_of` returns. on_round: called with each round's row of metrics."""
 
     def settings(context: Context) -> server_side.ServerSettings:
         run = run_of(context)

@@ -73,11 +73,11 @@ def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
     """Return Ray resources of one client. Raises EngineError if this machine never has them; Flower would wait an hour."""
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
-        raise EngineError(f"one client is to occupy {cpus:g} CPUs, and this machine has {have_cpus}; change --client-cpus")
+        raise EngineError(f"one client requires {cpus:g} CPUs, and this machine has {have_cpus}; lower --client-cpus")
     if gpus is None:
         gpus = have_gpus / max(1, int(have_cpus // cpus)) if have_gpus else 0.0
     if gpus < 0 or gpus > have_gpus:
-        raise EngineError(f"one client is to occupy {gpus:g} GPUs, and this machine has {have_gpus}; change --client-gpus")
+        raise EngineError(f"one client requires {gpus:g} GPUs, and this machine has {have_gpus}; lower --client-gpus")
     return {"num_cpus": cpus, "num_gpus": gpus}
 
 

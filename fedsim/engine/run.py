@@ -91,7 +91,8 @@ class FederationRun:
         found = parts.sizes(self.places.public)
         if len(found) != self.experiment.clients.count:
             raise ValueError(
-                f"{self.places.public} tells of {len(found)} clients, and clients.count = {self.experiment.clients.count}"
+                f"{self.places.public} lists the sizes of {len(found)} clients, and clients.count = "
+                f"{self.experiment.clients.count}; make them equal"
             )
         return found
 
@@ -135,7 +136,7 @@ class FederationRun:
                 f"set it to {max(sizes)} or more"
             )
         if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
-            raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
+            raise ValueError(f"device {self.device!r} is not available on this machine; use cpu")
 
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
         """Try one local step on two examples if the gradient rule is not plain, since a rule may not suit the network."""
@@ -155,7 +156,7 @@ class FederationRun:
         check_run(self.out)
         path = self.out / "experiment.toml"
         if not path.exists() or read(path) != self.experiment:
-            raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
+            raise ValueError(f"{self.out} holds another run, or other files; choose another --out, or delete them")
         done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
         if done is None and (rows := read_metrics(self.out)):  # its checkpoint is gone
             done = rows[-1]["round"]
@@ -164,7 +165,8 @@ class FederationRun:
         if self.resume:
             return False
         raise Unfinished(
-            f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; go on with --resume, or fedsim delete it first"
+            f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; continue it with --resume, or delete it "
+            "first with `fedsim delete`"
         )
 
     def _model_bytes(self) -> int:
@@ -223,7 +225,9 @@ class FederationRun:
             return self
         began: int | None = read_json(self._simulation)["client_seed"]
         if self.client_seed not in (None, began):
-            raise ValueError(f"--client-seed {self.client_seed}: {self.out} began with {began}; leave it out to resume")
+            raise ValueError(
+                f"--client-seed {self.client_seed}: the run in {self.out} began with {began}; omit the option to resume it"
+            )
         return replace(self, client_seed=began)
 
     @property

@@ -55,10 +55,10 @@ def admit(reference: str, name: str | None = None) -> None:
     Raises ValueError if it cannot be imported, or if `name` is the name of a built-in model.
     """
     if name in BUILT_IN:
-        raise ValueError(f"the model {name!r} is built in, and {reference} cannot stand for it")
+        raise ValueError(f"the model {name!r} is built in, so {reference} cannot be used under this name; choose another name")
     function = references.admit(reference)
     if not callable(function):
-        raise ValueError(f"{reference} is no function or class but {type(function).__name__}")
+        raise ValueError(f"{reference} is not a function or class, but of type {type(function).__name__}")
     known, code = _CODE.get(reference, (None, ""))
     if known is not function:  # a file that was edited since does not change the code that runs
         code = identify_code(function)
@@ -149,7 +149,7 @@ def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
     bind(spec.name, factory, data.shape, outputs, given=given, hidden=2)
     model = factory(data.shape, outputs, **given)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model {spec.name!r} gives no torch.nn.Module but {type(model).__name__}")
+        raise ValueError(f"model {spec.name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return NetworkSpec.parse(spec.network).apply(model)
 
 
@@ -161,8 +161,7 @@ def _factory(name: str) -> Factory:
         return _ADMITTED[name]
     if ":" in name:
         raise ValueError(
-            f"model {name!r} is code that is not part of this project, "
-            f"which is only imported where asked for by name: --model {name}"
+            f"model {name!r} is code that is not part of this project, which is imported only if you ask for it: --model {name}"
         )
     return MODELS[name]
 
@@ -199,7 +198,7 @@ def _possible_outputs(data: DataSpec) -> tuple[int, ...]:
 def _check_size(spec: ModelSpec, model: nn.Module) -> None:
     values = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if values > MAX_PARAMETERS:
-        raise ValueError(f"model {_short(spec)} has {values:,} values, more than the {MAX_PARAMETERS:,} that are accepted")
+        raise ValueError(f"model {_short(spec)} has {values:,} values, and the limit is {MAX_PARAMETERS:,}")
 
 
 def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
@@ -212,8 +211,8 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
         return dict(model.named_parameters())[head(model)[0]].shape[0]
     if len(needed := _inputs(model)) > 1:
         raise ValueError(
-            f"model {_short(spec)} takes {len(needed)} inputs ({', '.join(needed)}), and attacks search for one tensor; "
-            "give a module whose forward takes one tensor and makes the inputs of it"
+            f"model {_short(spec)} takes {len(needed)} inputs ({', '.join(needed)}), and attacks search for one input "
+            "tensor; give a module whose forward takes one tensor and computes all inputs from it"
         )
     training = model.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -234,8 +233,8 @@ def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:
     wanted = (spec.arguments["outputs"],) if "outputs" in spec.arguments else _possible_outputs(data)
     if outputs not in wanted:
         raise ValueError(
-            f"model {_short(spec)} gives {outputs}, where {' or '.join(map(str, wanted))} "
-            f"logits an example are needed for {data.num_classes} classes"
+            f"model {_short(spec)} returns {outputs}, but {data.num_classes} classes need {' or '.join(map(str, wanted))} "
+            "logits per example"
         )
 
 

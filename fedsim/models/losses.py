@@ -13,7 +13,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return the softmax cross-entropy of logits (N, K) with y (N,) or soft (N, K).
 
-    Raises ValueError for a single logit, whose cross-entropy is 0 whatever it is.
+    Raises ValueError for a single logit, for which the cross-entropy is always 0.
     """
     if logits.shape[-1] == 1:
         raise ValueError("this model has a single logit, which cross_entropy cannot use; set training.loss to 'logistic'")
@@ -52,7 +52,7 @@ def outputs_for(loss: str, num_classes: int) -> int:
     if loss != "logistic":
         return num_classes
     if num_classes != 2:
-        raise ValueError(f"the logistic loss tells two classes apart, and these data have {num_classes}; use 'cross_entropy'")
+        raise ValueError(f"the logistic loss supports two classes, and these data have {num_classes}; use 'cross_entropy'")
     return 1
 
 

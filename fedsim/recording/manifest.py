@@ -121,7 +121,9 @@ def _from_json(cls: type[T], raw: Any) -> T:
         raise ValueError(f"unknown keys {shorten(unknown)} for {cls.__name__}")
     required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - raw.keys()):
-        raise ValueError(f"missing keys {missing} for {cls.__name__}")
+        raise ValueError(
+            f"missing keys {missing} for {cls.__name__}; the file is damaged: copy it again, or run the federation again"
+        )
     hints = get_type_hints(cls)
     made = cls(**{name: _value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
     if isinstance(made, DataSpec) and (prod(made.shape) > MAX_VALUES or made.num_classes > MAX_CLASSES):

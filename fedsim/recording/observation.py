@@ -52,8 +52,7 @@ class DataSpec:
     mean, std: normalisation of the model's input, one value per channel (images) or one for all columns (rows).
     columns:   for tables, one entry per column.
     ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
-    the
-               rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
+               the rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
     """
 
     shape: tuple[int, ...]

@@ -207,8 +207,7 @@ class Recording:
         """Yield all complete observations, lazily.
 
         on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
-        Without
-                   it, the first one raises DamagedFile.
+                   Without it, the first one raises DamagedFile.
         """
         rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
         return _read_undamaged((row for row in rows if row.status == "complete"), self.observation, on_damage)

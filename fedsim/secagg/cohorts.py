@@ -17,9 +17,8 @@ class Cohorts:
     """The clients in the last sum that was to be unmasked, by pseudonym.
 
     A server that crashes between unmasking and the end of the round repeats the round. A sum over the same clients reveals
-    nothing
-    new, but the difference to a sum over one client fewer is that client's update. A repeated round therefore keeps its cohort or
-    is lost.
+    nothing new, but the difference to a sum over one client fewer is that client's update. A repeated round therefore keeps its
+    cohort or is lost.
 
     path: file that stores the cohort, so that it survives the server; None keeps it in memory.
     Raises ValueError for a damaged file, since the cohort is then unknown.
@@ -33,10 +32,16 @@ class Cohorts:
                 found = read_json(path)
                 self._round, self._members = int(found["round"]), frozenset(map(str, found["members"]))
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path} cannot be read, and a repeated round could have another cohort: {error}") from None
+                raise ValueError(
+                    f"{path} cannot be read, so the cohort of a repeated round is unknown: {error}; restore the file, or start "
+                    "a new run"
+                ) from None
 
     def admits(self, round: int, member: str) -> bool:
-        """Return whether a client may take part in this round, which is False only if the round is repeated without it."""
+        """Return whether the client `member` may take part in this round.
+
+        It may not if the round is a repetition and the client was not in the cohort before.
+        """
         return round != self._round or member in self._members
 
     def keep(self, round: int, members: Iterable[str]) -> None:
@@ -49,8 +54,8 @@ class Cohorts:
             if round == self._round and now != self._members:
                 away = len(self._members - now)
                 raise Lost(
-                    f"round {round} may have been summed before with {away} more clients, and the difference of both sums would "
-                    "be their updates alone: the round is given up"
+                    f"round {round} may have been summed before with {away} more clients, and the difference of both sums "
+                    "would reveal their updates: the round is lost"
                 )
             self._round, self._members = round, now
             if self._path is not None:

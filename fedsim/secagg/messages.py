@@ -112,9 +112,9 @@ def publics_in(content: RecordDict) -> Publics:
     record = _record(content)
     found = Publics(_bytes(record["mask-key"]), _bytes(record["share-key"]))
     if [len(key) for key in found] != [32, 32]:
-        raise ValueError("public keys that have not 32 bytes")
+        raise ValueError("the public keys do not have 32 bytes each")
     if found.mask == found.share:
-        raise ValueError("one public key for two ends")
+        raise ValueError("the same public key was sent for masks and for shares")
     for key in found:  # here, or each of its neighbours would fail over it
         check_public(key)
     return found
@@ -124,7 +124,7 @@ def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
     """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours of the roster."""
     sealed = sealed_in(content)
     if sealed.keys() != roster.peers.keys():
-        raise ValueError("shares for others than its neighbours")
+        raise ValueError("the shares are not for exactly its neighbours")
     return sealed
 
 
@@ -132,10 +132,10 @@ def words_in(content: RecordDict, length: int) -> Words:
     """Return the masked vector (length,), read-only. Raises ValueError for anything else."""
     record = content[MASKED_KEY]
     if not isinstance(record, ArrayRecord) or WORDS_KEY not in record:
-        raise ValueError("no masked vector")
+        raise ValueError("the answer contains no masked vector")
     words = records.view(record[WORDS_KEY])
     if words.dtype != np.uint32 or words.shape != (length,):
-        raise ValueError(f"a masked vector of {words.dtype} {words.shape}, and {length} words of uint32 are expected")
+        raise ValueError(f"expected a masked vector of {length} uint32 words, got {words.dtype} of shape {words.shape}")
     return cast(Words, words)
 
 
@@ -144,9 +144,9 @@ def opened_in(content: RecordDict, asked: Asked) -> Opened:
     record = _record(content)
     opened = Opened(_by_member(record, "summed", "seeds"), _by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
-        raise ValueError("other shares than those that were asked for")
+        raise ValueError("the shares are not exactly those that were requested")
     if any(len(share) != SHARE_BYTES for shares in opened for share in shares.values()):
-        raise ValueError(f"shares that have not {SHARE_BYTES} bytes")
+        raise ValueError(f"the shares do not have {SHARE_BYTES} bytes each")
     return opened
 
 
@@ -176,30 +176,30 @@ def recalled(state: RecordDict) -> Participant | None:
 def _record(content: RecordDict) -> ConfigRecord:
     record = content.get(EXCHANGE_KEY)
     if not isinstance(record, ConfigRecord):
-        raise ValueError("no record of secure aggregation")
+        raise ValueError("the message contains no record of secure aggregation")
     return record
 
 
 def _by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
     numbers, found = _numbers(record[members]), record[values]
     if not isinstance(found, list) or len(found) != len(numbers):
-        raise ValueError(f"{values!r} without one value for each of {members!r}")
+        raise ValueError(f"expected one value for each of the members {members!r}, got {values!r}")
     return {number: _bytes(value) for number, value in zip(numbers, found, strict=True)}
 
 
 def _numbers(value: object) -> list[int]:
     if not isinstance(value, list) or len(set(value)) != len(value):
-        raise ValueError("a list of members that is none, or names one twice")
+        raise ValueError("the list of members is invalid or names a member twice")
     return [_whole(number) for number in value]
 
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is no member's number")
+        raise ValueError(f"{value!r} is not a member's number")
     return value
 
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError(f"{type(value).__name__} in place of bytes")
+        raise ValueError(f"expected bytes, got {type(value).__name__}")
     return value

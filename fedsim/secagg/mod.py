@@ -25,8 +25,7 @@ class SecureParticipant:
     agreement: the client's own copy; the server's version is ignored. pseudonym: name in its answers.
 
     Keys and masks always come from the operating system, also in a simulation with a client seed, because two vectors under one
-    mask
-    reveal the difference of the updates. The sum does not depend on them.
+    mask reveal the difference of the updates. The sum does not depend on them.
     """
 
     agreement: Agreement
@@ -49,7 +48,10 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
             return call_next(message, context)
         if part is None or stage is None:
             theirs, ours = ("not", "only") if stage is None else ("securely", "not")
-            raise ValueError(f"the server aggregates {theirs}, and this client takes part in secure aggregation {ours}")
+            raise ValueError(
+                f"the server aggregates {theirs}, and this client takes part in secure aggregation {ours}; give both the same "
+                "experiment"
+            )
         known = messages.recalled(context.state)
         content = RecordDict()
         if stage == "collect":
@@ -74,14 +76,14 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
 def _setup(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
     """Begin a round. Raises ValueError if this round and attempt began already, since each is answered once."""
     if known is not None and known.context == context:
-        raise ValueError(f"{context} began already; ask again as another attempt")
+        raise ValueError(f"{context} has begun already, and a client takes part in it once; repeat the round as another attempt")
     return participant.setup(context, part.agreement.threshold, system)
 
 
 def _within(known: Participant | None, message: Message) -> Participant:
     context = messages.context_of(message)
     if known is None or known.context != context:
-        raise ValueError(f"asked about {context} before it began; this client has no keys for it")
+        raise ValueError(f"the server asks about {context}, for which this client has no keys, because it has not begun")
     return known
 
 

@@ -68,7 +68,7 @@ class ServerSettings:
 
 
 def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerApp:
-    """Return the server's app."""
+    """Return the Flower ServerApp with the settings that `settings_of` returns for a run."""
     app = ServerApp()
 
     @app.main()
@@ -117,7 +117,7 @@ class FederationServer:
             return Recorder(folder, self.settings.manifest)
         there, ours = Manifest.read(folder / "manifest.json"), self.settings.manifest
         if replace(there, created="", software={}) != replace(ours, created="", software={}):
-            raise ValueError(f"{folder} is the recording of something else; choose another --out, or delete it")
+            raise ValueError(f"{folder} is the recording of another experiment; choose another --out, or delete it")
         recorder = Recorder(folder, there)
         if self.found is None and (rounds := recorder.rounds()):
             raise ValueError(

@@ -37,8 +37,8 @@ class Attended(Around):
         while len(nodes := list(self.inner.get_node_ids())) < self._clients:
             if monotonic() >= deadline:
                 raise TimeoutError(
-                    f"only {len(nodes)} of {self._clients} clients are connected, and the others were waited for "
-                    f"{self._patience:g} seconds; start them again, then go on with --resume"
+                    f"only {len(nodes)} of {self._clients} clients are connected after {self._patience:g} seconds; start "
+                    "the others again, then continue with --resume"
                 )
             sleep(POLL_SECONDS)
         return nodes

@@ -25,9 +25,9 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
     words = f"{missing} of {answers + missing} replies are missing, {_first(recording)}" if missing else ""
-    again = f"then {_cleared(folder)}, and run again: there is no round left to go on with"
+    again = f"then {_cleared(folder)}, and run again: no round is left to resume"
     if rounds and not answers:
-        raise EmptyRunError(f"no client ever answered: {words}; mend that, {again}")
+        raise EmptyRunError(f"no client ever answered: {words}; correct the cause, {again}")
     if words:
         tell(words)
     if rounds and not recording.clients():

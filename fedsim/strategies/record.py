@@ -128,8 +128,8 @@ class _Watched(Wrapper):
             for sent in message.content.array_records.values():
                 if sent is not arrays and dict(sent) != dict(arrays):
                     raise ValueError(
-                        f"node {message.metadata.dst_node_id} is sent other weights than the global ones; "
-                        "a recording holds one set of weights a round"
+                        f"node {message.metadata.dst_node_id} is sent other weights than the global ones, but a recording "
+                        "stores one set of weights per round; use a strategy that sends the same weights to all clients"
                     )
         return messages
 
@@ -154,7 +154,7 @@ def _shaped(name: str, shape: tuple[int, ...] | None) -> str:
 
 def _check_new(folder: Path) -> None:
     if (folder / "recording").exists():
-        raise ValueError(f"{folder} holds a recording already; choose another folder, or fedsim delete it")
+        raise ValueError(f"{folder} holds a recording already; choose another folder, or remove it with `fedsim delete {folder}`")
 
 
 def _version(package: str) -> str:

@@ -101,7 +101,8 @@ class ReplyReader:
         """Raise ValueError if an update contains a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
-                f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
+                f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; name the last part of it in "
+                "update_mod(buffers=...)"
             )
 
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -133,7 +134,7 @@ def pseudonym_of(message: Message) -> str | None:
 def whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError if it cannot be one."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
-        raise ValueError(f"{count} examples")
+        raise ValueError(f"the number of examples must be a whole number from 0, got {count}")
     return int(count)
 
 
@@ -149,7 +150,7 @@ def _take_count(metrics: dict[str, float], key: str) -> int | None:
 
 def _kind(dtype: torch.dtype) -> str:
     if dtype not in DTYPES:
-        raise ValueError(f"numbers of type {dtype}")
+        raise ValueError(f"tensors of type {dtype} are not supported")
     return "floating" if dtype.is_floating_point else "truth" if dtype == torch.bool else "whole"
 
 
@@ -173,7 +174,7 @@ def _plus(start: Array, update: Tensor) -> Array:
 def _only(found: Mapping[str, T], what: str) -> T:
     """Return the only record of its type, under any name, as Flower's own strategies do."""
     if len(found) != 1:
-        raise ValueError(f"{len(found)} times a {what} where Flower expects one")
+        raise ValueError(f"a reply must contain one {what}, got {len(found)}")
     return next(iter(found.values()))
 
 

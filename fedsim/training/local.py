@@ -57,8 +57,7 @@ def train(
              statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. With
              "eval" it uses the running ones, which stay unchanged.
     rule:    computes each gradient and may draw random numbers from `rng`; every rule but the plain one needs `rng`. Random
-    blocks
-             of the network (see `defenses.networks`) draw in both modes, from PyTorch's global generator.
+             blocks of the network (see `defenses.networks`) draw in both modes, from PyTorch's global generator.
 
     Raises ValueError if a buffer is missing, or `rng` is.
     """

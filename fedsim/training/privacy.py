@@ -153,8 +153,7 @@ def most_uses(training: Training, size: int, first: int, last: int) -> int:
     """Return the largest number of steps in rounds `first` to `last` (1-based) that use one example of a client with `size`.
 
     An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round begins with a
-    new
-    epoch.
+    new epoch.
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)

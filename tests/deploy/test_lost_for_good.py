@@ -73,8 +73,8 @@ def test_a_server_that_died_fails_the_run_with_the_mend(story: Story) -> None:
 def test_a_client_that_does_not_come_back_is_told_of_and_fails_the_run_with_the_mend(story: Story) -> None:
     assert story.statuses[1] == 1
     assert story.said[1].count("1 of 2 clients are connected; start the others again, they are waited for up to") == 1
-    assert "only 1 of 2 clients are connected, and the others were waited for" in story.said[1]
-    assert "start them again, then go on with --resume" in story.said[1]
+    assert "only 1 of 2 clients are connected after" in story.said[1]
+    assert "start the others again, then continue with --resume" in story.said[1]
 
 
 def test_done_as_it_says_there_the_run_comes_to_its_end_and_says_what_is_missing(story: Story) -> None:

@@ -132,7 +132,7 @@ def test_a_client_with_a_key_that_nobody_enrolled_is_refused(story: Story) -> No
 def test_a_run_that_fails_on_the_server_fails_here_with_its_reason(story: Story) -> None:
     status, words = story.refused
     assert status == 1
-    assert "holds something else; choose another --out" in " ".join(words.split())
+    assert "holds another run, or other files; choose another --out" in " ".join(words.split())
 
 
 @WALLS

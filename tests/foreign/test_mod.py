@@ -181,7 +181,9 @@ def test_weights_never_leave_a_client_undefended_because_they_were_not_found(app
 def test_a_buffer_that_came_as_an_update_is_a_failed_row_with_the_mend(app: Any) -> None:
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=[update_mod(buffers=("num_batches_tracked",))], rounds=1)
     rows = app.recording.rows()
-    assert all(row.status == "failed" and "is a buffer, and came as an update" in row.reason for row in rows)
+    assert all(
+        row.status == "failed" and "is a buffer, but the client sent it as part of the update" in row.reason for row in rows
+    )
 
 
 def test_a_defense_that_cannot_be_read_is_refused_at_once() -> None:

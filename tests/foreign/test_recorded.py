@@ -255,7 +255,7 @@ def test_a_strategy_that_is_started_again_is_refused(app: Any) -> None:
 def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
     app.run(app.record(), rounds=1)
     before = {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="holds a recording already; choose another folder, or fedsim delete it"):
+    with pytest.raises(ValueError, match="holds a recording already; choose another folder, or remove it with"):
         app.record()
     assert {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()} == before
 
@@ -265,7 +265,7 @@ def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
     [
         ({"model": "task:Nett"}, "cannot import task:Nett"),
         ({"model": "nosuch"}, "nosuch"),
-        ({"model": "task:load_images"}, "gives no torch.nn.Module"),
+        ({"model": "task:load_images"}, "must return a torch.nn.Module"),
         ({"data": DataSpec(shape=(3, 32, 32), num_classes=7)}, "7 classes"),
         ({"data": DataSpec(shape=(1, 32, 32), num_classes=10)}, "does not fit inputs of shape"),
         ({"defense": "clipp(1)"}, "clip"),

@@ -409,7 +409,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(ValueError, match="elsewhere is not a run"):
         build([tmp_path / "elsewhere"], tmp_path / "report.html")
-    with pytest.raises(ValueError, match="one run at least"):
+    with pytest.raises(ValueError, match="at least one run"):
         build([], tmp_path / "report.html")
 
 

@@ -65,7 +65,7 @@ def read_heads(
         return [_from_bias(loss, weight, bias, gradient, bias_gradient)]
     if loss == "logistic" and bias is not None:
         raise ValueError(
-            "the gradient of the last layer's bias is zero or was not sent, and a model with a single logit needs it"
+            "the gradient of the last layer's bias is zero or was not sent, and R-GAP needs it for a model with a single logit"
         )
     if loss == "logistic":
         return _from_product(weight, gradient)
@@ -87,10 +87,8 @@ def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s > 0 there is one solution, below
     0.
     For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and the
-    minimiser
-    is the nearest. Returns (lower solution, upper solution, whether the upper one exists, whether s is below the minimum), each
-    of
-    the shape of s.
+    minimiser is the nearest. Returns (lower solution, upper solution, whether the upper one exists, whether s is below the
+    minimum), each of the shape of s.
     """
     clamped = s < LOSS_EQUATION_MINIMUM
     inside = s.clamp(min=LOSS_EQUATION_MINIMUM)

@@ -98,7 +98,10 @@ def _layer(observed: Observed) -> HiddenLayer:
 
 
 def _distinct(h: Tensor) -> int:
-    """Return the number of distinct inputs: adaptive pooling repeats some. Zeros of a ReLU count in the same proportion."""
+    """Return the number of distinct values among the inputs h, since adaptive pooling repeats values.
+
+    The share of distinct values is measured among the nonzero inputs, and assumed for the zeros that a ReLU causes as well.
+    """
     positive = h[h != 0]
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 

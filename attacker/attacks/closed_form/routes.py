@@ -29,7 +29,9 @@ def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
     if isinstance(chain, str):
         raise ValueError(f"this model is not a chain of layers: {chain}")
     if chain.layers[0].kernel is not None:
-        raise ValueError(f"its first layer, {chain.layers[0].name}, is a convolution, and this route needs a linear layer")
+        raise ValueError(
+            f"its first layer, {chain.layers[0].name}, is a convolution, and the route 'linear' needs a linear layer there"
+        )
     return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
 
 

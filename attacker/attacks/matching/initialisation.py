@@ -19,7 +19,7 @@ SMOOTH_CONTRAST = 0.3
 
 
 def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return standard normal values, as in DLG; CPL calls this start random."""
+    """Return standard normal values, as in DLG. CPL names this start "random"."""
     return torch.randn(len(labels), *data.shape, generator=rng)
 
 

@@ -243,7 +243,10 @@ def _convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
     if isinstance(module.padding, str):
         whole = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
         if module.padding == "same" and any(side % 2 for side in whole):
-            raise NotAChain(f"{name} pads more on one side than on the other, because its kernel has an even size")
+            raise NotAChain(
+                f"{name} pads more on one side than on the other, because its kernel has an even size, and only equal padding "
+                "is supported"
+            )
         padding = (0, 0) if module.padding == "valid" else (whole[0] // 2, whole[1] // 2)
     else:
         padding = _pair(module.padding)

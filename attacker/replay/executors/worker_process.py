@@ -29,8 +29,7 @@ class WorkerProcess(Generic[Message]):
 
     program, arguments: Python source code, and its `sys.argv[1:]`.
     heard:       callback, on a thread of its own, with each message, and with None once the worker has died. A worker that writes
-    an
-                 invalid line is killed.
+                 an invalid line is killed.
     read:        function that parses a line; raises ValueError if the line is invalid.
     threads:     see `environment_of`. environment: variables in addition to those of this process. max_line: limit in bytes.
     """

@@ -143,7 +143,9 @@ async def _half(request: Request, service: Parts, id: str, source: str, case: st
     def make() -> bytes:
         _, _, rows = _case(service, run, source, case)
         if n >= len(rows) or (file := rows[n].pair) is None:
-            raise NoImage("there is no such pair: it is not scored, or the attack failed, or the service was given no truth")
+            raise NoImage(
+                "there is no such pair: the case is not scored, or the attack failed, or the service was given no truth"
+            )
         halves = images.pair_png(run.folder, file, _data(run))
         return halves.original if original else halves.reconstruction
 
@@ -215,7 +217,7 @@ def _examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answe
 
 def _data(run: CatalogueRun) -> Any:
     if run.manifest is None:
-        raise NoImage("the recording's manifest cannot be read: what its examples look like is not known")
+        raise NoImage("the recording's manifest cannot be read, so the shape of its examples is unknown")
     return run.manifest.data
 
 

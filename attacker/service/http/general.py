@@ -75,7 +75,8 @@ async def open_session(service: Service, given: Annotated[Token, Body()]) -> Res
         return response
     if not service.keys.opens(given.token):
         raise RequestError(
-            "the token is wrong: the service prints a link with it at its start, and says in which file it lies",
+            "the token is wrong; at its start the service prints a link with the token, and the path of the file that "
+            "contains it",
             status=401,
             field="token",
         )

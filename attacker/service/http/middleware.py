@@ -63,7 +63,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise RuntimeError(f"{scope['type']} is not spoken here")
+            raise RuntimeError(f"the protocol {scope['type']!r} is not supported")
         answer = _Answer(send, self.patience)
         try:
             headers, known = _headers(scope), scope["app"].state.parts
@@ -74,9 +74,9 @@ class Guard:
         except Refused as refused:
             await answer.refuse(scope, refused)
         except LoggedOut:
-            log.info("an answer ends with the session that asked for it")
+            log.info("a response ended early, because the session of its request has ended")
         except TooSlow:
-            log.info("a client was too slow and is let go")
+            log.info("the connection of a client was closed, because it was too slow")
         except Exception:  # a bug of ours: it is told as every other error is, and no more of it than that
             log.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not answer.begun:
@@ -92,7 +92,7 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], 
     """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
-        raise Refused(405, f"{method[:20]} is not spoken here", Allow="GET, HEAD, POST, DELETE")
+        raise Refused(405, f"the method {method[:20]} is not supported", Allow="GET, HEAD, POST, DELETE")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_PATH:
         raise Refused(400, f"the address is longer than {MAX_PATH} characters")
     _check_host(headers, known.settings)

@@ -75,5 +75,5 @@ def _seen(service: Parts, id: str) -> previews.Preview:
     job = service.queue.get(id)
     seen = previews.read(service.settings.state_folder, job.id)
     if seen is None:
-        raise NoImage(f"job {id} shows no images now: it is {job.state}, or its attack makes none on the way")
+        raise NoImage(f"job {id} has no preview: it is {job.state}, or its attack provides no intermediate results")
     return seen

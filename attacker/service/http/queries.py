@@ -43,7 +43,7 @@ def only_known(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            raise RequestError(f"{name[:100]}: there is no such parameter here", field=name[:100], known=known)
+            raise RequestError(f"{name[:100]}: this route has no such query parameter", field=name[:100], known=known)
 
 
 def complete_client(given: str | None, known: Collection[str]) -> str | None:

@@ -65,7 +65,8 @@ async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
             _, words = await process.communicate()
     except TimeoutError:
         raise RequestError(
-            f"the report takes longer than {REPORT_SECONDS:.0f} seconds: make it with attacker report", status=503
+            f"the report takes longer than {REPORT_SECONDS:.0f} seconds; make it on the command line with `attacker report`",
+            status=503,
         ) from None
     finally:
         if process.returncode is None:
@@ -73,7 +74,7 @@ async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
             await process.wait()
     if process.returncode == UNWRITTEN_STATUS:
         why = words.decode(errors="replace").strip()[-300:]
-        raise RequestError(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
+        raise RequestError(f"the report cannot be written into the service's folder: {why}; free disk space there", status=507)
     if process.returncode:
         last = (words.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
-        raise RequestError(f"no report can be made of {run.id}: {last[:300].replace(str(run.folder), run.id)}", status=409)
+        raise RequestError(f"the report of {run.id} failed: {last[:300].replace(str(run.folder), run.id)}", status=409)

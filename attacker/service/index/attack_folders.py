@@ -182,18 +182,18 @@ def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
     except ValueError as error:
         raise ValueError(f"{words_of(error, run)}; replay the attack again") from None
     if not isinstance(told, dict):
-        raise ValueError(f"{where}: is no JSON object; replay the attack again")
+        raise ValueError(f"{where}: is not a JSON object; replay the attack again")
     of = told.get("run")
     if manifest is not None and isinstance(of, dict):
         for key, mine in (("name", manifest.name), ("created", manifest.created)):
             if of.get(key, mine) != mine:
-                raise ValueError(f"{where}: is of another recording, whose {key} is {shorten(of[key])}")
+                raise ValueError(f"{where}: belongs to another recording, whose {key} is {shorten(of[key])}")
     try:
         cases = [_case(case) for case in told["cases"]]
         oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])
         seed = int(told["seed"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{where}: is not what a replay writes: {shorten(str(error))}; replay the attack again") from None
+        raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; replay the attack again") from None
     return Source(
         name=name,
         attack=str(told.get("attack", ""))[:100],
@@ -210,11 +210,11 @@ def _case(told: Mapping[str, Any]) -> CaseFacts:
     key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
-        raise ValueError(f"case {shorten(key)} cannot name a file")
+        raise ValueError(f"case {shorten(key)}: the key is not a valid file name")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
-        raise ValueError(f"case {key} is of no client")
+        raise ValueError(f"case {key} has no valid client name")
     if not rounds or not all(type(one) is int and 1 <= one < 2**53 for one in rounds):
-        raise ValueError(f"case {key} is of no rounds")
+        raise ValueError(f"case {key} has no valid list of rounds")
     if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
-        raise ValueError(f"case {key} is of no number of examples")
+        raise ValueError(f"case {key} has no valid number of examples")
     return CaseFacts(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])

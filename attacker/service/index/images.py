@@ -79,7 +79,7 @@ def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
     except ValueError as error:
         raise NoImage(f"the reconstruction cannot be read: {words_of(error, run)}") from None
     if x.shape != data.shape:
-        raise NoImage(f"the reconstruction is of shape {x.shape}, and the data are of shape {data.shape}")
+        raise NoImage(f"the reconstruction has shape {x.shape}, and the data have shape {data.shape}")
     return alone(torch.from_numpy(x), data)
 
 
@@ -94,7 +94,7 @@ def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
             with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
                 height, width = data.shape[1:]
                 if image.format != "PNG" or image.size != (2 * width, height):
-                    raise NoImage(f"{file} is no picture of {2 * width} by {height} pixels")
+                    raise NoImage(f"{file} is not a PNG of {2 * width} by {height} pixels")
         return read_pair(run, file, data.columns)
     except NoImage:
         raise

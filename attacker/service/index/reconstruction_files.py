@@ -75,7 +75,7 @@ def read_whole(run: Path, name: str) -> Whole:
             rounds.setdefault(example, set()).add(round)
         labels = _values(file, layout, "y")
         if not np.isfinite(labels).all():
-            raise ValueError("is no reconstruction: some of its labels are no numbers")
+            raise ValueError("is not a reconstruction: some of its labels are not numbers")
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
@@ -101,7 +101,7 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
             raise IndexError(number)
         count = prod(shape[1:])
         if count > MAX_VALUES:
-            raise ValueError(f"an example of {count} values is larger than any that is shown")
+            raise ValueError(f"an example of {count} values is too large to be shown")
         content = _read(file, start + number * count * np.dtype(kind).itemsize, count * np.dtype(kind).itemsize)
         return np.frombuffer(content, dtype=kind).reshape(shape[1:]).astype(np.float32)
 
@@ -148,7 +148,7 @@ def _header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
         raise ValueError("is no reconstruction")
     examples = layout["x"][1][:1]
     if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
-        raise ValueError("is no reconstruction: its examples, labels and confidences are not as many")
+        raise ValueError("is not a reconstruction: the numbers of its examples, labels and confidences differ")
     return layout, facts
 
 
@@ -157,13 +157,13 @@ def _described(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER, size - 8):
-        raise ValueError("is no tensor file")
+        raise ValueError("is not a tensor file")
     described = parse_json(_read(file, 8, length))
     if not isinstance(described, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = described.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("the metadata in its header are no texts")
+        raise ValueError("the metadata in its header are not texts")
     return metadata, {name: _entry(entry, 8 + length, size) for name, entry in described.items()}
 
 
@@ -174,16 +174,16 @@ def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], 
     except (TypeError, KeyError, ValueError):
         raise ValueError("its header describes no tensors") from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
-        raise ValueError("its header describes what is not there")
+        raise ValueError("its header describes a tensor beyond the end of the file")
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
-        raise ValueError("its header describes tensors of other sizes")
+        raise ValueError("its header describes tensors whose sizes differ from their data")
     return kind, shape, base + start
 
 
 def _values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
     kind, shape, start = layout[name]
     if prod(shape) > MAX_VALUES:
-        raise ValueError(f"{name} has {prod(shape)} values, more than are read")
+        raise ValueError(f"{name} has {prod(shape)} values, more than the limit of {MAX_VALUES}")
     return np.frombuffer(_read(file, start, prod(shape) * np.dtype(kind).itemsize), dtype=kind).astype(np.float64)
 
 
@@ -206,7 +206,7 @@ def _slot(slot: Any) -> tuple[int, str, int, int, int]:
 def _list(facts: Mapping[str, Any], key: str) -> list[Any]:
     found = facts.get(key, [])
     if not isinstance(found, list):
-        raise ValueError(f"its {key} are no list")
+        raise ValueError(f"its {key} are not a list")
     return found
 
 

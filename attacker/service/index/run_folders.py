@@ -84,7 +84,10 @@ def mark(now: float, *paths: Path) -> Mark:
 
 
 def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
-    """Return a mark as `mark` does, which also changes when nothing was written into `folder` for `alive` seconds."""
+    """Return a value that changes when one of these files or the folder changes, as `mark` does.
+
+    It also changes when nothing was written into `folder` for `alive` seconds.
+    """
     try:
         still = now - os.lstat(folder).st_mtime < alive
     except OSError:

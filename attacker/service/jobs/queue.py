@@ -122,7 +122,7 @@ class Queue:
     def _check_room(self, db: sqlite3.Connection) -> None:
         (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
         if waiting >= self.limits.max_queued:
-            raise Full(f"{waiting} jobs wait, and no more than {self.limits.max_queued} may: try again later")
+            raise Full(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
 
     def cancel(self, id: str) -> Job:
         """Cancel a job. A waiting one ends at once, a running one after its worker has saved the best reconstructions so far.
@@ -132,7 +132,7 @@ class Queue:
         with self.store.writing() as db:
             job = one(db, id)
             if job.state in FINAL_STATES:
-                raise NotNow(f"job {id} is {job.state}: only one that waits or runs can be cancelled")
+                raise NotNow(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
             if job.state == "queued":
                 wait_again(db, id, cancelled=True)
             else:
@@ -156,7 +156,7 @@ class Queue:
         with self.store.writing() as db:
             job = one(db, id)
             if job.state not in ("failed", "cancelled", "set_aside"):
-                raise NotNow(f"job {id} is {job.state}: only one that failed, was cancelled or set aside can be done again")
+                raise NotNow(f"job {id} is {job.state}; only jobs that failed, were cancelled or set aside can be repeated")
             self._check_room(db)
             db.execute(
                 "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "

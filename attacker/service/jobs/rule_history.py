@@ -52,8 +52,7 @@ class Ledger:
         """Submit one job of a rule for rounds of a recording, and store these rounds as taken by the rule.
 
         If all `rounds` were taken before, nothing happens. If some were, the job is submitted as `spec` says, and the other
-        rounds are
-        stored.
+        rounds are stored.
         spec: the job; None stores the rounds as left out, without a job.
         Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
         """

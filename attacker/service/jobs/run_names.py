@@ -16,12 +16,14 @@ def folder_of(root: Path, recording: str) -> Path:
     Raises ValueError if it is not a folder, or its path contains a symbolic link.
     """
     if re.fullmatch(ID_PATTERN[1:-1], recording) is None:
-        raise ValueError(f"{recording!r} is no recording's id: names of folders below the root, with ~ between them")
+        raise ValueError(
+            f"{recording!r} is not an id of a recording: write the names of folders below the root, with ~ between them"
+        )
     folder = root
     for part in recording.split("~"):
         folder = folder / part
         if folder.is_symlink():
-            raise ValueError(f"{recording!r} is reached through a symbolic link, which is not followed")
+            raise ValueError(f"{recording!r} contains a symbolic link, which is not followed")
     if not folder.is_dir():
         raise ValueError(f"there is no recording {recording!r}")
     return folder

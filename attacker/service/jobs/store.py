@@ -78,7 +78,10 @@ class Store:
         with self.writing() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
-                raise ValueError(f"{path} is of version {version}, and this program knows {SCHEMA_VERSION}: update it")
+                raise ValueError(
+                    f"{path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install a newer version "
+                    "of it"
+                )
             steps = [SCHEMA_UPDATES[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
             for statement in ";\n".join(steps).split(";\n"):
                 db.execute(statement)

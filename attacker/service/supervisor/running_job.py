@@ -69,7 +69,7 @@ class RunningJob:
         if self.asked is not None:
             self.end = self._cut_off()
         else:
-            log.warning("a worker died of job %s: %s", self.claim.id, words.splitlines()[0])
+            log.warning("the worker of job %s died: %s", self.claim.id, words.splitlines()[0])
             self.end = partial(self.queue.crashed, self.claim, words, cpu=self._cpu)
 
     def released(self) -> None:
@@ -93,7 +93,7 @@ class RunningJob:
         try:
             self.end()
         except Fenced as error:
-            log.warning("%s: what its worker said is dropped", error)
+            log.warning("%s; the result of its worker is dropped", error)
         return True
 
     def watch(self, *, cancelled: bool) -> None:
@@ -120,7 +120,11 @@ class RunningJob:
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
             if self.worker.tasks > 1:
-                log.info("job %s goes on in a fresh worker: with what others left in the last, %s", self.claim.id, self.asked)
+                log.info(
+                    ("job %s is repeated in a new worker, because the old one also holds memory of earlier jobs: %s"),
+                    self.claim.id,
+                    self.asked,
+                )
                 self.released()
         self.worker.kill()
 

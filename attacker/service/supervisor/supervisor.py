@@ -77,18 +77,17 @@ class Supervisor:
         """Put the jobs of a service that was killed back into the queue, and start the thread that processes the queue.
 
         Raises ValueError if another service uses the same state folder, or if `--job-megabytes` is set on a system that does not
-        tell
-        how much memory a process uses (no /proc).
+        tell how much memory a process uses (no /proc).
         """
         if self.settings.job_megabytes is not None and not measurable():
-            raise ValueError("--job-megabytes needs a system that tells in /proc what a process takes")
+            raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
         state = own_folder(self.settings.state_folder)
         self._held.enter_context(alone(state / "service.lock"))
         for path in make_private(state / "previews").iterdir():
             path.unlink()
         make_private(state / "locks")
         if again := self.queue.recover(self.owner):
-            log.info("%d jobs of a service that was killed wait again", again)
+            log.info("%d jobs of a service that was killed are put back into the queue", again)
         if self.size:
             self.queue.tell(self._wake)
             self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
@@ -113,7 +112,7 @@ class Supervisor:
                 self._begin_waiting()
                 self._idle.tend(self._running)
             except Exception:  # a full disk, say: what workers answered is kept until it can be written
-                log.exception("the supervisor goes on after")
+                log.exception("an error in the supervisor, which continues")
                 self._stopping.wait(1.0)
         self._end_all()
 
@@ -151,7 +150,7 @@ class Supervisor:
         try:
             self._before_end(recording)
         except Exception:  # the job has ended all the same
-            log.exception("a look at %s failed", recording)
+            log.exception("scanning recording %s failed", recording)
 
     def _hear(self, worker: JobWorker, said: WorkerMessage | None) -> None:
         running = self._running.get(worker)

@@ -51,7 +51,7 @@ class Preview:
 def path_of(state: Path, job: str) -> Path:
     """Return the path of a job's preview in the state folder. Raises ValueError if `job` is not a valid id."""
     if re.fullmatch("[0-9a-f]{16}", job) is None:
-        raise ValueError(f"{job!r} is no job's id")
+        raise ValueError(f"{job!r} is not the id of a job")
     return state / "previews" / f"{job}.safetensors"
 
 

@@ -50,7 +50,9 @@ def pack(numbers: NDArray[Any], width: int) -> Tensor:
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
     """Return the `count` integers that `pack` packed. Raises ValueError if `packed` has the wrong length."""
     if len(packed) != packed_bytes(width, count):
-        raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits, which take {packed_bytes(width, count)}")
+        raise ValueError(
+            f"has {len(packed)} bytes for {count} numbers of {width} bits each, which take {packed_bytes(width, count)} bytes"
+        )
     kind = np.min_scalar_type((1 << width) - 1)
     numbers = np.zeros(count, kind)
     for place, plane in enumerate(packed.numpy().reshape(width, -(-count // 8))):

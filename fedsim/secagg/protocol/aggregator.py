@@ -51,7 +51,10 @@ class Aggregator:
         self._enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
-            raise Lost("two clients advertised the same public key at exchange 'setup': one of them is not what it seems")
+            raise Lost(
+                "two clients advertised the same public key at exchange 'setup', so one of them may impersonate the other: "
+                "the round is lost"
+            )
         self._publics = publics
         self._graph = graph.draw(sorted(publics), self.agreement.neighbours, self._rng)
         return {
@@ -75,8 +78,8 @@ class Aggregator:
         self._surrounded(self._summed, "collect")
         if not graph.is_connected(self._graph, self._summed):
             raise Lost(
-                f"the {len(vectors)} clients that answered at exchange 'collect' are not linked by masks, and would be unmasked "
-                "in parts; raise secure_aggregation.neighbours"
+                f"the {len(vectors)} clients that answered at exchange 'collect' are not all connected by masks, so that "
+                "the sum of each part would be revealed; raise secure_aggregation.neighbours"
             )
         self._total = np.zeros_like(next(iter(vectors.values())))
         for vector in vectors.values():
@@ -115,8 +118,8 @@ class Aggregator:
         if len(shares) < self.agreement.threshold:
             around = len(self._graph[member]) + 1
             raise Lost(
-                f"{len(shares)} of the {around} clients that hold shares of member {member} answered at exchange 'unmask', and "
-                f"the threshold is {self.agreement.threshold}: the sum cannot be unmasked"
+                f"only {len(shares)} of the {around} clients that hold shares of member {member} answered at exchange "
+                f"'unmask', and the threshold is {self.agreement.threshold}: the sum cannot be unmasked"
             )
         try:
             return shamir.combine(shares, self.agreement.threshold)
@@ -126,8 +129,8 @@ class Aggregator:
     def _enough(self, answered: Collection[int], stage: Stage) -> None:
         if len(answered) < self.agreement.threshold:
             raise Lost(
-                f"{len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the threshold is "
-                f"{self.agreement.threshold}: {_MEANS[stage]}"
+                f"only {len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the "
+                f"threshold is {self.agreement.threshold}: {_MEANS[stage]}"
             )
 
     def _surrounded(self, left: Collection[int], stage: Stage) -> None:
@@ -136,8 +139,8 @@ class Aggregator:
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:
                 raise Lost(
-                    f"{near} of the {len(self._graph[member]) + 1} clients around member {member} answered at exchange "
-                    f"'{stage}', and the threshold is {self.agreement.threshold}: {_MEANS[stage]}"
+                    f"only {near} of the {len(self._graph[member]) + 1} clients that are member {member} or its neighbours "
+                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}: {_MEANS[stage]}"
                 )
 
 

@@ -41,7 +41,7 @@ def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise ValueError("a public key that is no point of the curve, or one of small order") from None
+        raise ValueError("the public key is not a point of the curve, or has small order") from None
     return _derive(shared, purpose, context)
 
 
@@ -61,4 +61,4 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):
-        raise ValueError(f"what was encrypted {about} does not open") from None
+        raise ValueError(f"the message {about} cannot be decrypted, so it was changed or encrypted with another key") from None

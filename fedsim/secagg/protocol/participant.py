@@ -71,10 +71,10 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
     _after("setup", "share", me)
     _enough(me, len(peers) + 1, "share")
     if number in peers or min((number, *peers)) < 1:
-        raise ValueError(f"member {number} with peers {sorted(peers)}: members have distinct numbers from 1")
+        raise ValueError(f"member {number} with peers {sorted(peers)}: the numbers of members must be distinct and at least 1")
     keys = [key for publics in (me.publics, *peers.values()) for key in publics]
     if len(set(keys)) != len(keys):
-        raise ValueError("a public key comes twice among the neighbours and oneself; nothing is shared")
+        raise ValueError("two of the neighbours and this client have the same public key; no secrets are shared")
     holders = sorted((number, *peers))
     of_key = shamir.split(me.mask_key, me.threshold, holders, draw)
     of_seed = shamir.split(me.seed, me.threshold, holders, draw)
@@ -95,12 +95,12 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
     _after("share", "collect", me)
     _enough(me, len(sealed) + 1, "collect")
     if strangers := sorted(sealed.keys() - me.peers.keys()):
-        raise ValueError(f"member {strangers[0]} shared secrets, and is no neighbour")
+        raise ValueError(f"member {strangers[0]} sent shares, but is not a neighbour of this client")
     shares = dict(me.shares)
     for peer, text in sorted(sealed.items()):
         opened = unseal(_channel(me, peer, outward=False), text, _about(me, peer, me.number))
         if len(opened) != 2 * shamir.SHARE_BYTES:
-            raise ValueError(f"member {peer} shared {len(opened)} bytes, and two shares have {2 * shamir.SHARE_BYTES}")
+            raise ValueError(f"member {peer} sent {len(opened)} bytes of shares, and two shares have {2 * shamir.SHARE_BYTES}")
         shares[peer] = Shares(opened[: shamir.SHARE_BYTES], opened[shamir.SHARE_BYTES :])
     return replace(me, shares=shares)
 
@@ -127,11 +127,13 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
     _after("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)
     if both := sorted(summed & dropped):
-        raise ValueError(f"both shares of member {both[0]} are asked for, which would unmask it alone; none is given")
+        raise ValueError(
+            f"the server requests both shares of member {both[0]}, which together reveal its update; no share is sent"
+        )
     if strangers := sorted((summed | dropped) - me.shares.keys()):
-        raise ValueError(f"a share of member {strangers[0]} is asked for, which shared nothing here")
+        raise ValueError(f"the server requests a share of member {strangers[0]}, which sent no shares to this client")
     if me.number not in summed:
-        raise ValueError("this client sent its vector, and is not to be in the sum; no share is given")
+        raise ValueError("this client sent its vector, but the server leaves it out of the sum; no share is sent")
     _enough(me, len(summed), "unmask")
     opened = Opened(
         seeds={member: me.shares[member].seed for member in sorted(summed)},
@@ -158,9 +160,15 @@ def _about(me: Participant, sender: int, receiver: int) -> str:
 
 def _after(before: Stage, stage: Stage, me: Participant) -> None:
     if me.done != before:
-        raise ValueError(f"asked for exchange '{stage}' of {me.context} after '{me.done}'; each is answered once, in order")
+        raise ValueError(
+            f"the server asks for exchange '{stage}' of {me.context} after '{me.done}'; exchanges are answered once each, in "
+            "order"
+        )
 
 
 def _enough(me: Participant, count: int, stage: Stage) -> None:
     if count < me.threshold:
-        raise ValueError(f"{count} members at exchange '{stage}', and the threshold is {me.threshold}; nothing is sent")
+        raise ValueError(
+            f"only {count} members take part in exchange '{stage}', and the threshold is {me.threshold}; this client sends "
+            "nothing"
+        )

@@ -61,7 +61,8 @@ class Quantiser:
             raise ValueError(f"the number of examples is not from 1 to secure_aggregation.max_weight = {self.max_weight}")
         if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
             raise ValueError(
-                f"the update's tensor {wrong[0]!r} is of shape {update[wrong[0]].shape}; sent was {shapes.get(wrong[0])}"
+                f"the update's tensor {wrong[0]!r} has shape {update[wrong[0]].shape}, and the weight that was sent has "
+                f"{shapes.get(wrong[0])}"
             )
         words = np.zeros(self.length(shapes), np.uint32)
         clipped = 0
@@ -76,7 +77,7 @@ class Quantiser:
     def _scaled(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
         flat = values.reshape(-1)
         if not np.isfinite(flat).all():
-            raise ValueError(f"{int((~np.isfinite(flat)).sum())} values of {name!r} are no finite numbers, and cannot be masked")
+            raise ValueError(f"{int((~np.isfinite(flat)).sum())} values of {name!r} are NaN or infinite and cannot be masked")
         beyond = int(np.count_nonzero(np.abs(flat) > self.clip))
         within = np.clip(flat.astype(np.float64), -self.clip, self.clip)
         return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond
@@ -85,7 +86,9 @@ class Quantiser:
         """Decode the sum over `clients` clients. Raises ValueError if it cannot be a sum of encoded updates."""
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
-            raise ValueError(f"the sum over {clients} clients makes no sense: a vector or a share was wrong")
+            raise ValueError(
+                f"the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is lost"
+            )
         step = self.clip / self.target_range / num_examples
         mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _places(shapes).items()}
         return Revealed(mean, num_examples, clipped, clipped_clients)

@@ -32,15 +32,15 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     Raises ValueError if they are too few, malformed, or shares of different secrets.
     """
     if len(shares) < threshold:
-        raise ValueError(f"{len(shares)} shares, and {threshold} are needed")
+        raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")
     if wrong := [point for point, share in shares.items() if len(share) != SHARE_BYTES or point < 1]:
-        raise ValueError(f"what came as the share at {wrong[0]} is none")
+        raise ValueError(f"the share at point {wrong[0]} is malformed")
     points = sorted(shares)
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     found = {_at_zero(tuple(some), values) for some in (points[:threshold], points[-threshold:])}
     secret = found.pop()
     if found or secret >= 2 ** (8 * SECRET_BYTES):
-        raise ValueError("the shares are not all of one secret")
+        raise ValueError("the shares belong to different secrets")
     return secret.to_bytes(SECRET_BYTES, "big")
 
 

@@ -206,7 +206,7 @@ def test_a_token_is_needed_everywhere_and_only_loopback_can_go_without(tmp_path:
         assert not ServiceSettings(root=tmp_path, host=host, token=False).token
     for host in ("0.0.0.0", "::", "192.168.1.5", "attacker.example", "127.0.0.1.example"):
         assert ServiceSettings(root=tmp_path, host=host).token
-        with pytest.raises(ValueError, match="--no-token with --host"):
+        with pytest.raises(ValueError, match="--no-token is allowed only with an address of this machine"):
             ServiceSettings(root=tmp_path, host=host, token=False)
 
 

@@ -205,7 +205,7 @@ def test_a_report_that_cannot_be_written_is_told_as_the_services_own_trouble(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **how: real(sys.executable, "-c", said, **how))
     answer = ask()(f"/api/v1/{RUN}/report")
     assert answer.status_code == 507
-    assert "No space left on device; make room there" in answer.json()["error"]["message"]
+    assert "No space left on device; free disk space there" in answer.json()["error"]["message"]
 
 
 def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(ask: Ask, root: Path) -> None:

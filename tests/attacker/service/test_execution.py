@@ -267,7 +267,7 @@ def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path
     assert (later.loss, later.version) == (None, 2)
     assert path_of(tmp_path, JOB).stat().st_mode & 0o077 == 0
     for wrong in ("../x", "", JOB.upper() + "G"):
-        with pytest.raises(ValueError, match="no job's id"):
+        with pytest.raises(ValueError, match="not the id of a job"):
             read_preview(tmp_path, wrong)
 
 

@@ -226,7 +226,10 @@ def test_a_round_that_was_recorded_anew_is_taken_again_and_the_log_says_so(
     for _ in range(2):
         given.arrived("photos", [2, 3], attempt=2)
     assert [rounds for _, rounds in submitted(queue)] == before.split() + after.split()
-    again = [f"rule live, photos: takes round {round} again: it was recorded anew, in attempt 2" for round in after.split()]
+    again = [
+        f"rule live, photos: submits a job for round {round} again: the round was recorded again, in attempt 2 of the federation"
+        for round in after.split()
+    ]
     assert [record.message for record in caplog.records if "again" in record.message] == again
 
 
@@ -324,7 +327,7 @@ GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'
         ("[[rule]]\nname = 'a'\n", r"rule 1 \('a'\): attack: Field required"),
         (GOOD + GOOD, "two rules have the name 'a'"),
         (GOOD + 'round = "all"', r"rule 1 \('a'\): round: "),
-        (GOOD + 'rounds = "every=0"', "write every=5"),
+        (GOOD + 'rounds = "every=0"', "write it like every=5"),
         (GOOD + 'rounds = "sometimes"', "rounds"),
         (GOOD + "arguments = { stepz = 1 }", "stepz"),
         (GOOD + "budget = { behind = 0 }", "budget.behind"),

@@ -136,7 +136,7 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
         (["--set", "model.hidden=3"], "whole numbers above 0, got 3"),
         (["--set", "data=npz:nowhere.npz"], "nowhere.npz does not exist"),
         (["--engine", "dask"], "--engine 'dask' is unknown. Known: ray, local"),
-        (["--device", "abacus"], "device 'abacus' is not to be had here"),
+        (["--device", "abacus"], "device 'abacus' is not available on this machine"),
         (["--threads", "0"], "--threads"),
         (["--frobnicate"], "--frobnicate"),
         (["--out", "small.toml"], "small.toml"),

@@ -80,10 +80,10 @@ def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
         engine.run(cut, engine="local", on_round=stop)
     refused = run("run", "e.toml", "--out", "cut", "--engine", "local")
     assert refused.exit_code == 2
-    assert "2 of 3 rounds; go on with --resume, or fedsim delete it first" in refused.stderr.replace("\n", " ")
+    assert "2 of 3 rounds; continue it with --resume, or delete it first with" in refused.stderr.replace("\n", " ")
     other = run("run", "e.toml", "--out", "cut", "--engine", "local", "--resume", "--client-seed", "2")
     assert other.exit_code == 2
-    assert "began with 1; leave it out to resume" in other.stderr.replace("\n", " ")
+    assert "began with 1; omit the option to resume it" in other.stderr.replace("\n", " ")
     again = run("run", "e.toml", "--out", "cut", "--engine", "local", "--resume")
     assert again.exit_code == 0
     whole, resumed = (

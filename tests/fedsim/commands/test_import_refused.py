@@ -96,7 +96,11 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (other("b.pt", b"junk"), "", "b.pt: "),
         (other("b.pt", b""), "", "b.pt: "),
         (objects, "", "b.npz: array '0.weight' has type object"),
-        (whole_model, "", "b.pt: holds code or objects besides tensors, which are not loaded; save model.state_dict()"),
+        (
+            whole_model,
+            "",
+            "b.pt: holds code or objects besides tensors, which are not loaded for safety; save model.state_dict()",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_written(

@@ -159,7 +159,7 @@ def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, b
     assert bring(*files).exit_code == 0
     again = bring(*files)
     assert again.exit_code == 2
-    assert "holds a recording already; choose another folder, or fedsim delete it" in words(again)
+    assert "holds a recording already; choose another folder, or remove it with" in words(again)
 
 
 def test_the_example_of_the_settings_is_read_also_with_what_it_only_mentions(tmp_path: Path) -> None:

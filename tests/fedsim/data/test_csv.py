@@ -250,7 +250,7 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         (PLAIN, {"delimiter": ", "}, "delimiter must be one character"),
         (PLAIN + "5,?\n", {}, "row 11 has no label in column 'y'"),
         (PLAIN.replace(",1", ",0"), {}, "label 'y' must take at least two values in the training rows, got '0'"),
-        (PLAIN.replace("4,0", "4,7"), {}, "label 'y' is '7' in held-out rows, but never in training rows"),
+        (PLAIN.replace("4,0", "4,7"), {}, "label column 'y' holds '7' in held-out rows, but never in training rows"),
         (PLAIN.replace("3,1", "inf,1"), {}, "column 'a' has an infinite value"),
         ("a,y\n1,0\n2,1\n", {}, "every fifth row is held out, but there are only 2"),
         (PLAIN, {"categorical": "a", "max_categories": 1}, "column 'a' has 2 categories; drop it, or raise max_categories"),

@@ -154,7 +154,7 @@ def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
     assert parse_config_args([commands.written(config)]) == config
     assert config["data"] == "part:/a folder/with = signs/data"
     for path in ('/a"b', "/a'b", "/a\\b", "/a\nb"):
-        with pytest.raises(ValueError, match="Flower reads no quotation marks"):
+        with pytest.raises(ValueError, match="Flower cannot read quotation marks"):
             commands.written({"data": path})
 
 
@@ -201,13 +201,13 @@ def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[
     assert command[command.index("--control-from") + 1] == server
     for party, network, words in (
         ("superlink", "server", "write a network as"),
-        ("client-1", server, "goes with fedsim start superlink"),
+        ("client-1", server, "is an option of `fedsim start superlink`"),
     ):
         with pytest.raises(ValueError, match=words):
             command_of(party, layout, address, control_from=[network])
     layout.key(1).unlink()
     for party, words in (
-        ("client-1", r"key is not here: make it with fedsim prepare, or carry it"),
+        ("client-1", r"key does not exist; create it with `fedsim prepare`, or copy it"),
         ("client-3", "there are 3 clients, from client-0 to client-2"),
         ("attacker", r"unknown party 'attacker'\. Known: superlink, server, or client-0"),
     ):

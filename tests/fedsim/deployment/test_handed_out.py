@@ -182,7 +182,7 @@ def test_what_was_handed_out_is_not_handed_out_again(tiny: Callable[..., Any], t
 def test_the_number_of_clients_is_that_of_the_parts(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     run = FederationRun(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
-    with pytest.raises(ValueError, match=r"tells of 3 clients, and clients\.count = 2"):
+    with pytest.raises(ValueError, match=r"lists the sizes of 3 clients, and clients\.count = 2"):
         run.check()
 
 

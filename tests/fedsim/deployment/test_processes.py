@@ -141,7 +141,7 @@ def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_befor
 
 
 def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="flower-superlunk is not installed here; it comes with: pip install"):
+    with pytest.raises(FileNotFoundError, match="flower-superlunk is not installed; it is part of Flower: pip install"):
         Processes(tmp_path).start("superlink", ["flower-superlunk"], cwd=tmp_path)
 
 

@@ -49,7 +49,7 @@ def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Federatio
             {"training": {"learning_rate": 1, "batch_size": 500, "steps": 1, "drop_last": True}},
             "a client holds 479 examples, which do not fill one batch of 500",
         ),
-        ({"device": "cuda:0"}, "device 'cuda:0' is not to be had here; use cpu"),
+        ({"device": "cuda:0"}, "device 'cuda:0' is not available on this machine; use cpu"),
         ({"device": "gpu"}, "device 'gpu'"),
     ],
 )
@@ -123,9 +123,9 @@ def test_a_run_is_done_when_this_very_experiment_came_to_its_end(
     assert not planned().is_done()
     assert federate().is_done()
     assert planned().is_done()
-    with pytest.raises(ValueError, match="holds something else; choose another --out"):
+    with pytest.raises(ValueError, match="holds another run, or other files; choose another --out"):
         planned(seed=99).is_done()
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds another run, or other files"):
         planned(rounds=3).is_done()
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
 
     with pytest.raises(EngineError, match="power cut"):
         engine.run(planned(), engine="local", on_round=stop)
-    with pytest.raises(Unfinished, match="unfinished run, 1 of 2 rounds; go on with --resume, or fedsim delete it first"):
+    with pytest.raises(Unfinished, match="unfinished run, 1 of 2 rounds; continue it with --resume, or delete it first"):
         planned().is_done()
     before = {p: p.read_bytes() for p in planned().out.rglob("*") if p.is_file()}
     with pytest.raises(EngineError, match="unfinished run"):
@@ -144,9 +144,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     assert {p: p.read_bytes() for p in planned().out.rglob("*") if p.is_file()} == before
     assert not replace(planned(), resume=True).is_done()
     (planned().out / "state" / "server.safetensors").unlink()
-    with pytest.raises(
-        EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, but"
-    ):
+    with pytest.raises(EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, but"):
         engine.run(replace(planned(), resume=True), engine="local")
     assert len(list(Recording(planned().out / "recording").observations())) == 3
 
@@ -155,7 +153,7 @@ def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., Federat
     run = planned()
     run.out.mkdir()
     (run.out / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds another run, or other files"):
         run.is_done()
     shutil.rmtree(run.out)
     assert not run.is_done()

@@ -108,7 +108,7 @@ def test_arguments_reach_admitted_code(their_code: str) -> None:
 @pytest.mark.parametrize(
     ("function", "data", "words"),
     [
-        ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "gives 4, where 7 logits an example are needed for 7 classes"),
+        ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "returns 4, but 7 classes need 7 logits per example"),
         ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("list_of_logits", DATA, "gives list"),
@@ -151,7 +151,7 @@ def test_buffers_are_what_a_model_would_save_beside_its_parameters(their_code: s
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"hidden": [10**12]}, r"has 41,000,000,000,004 values, more than the 2,147,483,648"),
+        ({"hidden": [10**12]}, r"has 41,000,000,000,004 values, and the limit is 2,147,483,648"),
         ({"hidden": [10**5, 10**5]}, r"has 10,00\d,\d\d\d,\d\d\d values"),
         ({"hidden": [10**12, 10**12]}, "does not fit"),
         ({"hidden": [10**30]}, "does not fit"),
@@ -166,7 +166,7 @@ def test_a_model_too_large_is_refused_before_anything_is_allocated(arguments: di
 def test_the_limit_counts_every_value() -> None:
     width = (MAX_PARAMETERS - 4) // 41
     assert layout(spec("mlp", hidden=[width]), DATA)[1].out_features == width
-    with pytest.raises(ValueError, match="more than"):
+    with pytest.raises(ValueError, match="the limit is"):
         layout(spec("mlp", hidden=[width + 1]), DATA)
 
 

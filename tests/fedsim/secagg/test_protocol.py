@@ -77,7 +77,8 @@ def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_word
 def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
     """In a ring, whoever has lost a neighbour has two of three shares left."""
     with pytest.raises(
-        Lost, match=r"2 of the 3 clients around member \d+ answered at exchange 'collect', and the threshold is 3"
+        Lost,
+        match=r"only 2 of the 3 clients that are member \d+ or its neighbours answered at exchange 'collect', and",
     ):
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"collect": (5,)}).run()
     with pytest.raises(Lost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
@@ -92,7 +93,7 @@ def test_a_sum_that_would_come_in_parts_is_not_unmasked(some_words: MakeWords) -
         try:
             one.run()
         except Lost as error:
-            lost += "are not linked by masks" in str(error) or "around member" in str(error)
+            lost += "are not all connected by masks" in str(error) or "or its neighbours" in str(error)
     assert lost == 5
 
 
@@ -106,7 +107,7 @@ def test_wrong_shares_are_found_out(some_words: MakeWords, monkeypatch: pytest.M
     """They are not subtracted as if they were a mask."""
     real = shamir.combine
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: real({**shares, min(shares): bytes(66)}, threshold))
-    with pytest.raises(Lost, match="cannot be unmasked at exchange 'unmask': the shares are not all of one secret"):
+    with pytest.raises(Lost, match="cannot be unmasked at exchange 'unmask': the shares belong to different secrets"):
         Round(agreed(5), some_words(5)).run()
 
 

@@ -88,7 +88,7 @@ def test_a_refused_weight_is_not_told() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
     update = {**drawn(0), "b": np.array(value)}
-    with pytest.raises(ValueError, match="1 values of 'b' are no finite numbers"):
+    with pytest.raises(ValueError, match="1 values of 'b' are NaN or infinite"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(update, SHAPES, 1)
 
 
@@ -104,5 +104,5 @@ def test_a_sum_that_makes_no_sense_is_refused(header: tuple[int, int, int]) -> N
     """What is left of a mask is a random number: its header fits with a chance of one in ten million."""
     quantiser = Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10)
     total = np.array([*header, 1, 2], np.uint32)
-    with pytest.raises(ValueError, match="makes no sense"):
+    with pytest.raises(ValueError, match="is out of range"):
         quantiser.decode(total, {"w": (2,)}, 2)

@@ -95,7 +95,9 @@ def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypat
     monkeypatch.setattr(engine, "LocalGrid", Twice)
     run = federate(rounds=1)
     assert [answer.has_error() for answer in again] == [True] * 5
-    assert all("began already" in a.error.reason or "each is answered once, in order" in a.error.reason for a in again)
+    assert all(
+        "has begun already" in a.error.reason or "exchanges are answered once each, in order" in a.error.reason for a in again
+    )
     assert len(next(recorded(run).observations()).cohort) == 5
     trained = [path.read_text().splitlines() for path in (run.out / "truth").glob("*.jsonl")]
     assert [len(lines) for lines in trained] == [1] * 5  # and nobody trained twice
@@ -122,7 +124,9 @@ def one_key(content: Any, _: int) -> None:
     content["secagg"]["mask-key"] = content["secagg"]["share-key"]
 
 
-@pytest.mark.parametrize(("change", "words"), [(small_order, "small order"), (one_key, "one public key for two ends")])
+@pytest.mark.parametrize(
+    ("change", "words"), [(small_order, "small order"), (one_key, "the same public key was sent for masks and for shares")]
+)
 def test_public_keys_that_are_none_cost_their_owner_the_round_and_nobody_else(
     change: Callable[[Any, int], None], words: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +269,7 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
         assert len(sums[2].cohort) == (4 if missing == "one less" else 5)
     elif missing == "one less":
         assert 2 not in sums
-        assert all("the round is given up" in row.reason or "told to fail" in row.reason for row in rows)
+        assert all("the round is lost" in row.reason or "told to fail" in row.reason for row in rows)
     else:
         assert len(sums[2].cohort) == (4 if missing == "one more" else 5)
         assert sum("was not in its sum before" in row.reason for row in rows) == (missing == "one more")
@@ -290,8 +294,8 @@ def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no client ever answered: .* are no finite numbers"):
+    with pytest.raises(EngineError, match=r"no client ever answered: .* are NaN or infinite"):
         federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
     rows = Recording(tmp_path / "run" / "recording").rows()
     assert {row.status for row in rows} == {"failed"}
-    assert any("no finite numbers" in row.reason for row in rows)
+    assert any("NaN or infinite" in row.reason for row in rows)

@@ -90,7 +90,7 @@ def test_one_that_does_not_come_back_ends_the_federation_with_the_mend_and_resum
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     leave(10**9)
-    words = r"only 2 of 3 clients are connected, and the others were waited for 90 seconds; start them again, .*--resume"
+    words = r"only 2 of 3 clients are connected after 90 seconds; start the others again, .*--resume"
     with pytest.raises(EngineError, match=words):
         federate(rounds=2, timeout=90, **changes)
     assert 90 <= clock.now - 1000 <= 91

@@ -17,7 +17,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import FAILED, EmptyRunError, check_end
 
 Federate = Callable[..., FederationRun]
-CLEARED = "mend that, then fedsim delete {folder}, and run again: there is no round left to go on with"
+CLEARED = "mend that, then fedsim delete {folder}, and run again: no round is left to resume"
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:

@@ -79,8 +79,7 @@ def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Te
     """Choose the R directions of the pool that agree best with their own examples; return None if there are fewer.
 
     For each penalty in WRONG_SIDE_PENALTIES, the first R independent directions in its order are a candidate set. In the best
-    set, those
-    that do not agree are exchanged for others as long as this increases the agreement.
+    set, those that do not agree are exchanged for others as long as this increases the agreement.
     """
     q = pool.original(pool.q)
     seen = pattern(q, factors)

@@ -15,11 +15,11 @@ class SmoothnessPrior(Protocol):
     """Protocol of a convex prior of x (N, *shape) in [0, 1]; a lower value is likelier."""
 
     def value(self, x: Tensor) -> Tensor:
-        """Return the value of each x, (N,)."""
+        """Return the value of the prior for each example of x, (N,)."""
         ...
 
     def slope(self, x: Tensor) -> Tensor:
-        """Return the gradient at x, of the shape of x."""
+        """Return the gradient of the prior at x, of the shape of x."""
         ...
 
     def curvature(self, x: Tensor) -> Curvature:
