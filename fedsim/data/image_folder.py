@@ -108,7 +108,7 @@ def _image(file: Path, *, channels: int, size: int) -> Array:
             _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
     except UnidentifiedImageError:
-        known = ", ".join(FORMATS)
+        known = ", ".join(IMAGE_FORMATS)
         raise ValueError(f"imagefolder: {file} cannot be read (its format is none of {known}); convert or remove it") from None
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"imagefolder: {file} cannot be read ({error}); repair or remove it") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.deployment.flower_commands import WORDS
+from fedsim.deployment.flower_commands import WARNING_LINE
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
@@ -68,7 +68,7 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     assert end(run.out) == [words]
     (told,) = [record for record in caplog.records if record.message.startswith(FAILED)]
     assert told.message == f"{FAILED}5 replies failed; fedsim show {run.out} says in which rounds"
-    heard = WORDS.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
+    heard = WARNING_LINE.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
     assert heard is not None
     assert heard[1] == told.message
 

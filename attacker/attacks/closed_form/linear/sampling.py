@@ -74,8 +74,10 @@ def likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> 
         share = share * (0.1 + 0.8 * on.to(unit.dtype).mean(dim=1))
     mean = logistic(unit, share[:, None], torch.ones_like(share[:, None]))[0]
     around = torch.randn(SAMPLES_PER_BATCH, len(mean), generator=rng, dtype=unit.dtype).to(unit.device)
-    around = ( around / around.norm(dim=1, keepdim=True) * torch.rand(SAMPLES_PER_BATCH, 1, generator=rng,
-        dtype=unit.dtype).to(unit.device)
+    around = (
+        around
+        / around.norm(dim=1, keepdim=True)
+        * torch.rand(SAMPLES_PER_BATCH, 1, generator=rng, dtype=unit.dtype).to(unit.device)
     )
     likely = (mean + 2 * EXAMPLE_SPREAD * mean.norm() * around) @ unit[factors.live].T
     centred = likely - likely.mean(dim=1, keepdim=True)
