@@ -91,7 +91,10 @@ def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runn
     said = " ".join(done.stderr.split())
     assert done.returncode == 1, said
     assert "no client ever answered: 2 of 2 replies are missing, the first: " in said
-    assert f"mend that, then delete all in {layout.attacked / 'recording'}, and all in {layout.run} but the link to it" in said
+    assert (
+        f"correct the cause, then delete all in {layout.attacked / 'recording'}, and all in {layout.run} but the link to it"
+        in said
+    )
     assert "recorded in" not in said
 
 

@@ -168,7 +168,7 @@ def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatc
     assert failed.stdout == ""
     assert "6 of 6 replies are missing, the first: OSError: sensor unplugged" in words(failed.stderr)
     assert "no client ever answered" in words(failed.stderr)
-    assert "mend that, then fedsim delete" in words(failed.stderr)
+    assert "correct the cause, then fedsim delete" in words(failed.stderr)
     for again in ((), ("--resume",)):  # what is done already is not done well
         told = run("--json", *again)
         assert (told.exit_code, told.stdout) == (1, "")

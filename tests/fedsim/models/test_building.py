@@ -79,7 +79,7 @@ def spec(name: str, **arguments: object) -> ModelSpec:
 
 
 def test_code_of_others_is_not_imported_because_a_manifest_names_it(their_code: str) -> None:
-    with pytest.raises(ValueError, match=r"not part of this project, .* asked for by name: --model somebodys_nets:Net"):
+    with pytest.raises(ValueError, match=r"not part of this project, .* only if you ask for it: --model somebodys_nets:Net"):
         build(spec(f"{their_code}:Net"), DATA)
     assert their_code not in sys.modules
 
@@ -111,8 +111,8 @@ def test_arguments_reach_admitted_code(their_code: str) -> None:
         ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "returns 4, but 7 classes need 7 logits per example"),
         ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
-        ("list_of_logits", DATA, "gives list"),
-        ("number", DATA, r"gives no torch\.nn\.Module but int"),
+        ("list_of_logits", DATA, "returns list"),
+        ("number", DATA, r"must return a torch\.nn\.Module, got int"),
     ],
 )
 def test_admitted_code_that_does_not_fit_the_data_is_refused(their_code: str, function: str, data: DataSpec, words: str) -> None:
@@ -128,7 +128,7 @@ def test_admitted_code_that_does_not_fit_the_data_is_refused(their_code: str, fu
         (":Net", "module:function"),
         ("no_such_module_anywhere:Net", "ModuleNotFoundError.*no_such_module_anywhere"),
         ("somebodys_nets:Nett", "somebodys_nets:Nett.*AttributeError.*'Nett'"),
-        ("somebodys_nets:three", "no function or class but int"),
+        ("somebodys_nets:three", "not a function or class, but of type int"),
     ],
 )
 def test_what_cannot_be_imported_is_named(their_code: str, reference: str, words: str) -> None:
@@ -199,7 +199,7 @@ def test_two_classes_may_have_a_single_logit(name: str) -> None:
 def test_rgaps_networks_have_it_by_themselves_and_cannot_have_two() -> None:
     assert layout(spec("cnn6"), TWO)[13].out_features == 1
     assert layout(spec("mlp"), TWO)[3].out_features == 2
-    with pytest.raises(ValueError, match="gives 1, where 2 logits"):
+    with pytest.raises(ValueError, match="returns 1, but 2 classes need 2"):
         build(spec("cnn6", outputs=2), TWO)
 
 

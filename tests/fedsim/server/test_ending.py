@@ -17,7 +17,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import FAILED, EmptyRunError, check_end
 
 Federate = Callable[..., FederationRun]
-CLEARED = "mend that, then fedsim delete {folder}, and run again: no round is left to resume"
+CLEARED = "correct the cause, then fedsim delete {folder}, and run again: no round is left to resume"
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
@@ -96,7 +96,9 @@ def test_a_run_that_recorded_nothing_has_failed(federate: Federate) -> None:
 
 def test_where_the_reason_is_not_recorded_it_says_so(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
-    with pytest.raises(EngineError, match="3 of 3 replies are missing, why is not recorded: see the clients' logs; mend that"):
+    with pytest.raises(
+        EngineError, match="3 of 3 replies are missing, why is not recorded: see the clients' logs; correct the cause"
+    ):
         federate(rounds=1, record={"clients": "2"})
 
 
