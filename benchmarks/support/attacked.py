@@ -6,7 +6,6 @@ from statistics import mean
 from typing import Any
 
 import torch
-from support.contract import Options, cpu_seconds
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
@@ -18,6 +17,7 @@ from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.metrics import mse, ssim, succeeded
 from attacker.scoring.statistics import share
 from fedsim.recording import DataSpec
+from support.contract import Options, cpu_seconds
 
 PAPER_TOLERANCE = 1e-4
 """Squared distance between gradients at which a search has converged, according to CPL."""
