@@ -43,10 +43,11 @@ class Examples:
         return len(self.labels)
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """Return (x, y) of the chosen examples: float32 in [0, 1], and int64."""
+        """Return (x, y) of the chosen examples, contiguous as networks with `view` need: float32 in [0, 1], and int64."""
         values = self.values[indices]
         scale = 255 if values.dtype == np.uint8 else 1
-        return torch.from_numpy(values.astype(np.float32) / scale), torch.from_numpy(self.labels[indices].astype(np.int64))
+        x = torch.from_numpy(values.astype(np.float32, order="C") / scale)
+        return x, torch.from_numpy(self.labels[indices].astype(np.int64))
 
     def subset(self, chosen: Array) -> "Examples":
         """Return the examples chosen by an index array or a mask."""

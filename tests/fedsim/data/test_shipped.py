@@ -132,3 +132,11 @@ def test_patches_are_the_faces_and_the_others_that_scikit_image_gives() -> None:
     for examples, chosen in ((data.train, ~held_out), (data.test, held_out)):
         assert np.allclose(examples[:][0][:, 0], pictures[chosen], atol=1e-7)
         assert [data.class_names[label] == "face" for label in examples.labels] == (np.flatnonzero(chosen) < 100).tolist()
+
+
+@pytest.mark.parametrize("name", ["photos", "digits"])
+def test_examples_are_contiguous_for_networks_that_call_view(name: str) -> None:
+    x, _ = datasets.load(name).train[[3, 1]]
+    assert x.is_contiguous()
+    convolved = torch.nn.functional.conv2d(x, torch.ones(2, x.shape[1], 3, 3))
+    assert convolved.view(2, -1).shape[0] == 2
