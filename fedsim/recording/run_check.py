@@ -85,7 +85,17 @@ def _in_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFil
 def _inside(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
     """Yield errors of all entries of the folder with descriptor `at`."""
     for name in sorted(os.listdir(at)):
-        yield from _look(folder / name, name, at, depth + 1)
+        if not _is_plain_file(name, at):  # paths of thousands of files would take longer than a look at them
+            yield from _look(folder / name, name, at, depth + 1)
+
+
+def _is_plain_file(name: str, at: int) -> bool:
+    """Return whether an entry of the folder with descriptor `at` is a regular file without further names."""
+    try:
+        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
