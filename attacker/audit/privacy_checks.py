@@ -9,7 +9,7 @@ from defenses.accounting import epsilon
 from defenses.gradients import GradientSpec
 from defenses.sensitivity import Noise, noise_of, noise_of_gradient
 from fedsim.recording import Recording
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.privacy import most_uses
 
 EPSILON = "epsilon-understated"
@@ -79,7 +79,7 @@ def _unit(row: Mapping[str, Any]) -> str:
 
 def _sizes(recording: Recording) -> list[int]:
     """Return the numbers of examples that clients reported; empty under secure aggregation, which hides them."""
-    return [row.reported for row in recording.rows(on_damage=lambda error: None) if row.reported and row.client != SUM]
+    return [row.reported for row in recording.rows(on_damage=lambda error: None) if row.reported and row.client != SUM_CLIENT]
 
 
 def _epsilon(noise: Noise, delta: float, times: int) -> float:
