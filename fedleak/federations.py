@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from defenses._registry import references
 from fedsim.recording import Recording
 
 if TYPE_CHECKING:
@@ -47,9 +48,15 @@ def run(
     return load(folder)
 
 
-def load(path: Path | str) -> Recording:
-    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither."""
+def load(path: Path | str, *, code: Sequence[str] = ()) -> Recording:
+    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither.
+
+    code: names `module:function` of code that the recording or its truth names and that may be imported, such as a defense or a
+          data set of your own. Nothing else is imported.
+    """
     folder = Path(path)
+    for reference in code:
+        references.admit(reference)
     return Recording(folder / "recording" if (folder / "recording").is_dir() else folder)
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedleak
+
 PLUGIN = Path(__file__).with_name("plugin")
 EXPERIMENT = """
 rounds = 1
@@ -145,6 +147,8 @@ def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_pat
     monkeypatch.delenv("FEDLEAK_CODE")
     with pytest.raises(ValueError, match=r"fedleak_example\.defense:SHRINK.*--code fedleak_example\.defense:SHRINK"):
         Recording(folder / "recording")
+    assert str(fedleak.load(folder, code=[BY_REFERENCE["defense"]]).manifest.defense).startswith(BY_REFERENCE["defense"])
+    monkeypatch.delenv("FEDLEAK_CODE")
     code = [word for key in ("defense", "data") for word in ("--code", BY_REFERENCE[key])]
     run(attacker, *code, "replay", str(folder), "--attack", attack, "--model", BY_REFERENCE["model"])
     decoder = "decoder=fedleak_example.decoder:blocks"

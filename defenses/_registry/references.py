@@ -75,7 +75,8 @@ def load(reference: str, group: str) -> Any:
     if not is_admitted(reference):
         raise ValueError(
             f"{reference!r} in {group} is code that is not part of this project, which is imported only if you ask for it: put "
-            f"--code {reference} before the command, as in: attacker --code {reference} score RUN"
+            f"--code {reference} before the command, as in: attacker --code {reference} score RUN; in Python, give it to "
+            "fedleak.load as code"
         )
     return _imported(reference)
 
