@@ -3,10 +3,11 @@
     confidence   recovered share of examples compared with the attack's confidence, by route
     intervals    how often the nominal 95 % intervals of scoring contain the true value
     verdicts     how often the verdict says "no leak" where there is one, and "leak" where there is none
+    give_up      how many successful searches are given up early, by the rule that attacks have by default
     nulls        whether the result of any attack's null depends on the update, which it must not read
 
 Without a table it runs all of them. aims: ece 0.05 on the worst route, coverage 0.92 to 0.98, false_no_leak and false_leak 0.05,
-null_reads_gradient 0.
+stopped_wrongly 0.02, null_reads_gradient 0.
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ TABLES = {
     "confidence": "support.calibration.confidence",
     "intervals": "support.calibration.statistics",
     "verdicts": "support.calibration.statistics",
+    "give_up": "support.calibration.give_up",
     "nulls": "support.calibration.nulls",
 }
 

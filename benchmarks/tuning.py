@@ -3,6 +3,7 @@
     inverting_gradients  signs, total variation and steps, on five networks
     batches              CPL's search on batches of the LeNet: latents, starts, total variation
     features             the assumed smoothness of images, on batches of the LeNet
+    give_up              losses early in searches that succeed and that fail
     confidence           the calibration curves of confidence, fitted to answers of attacks on many networks
 
 Every row is one setting of a grid on one network. What was chosen is in attacker/attacks/presets.toml, and why in
@@ -17,6 +18,7 @@ import torch
 from splits import Images, digest, images, record_tuned
 from support.attacked import attacked, guessed
 from support.calibration.curves import confidence
+from support.calibration.give_up import early_losses
 from support.contract import Options, options, told
 from support.cpl.cases import Originals, batches
 from support.single_cases import client
@@ -124,6 +126,7 @@ TABLES: dict[str, Callable[[Options], Table]] = {
     "inverting_gradients": signs_and_smoothness,
     "batches": searches,
     "features": beliefs,
+    "give_up": early_losses,
     "confidence": confidence,
 }
 

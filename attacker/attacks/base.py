@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -199,6 +199,25 @@ class Effort:
 
     evaluations: int = 1
     vectors: int = 0
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """The routes of an attack on a case, before any is tried.
+
+    reasons:     why each route cannot apply, by name; "" if it may apply. Empty for attacks without routes.
+    evaluations: gradient evaluations of the routes that may apply, besides those of a search.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    evaluations: int = 0
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """Protocol of an attack that plans its routes before it attacks a case. It is optional."""
+
+    def plan(self, case: Case) -> RoutePlan: ...
 
 
 @runtime_checkable

@@ -7,7 +7,8 @@ from typing import Any
 from rich.markup import escape
 
 from attacker.attacks import AttackSpec
-from attacker.replay.replay import Forecast, Replay, Replayed
+from attacker.replay.forecast import Forecast, describe_routes
+from attacker.replay.replay import Replay, Replayed
 from fedsim.commands.console import err, progress_bar
 from fedsim.recording import Recording
 
@@ -24,8 +25,10 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
         f"{escape(str(spec))}: {observations} observation{'s' * (observations != 1)}{clients} to attack; "
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
-    if words := describe_cost(replay.forecast()):
-        err.print(f"  {words}")
+    forecast = replay.forecast()
+    for words in (*describe_routes(forecast), describe_cost(forecast)):
+        if words:
+            err.print(f"  {escape(words)}")
     with progress_bar() as bar:
         task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
         try:

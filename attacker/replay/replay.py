@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
+from attacker.attacks.base import MAX_EXAMPLES, Look, RoutePlan, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
 from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
 from attacker.replay.checkpoints import run_of, tidy, unfinished
 from attacker.replay.executors import process_pool, ray_cluster
+from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import format_numbers, join_names, write_facts
 from attacker.replay.progress import Meter, Watch
@@ -57,21 +58,6 @@ class Replayed:
         self.failed |= outcome.failed
         for route in outcome.done.values():
             self.routes[route] = self.routes.get(route, 0) + 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """The remaining work of a replay, estimated before it begins.
-
-    cases, chunks: number of cases to attack, and of the chunks that they are grouped into.
-    evaluations:   largest number of gradient evaluations of one search; 1 if the attack does not search.
-    core_seconds:  rough processor time on one core, from the sizes of network and batches, if every search uses all evaluations.
-    """
-
-    cases: int
-    chunks: int
-    evaluations: int
-    core_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +209,16 @@ class Replay:
         pending = {case.key for case in self._pending()}
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
-        evaluations = effort_of(self._attack).evaluations
+        routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
+        evaluations = effort_of(self._attack).evaluations + routes.evaluations
         once = sum(self._footprint.seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
-        return Forecast(cases=sum(map(len, chunks)), chunks=len(chunks), evaluations=evaluations, core_seconds=once * evaluations)
+        return Forecast(
+            cases=sum(map(len, chunks)),
+            chunks=len(chunks),
+            evaluations=evaluations,
+            core_seconds=once * evaluations,
+            reasons=routes.reasons,
+        )
 
     def _pending(self) -> list[Planned]:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]

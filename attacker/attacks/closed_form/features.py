@@ -46,11 +46,12 @@ Features = Callable[[Tensor], Tensor]
 
 def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the features of each example. Raises ValueError with the reason if the features of each cannot be determined."""
-    _require(observed)
+    require_features(observed)
     return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
 
-def _require(observed: Observed) -> None:
+def require_features(observed: Observed) -> None:
+    """Raise ValueError with the reason if the route cannot apply to the observations."""
     first, model = observed.cases[0].observations[0], observed.model
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")

@@ -65,11 +65,11 @@ class HiddenLayer:
 
 def layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
-    layer = _layer(observed)
+    layer = suitable_layer(observed)
     return [_answer(observed, layer, i, generator_for(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
-def _layer(observed: Observed) -> HiddenLayer:
+def suitable_layer(observed: Observed) -> HiddenLayer:
     """Return the first hidden linear layer with enough distinct inputs. Raises ValueError with the reason if there is none."""
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
@@ -140,6 +140,8 @@ class _Passed:
         """Return the name of the weights of the last convolution before `layer`; "" if they also act in other ways."""
         named = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
         weights = {name: self.state[name].clone().requires_grad_() for name in named if name in self.state}
+        if not weights:
+            return ""
         inner, bias = f"{layer}.weight", self.state[f"{layer}.bias"].clone().requires_grad_()
         h = self.inputs(x, {**weights, f"{layer}.bias": bias})[layer]
         loss = -self.logits.log_softmax(dim=1)[0, 0] if self.logits.shape[1] > 1 else self.logits.sum()

@@ -7,11 +7,11 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for, unmet
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePlan, effort_of, generator_for, unmet
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
-from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, reason_against
 from attacker.attacks.confidence import of_closed_form, of_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
@@ -56,6 +56,14 @@ class ClosedForm:
 
     def null(self) -> "ClosedForm":
         return replace(self, sees_gradient=False)
+
+    def plan(self, case: Case) -> RoutePlan:
+        """Return which routes may apply to a case, before any is tried; those of a null have no route."""
+        if not self.sees_gradient or not self.routes:
+            return RoutePlan()
+        observed = observe([case], knows_defense=self.knows_defense, device=self.device)
+        reasons = {route: reason_against(route, observed) for route in self.routes}
+        return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None

@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import generator_for
-from attacker.attacks.closed_form.features import features
-from attacker.attacks.closed_form.layer_input import layer_input
+from attacker.attacks.closed_form.features import features, require_features
+from attacker.attacks.closed_form.layer_input import STEPS, layer_input, suitable_layer
 from attacker.attacks.closed_form.linear.batch_labels import explain
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import labelled
@@ -25,6 +25,11 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 
 def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Solve for the input of a first linear layer, for one example or a batch; labels follow from the layer's gradient."""
+    chain = _require_linear(observed)
+    return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
+
+
+def _require_linear(observed: Observed) -> Chain:
     chain = observed.chain
     if isinstance(chain, str):
         raise ValueError(f"this model is not a chain of layers: {chain}")
@@ -32,7 +37,7 @@ def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
         raise ValueError(
             f"its first layer, {chain.layers[0].name}, is a convolution, and the route 'linear' needs a linear layer there"
         )
-    return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
+    return chain
 
 
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
@@ -81,6 +86,26 @@ ROUTES: dict[str, Route] = {
     "features": features,
     "layer_input": layer_input,
 }
+
+_REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
+    "linear": _require_linear,
+    "layers": require_single,
+    "peeled": require_single,
+    "features": require_features,
+    "layer_input": suitable_layer,
+}
+
+EVALUATIONS = {"layer_input": sum(STEPS)}
+"""Number of evaluations of the network and its derivative that a route makes, for routes that iterate."""
+
+
+def reason_against(route: str, observed: Observed) -> str:
+    """Return why a route cannot apply to the observations, before anything is solved; "" if it may apply."""
+    try:
+        _REQUIREMENTS[route](observed)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:

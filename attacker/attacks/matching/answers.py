@@ -45,7 +45,18 @@ def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float,
         oracles=_oracles(batch, case),
         seed=rng.initial_seed(),
         interrupted=interrupted or judged.interrupted,
-        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *judged.notes),
+        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *_giving_up(batch, best), *judged.notes),
+    )
+
+
+def _giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
+    """Return the note that the search ended early because it was hopeless."""
+    if not best.given_up:
+        return ()
+    search = batch.attack.search
+    return (
+        f"given up after {len(best.history)} of {search.steps} iterations, because the loss was still above "
+        f"{search.stop.hopeless:.0%} of that at the start; --set give_up=0 searches to the end",
     )
 
 

@@ -32,6 +32,7 @@ class CaseBatch:
     views:     the observations: the o-th entry holds the o-th observation of every case.
     smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at which a search has converged. stuck: losses (cases,) above which it is restarted.
+    least:     losses (cases,) up to which a search is not given up.
     told:      whether an oracle supplies the logits of the true examples, which no server has.
     """
 
@@ -71,7 +72,7 @@ class CaseBatch:
         )
 
     def _thresholds(self) -> None:
-        """Set the losses at which searches have converged (`enough`), and those above which they are restarted (`stuck`).
+        """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
         A search that ends at the power of known noise is not stuck. It does not end early there either: the examples at the
         minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. A null
@@ -79,6 +80,7 @@ class CaseBatch:
         """
         stop = self.attack.search.stop
         worst = self._over_views([view.worst for view in self.views])
+        self.least = stop.unexplained * worst
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return

@@ -107,6 +107,7 @@ class MatchingRun:
             per_problem=problem,
             project=batch.space.project,
             enough=batch.enough[pending] * problem["gain"],
+            least=batch.least[pending] * problem["gain"],
             anew=search.coarse if batch.coarse else 0.0,
         )
         key = f"restart {restart}"
@@ -115,7 +116,7 @@ class MatchingRun:
             problems,
             search.optimiser,
             search.steps,
-            search.stop,
+            search.stop if self.attack.sees_gradient else replace(search.stop, give_up=0.0),
             progress=self.progress,
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
@@ -131,6 +132,7 @@ class MatchingRun:
             if best.z is None or loss < best.loss:
                 best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
                 best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
+                best.given_up = found.given_up[row]
 
     def _starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
         """Return the starting latents (P, D) of this restart."""

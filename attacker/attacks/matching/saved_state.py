@@ -19,7 +19,7 @@ class Best:
     """The best result for one case so far, by the attack's own loss.
 
     z: latent vector. labels: used in that search. history: its best loss after each iteration. given: whether it began at a warm
-    start. iterations, evaluations, restarts: totals over all searches for the case.
+    start. given_up: whether that search was hopeless, see `Stop`. iterations, evaluations, restarts: totals over all searches.
     """
 
     loss: float = float("inf")
@@ -30,6 +30,7 @@ class Best:
     iterations: int = 0
     evaluations: int = 0
     restarts: int = 0
+    given_up: bool = False
 
 
 def checkpoint_periodically(
@@ -69,6 +70,7 @@ def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
         state[f"{i}.loss"] = torch.tensor(best.loss, dtype=torch.float64)
         state[f"{i}.counts"] = torch.tensor([best.iterations, best.evaluations, best.restarts])
         state[f"{i}.given"] = torch.tensor(best.given)
+        state[f"{i}.given_up"] = torch.tensor(best.given_up)
     return state
 
 
@@ -83,6 +85,7 @@ def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]
             state[f"{i}.history"].to(device),
             bool(state[f"{i}.given"]),
             *map(int, state[f"{i}.counts"]),
+            given_up=bool(state.get(f"{i}.given_up", False)),  # not in checkpoints of earlier versions
         )
         for i in range(count)
     ]

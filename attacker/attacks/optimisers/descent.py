@@ -17,6 +17,17 @@ Checkpoint = Callable[[Callable[[], State]], None]
 """Callback that is called after every iteration with a function that returns the state of the search, to be saved if wanted."""
 
 
+MIN_GIVE_UP_STEPS = 30
+"""Number of iterations before which no problem is given up, the smallest that was calibrated."""
+GIVE_UP = 0.1
+"""Share of the steps after which Inverting Gradients ends hopeless problems."""
+HOPELESS = 0.2
+"""Share of the loss at the start above which a problem is hopeless. It and the two above were chosen on the tuning part of
+benchmarks/splits.py (benchmarks/tuning.py give_up)."""
+UNEXPLAINED = 0.05
+"""Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """The rules that end the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
@@ -27,9 +38,11 @@ class Stop:
     decrease:  relative decrease of the best loss that counts as progress.
     stuck:     a final loss above `tolerance` and above this share of the loss of a zero gradient leads to a restart, if any is
                left.
-    give_up:   share of the maximum number of steps after which hopeless problems end; 0 (the default) never ends them early.
-    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point. The values of
-               give_up and hopeless have not been calibrated.
+    give_up:   share of the maximum number of steps after which hopeless problems end, but not before `MIN_GIVE_UP_STEPS`; 0 (the
+               default) never ends them early.
+    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
+               `unexplained`, a share of the loss of a zero gradient. How often this ends a search that would have succeeded is
+               measured for Inverting Gradients (benchmarks/calibration.py give_up).
     """
 
     tolerance: float = 0.0
@@ -38,11 +51,12 @@ class Stop:
     decrease: float = 0.05
     stuck: float = 1e-3
     give_up: float = 0.0
-    hopeless: float = 0.9
+    hopeless: float = HOPELESS
+    unexplained: float = UNEXPLAINED
 
     def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
         """Return whether this is the iteration after which hopeless problems end. steps: maximum number of iterations."""
-        return self.give_up > 0 and iteration == max(1, round(self.give_up * steps))
+        return self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, round(self.give_up * steps))
 
 
 PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
@@ -57,6 +71,7 @@ class Problems:
     per_problem: data of the problems, nested mappings of tensors with one row per problem.
     project:     maps latents to the nearest allowed ones, such as a box.
     enough:      losses (P,) at which the problems have converged.
+    least:       losses (P,) up to which no problem is given up; None gives it up whatever its loss is.
     anew:        share of the steps at which the loss function changes, from a coarse one to the exact one; the best results
                  before it are then dropped. 0 if it never changes.
     """
@@ -66,6 +81,7 @@ class Problems:
     project: Callable[[Tensor], Tensor]
     enough: Tensor
     anew: float = 0.0
+    least: Tensor | None = None
 
 
 @dataclass
@@ -73,7 +89,7 @@ class Found:
     """The results of a search, one entry per problem.
 
     z: best latent (D,). loss: its loss. history: best loss after each iteration. iterations: how many were made.
-    interrupted: whether Ctrl-C ended the search for this problem.
+    interrupted: whether Ctrl-C ended the search for this problem. given_up: whether it was hopeless, see `Stop`.
     """
 
     z: list[Tensor]
@@ -81,11 +97,13 @@ class Found:
     history: list[Tensor]
     iterations: list[int]
     interrupted: list[bool]
+    given_up: list[bool]
 
     @classmethod
     def nothing(cls, z: Tensor) -> "Found":
         count = len(z)
-        return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
+        none = [False] * count
+        return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, none, list(none))
 
     def state(self) -> State:
         """Return the results as tensors by name, for a checkpoint; `of` reads them back.
@@ -98,13 +116,16 @@ class Found:
             "loss": torch.tensor(self.loss, dtype=torch.float64),
             "history": torch.cat([h.to(self.z[0]) for h in self.history]),
             "iterations": torch.tensor(self.iterations),
+            "given_up": torch.tensor(self.given_up),
         }
 
     @classmethod
     def of(cls, state: State) -> "Found":
         iterations = state["iterations"].tolist()
         histories = list(torch.split(state["history"], iterations))
-        return cls(list(state["z"]), state["loss"].tolist(), histories, iterations, [False] * len(iterations))
+        none = torch.zeros(len(iterations), dtype=torch.bool)
+        given_up = state.get("given_up", none).tolist()  # not in checkpoints of earlier versions
+        return cls(list(state["z"]), state["loss"].tolist(), histories, iterations, none.tolist(), given_up)
 
 
 @dataclass
@@ -184,7 +205,10 @@ def descend(
     try:
         while active.iteration < steps:
             _run_iteration(active, stepper, problems, per_problem, optimiser.period, steps)
-            over = _find_ended(active, stop, enough, steps)
+            least = None if problems.least is None else problems.least[active.ids]
+            over, hopeless = _find_ended(active, stop, enough, steps, least)
+            for i in active.ids[hopeless].tolist():
+                found.given_up[i] = True
             if over.any() or active.iteration == steps:
                 finished = over if active.iteration < steps else torch.ones_like(over)
                 _store_results(active, finished, found)
@@ -226,17 +250,19 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     active.first = torch.where(active.first.isinf(), loss, active.first)
 
 
-def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int) -> Tensor:
-    """Return a mask (P,) of the problems that end after this iteration, and record their best losses."""
+def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Record the best losses; return masks (P,) of the problems that end after this iteration, and of those given up."""
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
     active.waited = torch.where(improved, 0.0, active.waited + 1)
     lost = ~torch.isfinite(active.z).all(dim=1)
     over = (active.best <= enough) | lost | (active.waited >= stop.patience)
+    hopeless = torch.zeros_like(over)
     if stop.is_time_to_give_up(active.iteration, steps):
-        over |= active.best > stop.hopeless * active.first
-    return over
+        hopeless = ~over & (active.best > stop.hopeless * active.first)
+        hopeless &= True if least is None else active.best > least
+    return over | hopeless, hopeless
 
 
 def _store_results(active: _Active, finished: Tensor, found: Found) -> None:

@@ -17,7 +17,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
-from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
+from attacker.attacks.optimisers.descent import GIVE_UP, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -105,7 +105,7 @@ def cpl(
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
     relative: compare each tensor of the gradient in units of its own mean square, unless noise of known variance was added.
     Layers with small gradients distinguish examples of one class.
-    give_up: as in `inverting_gradients`.
+    give_up: as in `inverting_gradients`; how often it ends a search of this attack that would have succeeded was not measured.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = (
@@ -145,7 +145,7 @@ def inverting_gradients(
     signed: bool = False,
     closed_form_start: bool = False,
     compiled: bool = False,
-    give_up: float = 0.0,
+    give_up: float = GIVE_UP,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -154,8 +154,8 @@ def inverting_gradients(
     chosen on the tuning images listed in benchmarks/tuned.json, and recovered more of them.
     learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
-    give_up: share of the steps after which a search that is hardly better than its start ends (see `Stop`); 0 never ends it. How
-    many images this loses has not been measured.
+    give_up: share of the steps, and at least 30 steps, after which a search ends if its loss is still above a fifth of that at
+    its start, and above 0.05; 0 never ends it. The null always searches to its end.
     """
     attack = GradientMatching(
         name="inverting_gradients",

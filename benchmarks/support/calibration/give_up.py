@@ -1,33 +1,33 @@
 """When a search can be given up: losses early in a search, and whether it recovered an example; for tuning.py and calibration.py.
 
 `early` is the best loss after a share of the steps, relative to the loss at the start. A search is given up if that is above
-`hopeless` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers at least one example of its case. As the
-rule does not change a search before it ends it, full searches show what the rule would have done.
+`hopeless`, and the loss above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an
+example. As the rule does not change a search before it ends it, full searches show what the rule would have done.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
+from splits import Part
 from support.calibration.cases import NETWORKS, Cell, cases, drawn, judged
 from support.calibration.confidence import placed
 from support.calibration.grid import noise, prune
 from support.contract import Options
 
-from attacker.attacks import ATTACKS, Case, GradientMatching
+from attacker.attacks import Case, GradientMatching, inverting_gradients
+from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.scoring.statistics import share
 
 Rows = list[dict[str, Any]]
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the steps after which a search may be given up, among which the tuning part chooses."""
-CONVNET, STRIDED = (f"{NETWORKS}:{name}" for name in ("convnet", "strided"))
-SEARCHES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "inverting_gradients": ("inverting_gradients", {"steps": 1200}),
-    "inverting_gradients signed": ("inverting_gradients", {"steps": 1200, "signed": True, "tv": 1e-4}),
-    "cpl": ("cpl", {"tv": 3e-5}),
-}
+STEPS = (300, 1200)
+CASES = 16
+"""Number of cases of each client and number of steps."""
+CONVNET, STRIDED, RESNET = (f"{NETWORKS}:{name}" for name in ("convnet", "strided", "resnet8"))
 CLIENTS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw"},
     {"data": "cifar10"},
@@ -41,6 +41,8 @@ CLIENTS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw", "defense": prune(0.1)},
     {"data": "cifar100", "epochs": 2, "rate": 0.1},
     {"data": "cifar10", "batch": 8, "defense": noise(3e-2)},
+    {"data": "lfw", "network": RESNET},
+    {"data": "cifar10", "network": RESNET, "batch": 4},
 )
 
 
@@ -48,42 +50,87 @@ CLIENTS: Sequence[Mapping[str, Any]] = (
 class Watched:
     """A full search. early: best loss after each of `SHARES`, relative to the loss at the start; None if it had ended before.
 
-    spent: iterations made, relative to the maximum. recovered: whether it recovered an example.
+    first: the loss at the start, relative to that of a zero gradient. steps: maximum number of iterations.
+    recovered: whether the search recovered an example.
     """
 
-    search: str
+    steps: int
+    first: float
     early: Mapping[float, float | None]
-    spent: float
     recovered: bool
 
     def is_given_up(self, after: float, hopeless: float) -> bool:
         """Return whether the rule ends this search."""
         early = self.early[after]
-        return early is not None and early > hopeless
+        return early is not None and early > hopeless and early * self.first > UNEXPLAINED
 
 
-def watched(asked: Options, part: str, count: int) -> list[Watched]:
-    """Return full searches on `count` cases of each client of `CLIENTS`, with examples of one part."""
-    made = [(name, Cell(attack=attack, settings=settings, half=True, cases=count, **one))
-            for (name, (attack, settings)), one in product(SEARCHES.items(), CLIENTS)]  # fmt: skip
-    if asked.quick:
-        made = [(name, replace(cell, settings={**cell.settings, "steps": 20}, cases=2)) for name, cell in made[::17]]
-    found = []
-    for name, cell, at in placed(made):
-        found += list(_searched(name, cell, asked, part, at))
+def give_up(asked: Options) -> tuple[Rows, dict[str, Any]]:
+    """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
+    found = watched(asked, "report")
+    rows = [{"steps": steps, **_judge(found, steps)} for steps in STEPS]
+    successes = [one.is_given_up(GIVE_UP, HOPELESS) for one in found if one.recovered]
+    wrongly = share([float(one) for one in successes], range(len(successes)))
+    return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
+
+
+def _judge(found: Sequence[Watched], steps: int) -> dict[str, Any]:
+    right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
+    return {
+        "searches": len(right) + len(wrong),
+        "successful": len(right),
+        "stopped_wrongly": sum(one.is_given_up(GIVE_UP, HOPELESS) for one in right),
+        "failed": len(wrong),
+        "stopped_rightly": sum(one.is_given_up(GIVE_UP, HOPELESS) for one in wrong),
+    }
+
+
+def early_losses(asked: Options) -> tuple[Rows, dict[str, Any]]:
+    """Return, by steps and share of them, the largest loss of successes, and the failures above it, on the tuning part."""
+    found = watched(asked, "tuning")
+    rows = []
+    for steps in STEPS:
+        for after in SHARES:
+            early = {
+                kind: [e for one in found if one.steps == steps and one.recovered is kind and (e := one.early[after]) is not None]
+                for kind in (True, False)
+            }
+            most = max(early[True], default=0.0)
+            rows.append(
+                {
+                    "steps": steps,
+                    "after": after,
+                    "successful": len(early[True]),
+                    "largest": most,
+                    "failed": len(early[False]),
+                    "failed_above": sum(e > most for e in early[False]),
+                }
+            )
+    return rows, {}
+
+
+def watched(asked: Options, part: Part) -> list[Watched]:
+    """Return full searches for the cases of all clients, with examples of one part."""
+    found: list[Watched] = []
+    for steps in STEPS:
+        cells = [Cell(attack="inverting_gradients", settings={"steps": steps}, half=True, cases=CASES, **one) for one in CLIENTS]
+        if asked.quick:
+            cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(STEPS) else []
+        for _, cell, at in placed([("", cell) for cell in cells]):
+            found += _searched(cell, asked, part, at)
     return found
 
 
-def _searched(name: str, cell: Cell, asked: Options, part: str, skip: int) -> Iterator[Watched]:
-    data = drawn(cell, asked, part=part, skip=skip)  # type: ignore[arg-type]
+def _searched(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[Watched]:
+    data = drawn(cell, asked, part=part, skip=skip)
     made, truth = cases(cell, data, asked)
-    attack = replace(ATTACKS[cell.attack](**cell.settings), device=asked.device)
+    steps = cell.settings["steps"]
+    attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
     first = _first_losses(attack, made, asked.seed)
-    steps = attack.search.steps
+    at = {after: max(1, round(after * steps)) for after in SHARES}
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
-        at = {after: max(1, round(after * steps)) for after in SHARES}
         early = {after: float(one.loss[k - 1]) / first[case.key] if k < one.iterations else None for after, k in at.items()}
-        yield Watched(name, early, one.iterations / steps, any(judged(cell, one, x, data).recovered))
+        yield Watched(steps, first[case.key], early, any(judged(cell, one, x, data).recovered))
 
 
 def _first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from attacker.attacks import AttackSpec
+from attacker.attacks.closed_form import layer_input, router
 from attacker.commands.progress_bar import describe_cost
-from attacker.replay.replay import Forecast, Replay
+from attacker.replay.forecast import Forecast, describe_routes
+from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -51,3 +53,32 @@ def test_cost_is_told_in_units_that_people_read() -> None:
     assert describe_cost(Forecast(cases=1, chunks=1, evaluations=1, core_seconds=1)) == ""
     many = [describe_cost(Forecast(cases=4, chunks=chunks, evaluations=300, core_seconds=1)) for chunks in (1, 2)]
     assert [words.split(",")[0] for words in many] == ["4 cases in 1 chunk", "4 cases in 2 chunks"]
+
+
+def test_closed_forms_that_cannot_apply_are_told_with_their_reasons_before_anything_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = {
+        "rounds": 1,
+        "model": "lenet_cpl",
+        "data": "photos",
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+    }
+    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
+    monkeypatch.setattr(router.Routing, "run", lambda self: pytest.fail("planning solves nothing"))
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").forecast()
+    words = describe_routes(forecast)
+    assert words[0] == "closed forms that may apply: features"
+    assert [line.partition(" cannot: ")[0] for line in words[1:]] == ["linear", "layers, peeled", "layer_input"]
+    assert "from 2 examples" in words[2]
+
+
+def test_the_route_that_iterates_is_part_of_the_cost(run: Path, tmp_path: Path) -> None:
+    """With one step on one example, the route `layer_input` may apply."""
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").forecast()
+    assert forecast.reasons["layer_input"] == ""
+    assert forecast.evaluations >= sum(layer_input.STEPS)
+    assert forecast.core_seconds > 1

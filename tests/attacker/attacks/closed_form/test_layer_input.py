@@ -81,7 +81,7 @@ def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(obs
     """At the true example, what the search simulates is what was observed; at another, it is not."""
     one, x, _ = case(observe, plain)
     seen = observed([one])
-    layer = route._layer(seen)
+    layer = route.suitable_layer(seen)
     assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
     passed, weight, bias = route._Passed(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
     cotangent = (bias @ seen.weights_of(0)["fc1.weight"]).float()
@@ -131,3 +131,10 @@ def test_no_search_goes_on_from_such_an_answer(observe: Observe, monkeypatch: py
     one, _, _ = case(observe, plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
     assert (found.route, found.iterations) == ("layer_input", 0)
+
+
+def test_a_network_without_convolutions_is_refused_with_the_reason(observe: Observe) -> None:
+    x, y = torch.rand(1, *DATA.shape, generator=torch.Generator().manual_seed(5)), torch.tensor([3])
+    one = Case((observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (64, 32)}), data=DATA),))
+    with pytest.raises(ValueError, match="no ReLU precedes it"):
+        answered(one)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.descent import Found, Problems, Stop, descend
+from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS, Found, Problems, Stop, descend
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, State, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -88,9 +88,14 @@ def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is
         return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 0.05 * z.flatten(), loss)
 
     stop = Stop(patience=400, give_up=give_up)
-    found = search(slow_for_the_last, stop=stop, steps=40, enough=-1.0)
-    assert found.iterations == ([40] * 3 + [10] if give_up else [40] * 4)
+    found = search(slow_for_the_last, stop=stop, steps=160, enough=-1.0)
+    assert found.iterations == ([160] * 3 + [40] if give_up else [160] * 4)
+    assert found.given_up == [False] * 3 + [give_up > 0]
     assert found.loss[3] < 7
+    assert Found.of(found.state()).given_up == found.given_up
+    short = search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
+    assert short.given_up == [False] * 3 + [give_up > 0]
+    assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
 
 
 def test_a_problem_that_is_lost_leaves_and_keeps_its_last_finite_best() -> None:
