@@ -77,18 +77,22 @@ def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
 def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
     """Return the best results and the number of restarts from a checkpoint that `bests_as_tensors` made."""
     count = sum(name.endswith(".z") for name in state)
-    bests = [
-        Best(
-            float(state[f"{i}.loss"]),
-            state[f"{i}.z"].to(device),
-            state[f"{i}.labels"].to(device),
-            state[f"{i}.history"].to(device),
-            bool(state[f"{i}.given"]),
-            *map(int, state[f"{i}.counts"]),
-            given_up=bool(state.get(f"{i}.given_up", False)),  # not in checkpoints of earlier versions
+    bests = []
+    for i in range(count):
+        iterations, evaluations, restarts = map(int, state[f"{i}.counts"])
+        bests.append(
+            Best(
+                float(state[f"{i}.loss"]),
+                state[f"{i}.z"].to(device),
+                state[f"{i}.labels"].to(device),
+                state[f"{i}.history"].to(device),
+                bool(state[f"{i}.given"]),
+                iterations,
+                evaluations,
+                restarts,
+                bool(state.get(f"{i}.given_up", False)),  # not in checkpoints of earlier versions
+            )
         )
-        for i in range(count)
-    ]
     return bests, int(state["restarts"])
 
 

@@ -102,7 +102,7 @@ def test_an_attack_on_whole_clients_that_was_stopped_has_no_share_of_nothing(run
     assert (summary["cases"], summary["success"], summary["examples"]) == ({"waiting": 2}, None, 0)
     told = score(run)
     assert told.exit_code == EXIT_UNFINISHED
-    assert "agic: nothing finished yet." in told.stdout
+    assert "agic(steps=1000000): nothing finished yet." in told.stdout
     assert "0%" not in told.stdout
     assert "2 of 2 cases are not finished (2 waiting)" in " ".join(told.stderr.split())
 
