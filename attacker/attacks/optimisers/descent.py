@@ -41,8 +41,8 @@ class Stop:
     give_up:   share of the maximum number of steps after which hopeless problems end, but not before `MIN_GIVE_UP_STEPS`; 0 (the
                default) never ends them early.
     hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
-               `unexplained`, a share of the loss of a zero gradient. How often this ends a search that would have succeeded is
-               measured for Inverting Gradients (benchmarks/calibration.py give_up).
+               `unexplained`, a share of the loss of a zero gradient. It ended none of the successful searches of Inverting
+               Gradients on tuning images (benchmarks/results); report images were not measured.
     """
 
     tolerance: float = 0.0
