@@ -212,7 +212,7 @@ class Rules:
 
     def _tell(self, rule: Rule, recording: Recorded, rounds: list[int], reason: str) -> None:
         named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
-        log.warning("rule %s, %s: %s left out: %s", rule.name, recording.id, named, reason)
+        log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
 
 
 def _whole_clients(rule: Rule) -> bool:

@@ -125,7 +125,7 @@ def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is
     settings = SETTINGS.replace("lenet_dlg", "their_net:net")
     refused = bring(*files, settings=settings)
     assert refused.exit_code == 2
-    assert "only imported where asked for by name: --model their_net:net" in words(refused)
+    assert "imported only if you ask for it: --model their_net:net" in words(refused)
     told = bring(*files, "", "--model", "their_net:net", settings=settings)
     assert told.exit_code == 0, told.stderr
     assert "--attack cpl --model their_net:net" in " ".join(told.stdout.split())
