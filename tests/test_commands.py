@@ -26,7 +26,7 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
         assert told.returncode == 0
         assert f"Example:  {program} {name}" in " ".join(told.stdout.split()).replace("Example: ", "Example:  ")
         arguments = re.search(r"─ Arguments ─.*?\n(.*?)╰", told.stdout, re.DOTALL)
-        rows = re.findall(r"^│ [* ] {4}(\w+) +\S+ +(.*?) *│$", arguments[1] if arguments else "", re.MULTILINE)
+        rows = re.findall(r"^│ [* ] {1,4}(\w+) +\S+ +(.*?) *│$", arguments[1] if arguments else "", re.MULTILINE)
         assert all(words and not words.startswith("[required]") for _, words in rows), (name, rows)
         assert bool(rows) == bool(arguments), name
 
