@@ -29,7 +29,7 @@ from attacker.attacks import presets
 assert presets.settings_of("cpl")["tuned"]
 
 from attacker.attacks.confidence import curves
-assert curves.FILE.is_file()
+assert curves.CALIBRATION_FILE.is_file()
 
 from attacker.commands.demo import EXPERIMENT, FEDERATIONS
 from fedsim.config.experiment import read
@@ -37,8 +37,8 @@ for federation in FEDERATIONS.values():
     assert read(EXPERIMENT, list(federation.overrides.items())).rounds
 
 from attacker.service.http import pages
-assert "<html" in (pages.HERE / "index.html").read_text().lower()
-assert list(pages.HERE.glob("*.js")) and list(pages.HERE.glob("style/*.css")) and list(pages.HERE.glob("views/*.js"))
+assert "<html" in (pages.PAGE_FOLDER / "index.html").read_text().lower()
+assert list(pages.PAGE_FOLDER.glob("*.js")) and list(pages.PAGE_FOLDER.glob("style/*.css")) and list(pages.PAGE_FOLDER.glob("views/*.js"))
 
 from attacker.report import render
 

@@ -226,7 +226,7 @@ def test_other_values_out_of_range_are_refused() -> None:
         reconstruction_bound(1.5, 1.0)
     with pytest.raises(ValueError, match="mu must not be negative, got -1"):
         reconstruction_bound_renyi(0.1, -1)
-    with pytest.raises(ValueError, match="times must not be negative, got -1"):
+    with pytest.raises(ValueError, match="times is a number of releases and must not be negative, got -1"):
         epsilon(Noise(1.0), delta=DELTA, times=-1)
     with pytest.raises(ValueError, match=r"drawn must be from 1 to the population of 3, got 4"):
         epsilon_drawn(Noise(1.0), delta=DELTA, times=1, drawn=4, population=3)

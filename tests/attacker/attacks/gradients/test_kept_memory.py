@@ -23,7 +23,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(*, told: bool, **environment: str) -> tuple[bool, int]:
     """Run three rounds that allocate 25 MiB in a new process, and count page faults; if `told`, call keep_freed_memory first."""
-    run = [sys.executable, "-S", "-c", PROBE.format(told=told)]
+    run = [sys.executable, "-c", PROBE.format(told=told)]
     answer = subprocess.run(run, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, check=True)
     kept, count = answer.stdout.split()
     return kept == "True", int(count)
