@@ -38,7 +38,8 @@ for federation in FEDERATIONS.values():
 
 from attacker.service.http import pages
 assert "<html" in (pages.PAGE_FOLDER / "index.html").read_text().lower()
-assert list(pages.PAGE_FOLDER.glob("*.js")) and list(pages.PAGE_FOLDER.glob("style/*.css")) and list(pages.PAGE_FOLDER.glob("views/*.js"))
+for kind in ("*.js", "style/*.css", "views/*.js"):
+    assert list(pages.PAGE_FOLDER.glob(kind)), kind
 
 from attacker.report import render
 
