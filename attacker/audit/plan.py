@@ -38,8 +38,9 @@ class PlannedAttack:
 def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield the attacks to run within the budget, and for each attack that does not fit the reason.
 
-    Attacks are on updates of the first complete round: its network has learned least, which makes examples easiest to separate.
-    Each attack may take an equal share of what the cheaper ones have left.
+    The first attack, of closed forms, always runs, on one update at least. Each of the others may take an equal share of what the
+    cheaper ones have left. The updates are of the first complete round: its network has learned least, which makes examples
+    easiest to separate.
     """
     rows = _first_round(recording)
     if not rows:
@@ -49,7 +50,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     for place, (name, arguments) in enumerate(CANDIDATES):
         spec = AttackSpec(name=name, arguments=_tuned(name, recording) if arguments is None else arguments)
         share = left / (len(CANDIDATES) - place)
-        fitting = next((one for one in _sizes(recording, spec, rows, out) if one.core_seconds <= share), None)
+        sizes = list(_sizes(recording, spec, rows, out))
+        fitting = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
         if fitting is None:
             yield NotChecked(rule=RULE, reason=f"{spec} does not fit into what is left of the budget: raise it with --budget")
             continue

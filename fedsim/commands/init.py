@@ -10,7 +10,6 @@ import typer
 from rich.markup import escape
 
 from fedsim.commands.console import err, out, report_errors
-from fedsim.recording.safe_files import naming
 
 TEMPLATES = Path(__file__).with_name("templates")
 TEMPLATE_SUFFIX = "-tpl"
@@ -51,6 +50,8 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
     Raises ValueError for an unknown kind, and FileExistsError, before anything is written, if one of the files exists.
     """
+    from fedsim.recording.safe_files import naming
+
     if kind not in TEMPLATE_KINDS:
         from defenses._registry import suggest
 

@@ -6,7 +6,7 @@ import os
 import random
 import uuid
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -96,7 +96,7 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
             backend_config={"init_args": initialise, "client_resources": resources},  # type: ignore[dict-item]
         )
     except RuntimeError as error:
-        if isinstance(error.__cause__, OSError):
+        if _is_of_system(error.__cause__):
             raise error.__cause__ from error
         raise EngineError(str(error.__cause__ or error)) from error
 
@@ -107,10 +107,15 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
     context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})
     try:
         server(grid, context)
-    except OSError:
-        raise
     except Exception as error:
+        if _is_of_system(error):
+            raise
         raise EngineError(str(error)) from error
+
+
+def _is_of_system(error: BaseException | None) -> TypeGuard[OSError]:
+    """Return whether the operating system reported the error, such as a full disk, and not a server that waits in vain."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def run_deployment(

@@ -81,7 +81,7 @@ def test_another_experiment_in_the_same_folder_is_refused(small: Path) -> None:
     assert run().exit_code == 0
     refused = run("--set", "seed=1")
     assert refused.exit_code == 2
-    assert "out holds something else" in words(refused.stderr)
+    assert "out holds another run, or other files" in words(refused.stderr)
     assert refused.stdout == ""
 
 

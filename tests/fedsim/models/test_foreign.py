@@ -84,5 +84,5 @@ def test_the_hook_that_takes_logits_keeps_no_network_from_being_traced() -> None
 
 
 def test_an_object_without_logits_is_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="gives dict, where 4 logits"):
+    with pytest.raises(ValueError, match="returns dict, but 4 classes need 4 logits"):
         layout(spec(Other), DATA)
