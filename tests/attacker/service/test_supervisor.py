@@ -400,7 +400,7 @@ from attacker.service.supervisor import job_worker
 from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
-job_worker.PROGRAM = sys.argv[2]
+job_worker.WORKER_PROGRAM = sys.argv[2]
 at = Path(sys.argv[1])
 for line in sys.stdin:
     service = os.fork()
