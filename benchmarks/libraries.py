@@ -240,7 +240,7 @@ import sys, threading
 from pathlib import Path
 from attacker.replay.executors import process_pool
 from attacker.replay.tasks import ReplayJob, Task, Member
-process_pool.PROGRAM = Path(sys.argv[1], "worker.py").read_text()
+process_pool.WORKER_PROGRAM = Path(sys.argv[1], "worker.py").read_text()
 job = ReplayJob(recording="", folder=sys.argv[1], attack="cpl", arguments={}, null=False, seed=0, device="cpu", threads=1)
 tasks = [Task(members=(Member(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
 print(sum(bool(outcome.done) for _, outcome in process_pool.run_tasks(job, tasks, 2, lambda *_: None)))
