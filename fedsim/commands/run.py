@@ -75,8 +75,8 @@ def run(
 ) -> None:
     """Run a federation to its end and record it.
 
-    Exit status: 0 if every sampled client sent an update; 1 if some failed or the model diverged, unless --allow-failures is
-    given, or if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every sampled client sent an update in time; 1 if updates are missing or the model diverged, unless
+    --allow-failures is given, or if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):

@@ -39,17 +39,18 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
 def find_failures(folder: Path) -> str:
     """Return a sentence on what went wrong in the finished run in `folder`, or "" if nothing did.
 
-    These are failed replies, a model whose loss became NaN, and updates that all hold NaN or infinite values.
+    These are replies that failed or did not come in time, a model whose loss became NaN, and updates that all hold NaN or
+    infinite values.
     """
-    recording = Recording(folder / "recording")
-    counts = recording.counts()
-    if failed := sum(count.failed for count in counts):
-        return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
-    losses = [row["loss"] for row in read_metrics(folder) if "loss" in row]
+    rounds = read_metrics(folder)
+    if missing := sum(row["missing"] for row in rounds if row["round"]):
+        return f"{missing} {'reply is' if missing == 1 else 'replies are'} missing; fedsim show {folder} says in which rounds"
+    losses = [row["loss"] for row in rounds if "loss" in row]
     if losses and losses[0] is not None and losses[-1] is None:
         return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
+    recording = Recording(folder / "recording")
     observations = recording.observations(on_damage=lambda error: None)
-    if any(count.complete for count in counts) and not any(map(_is_finite, observations)):  # ends at the first that is finite
+    if any(count.complete for count in recording.counts()) and not any(map(_is_finite, observations)):  # ends at a finite one
         return "every update holds NaN or infinite values; lower training.learning_rate"
     return ""
 

@@ -55,7 +55,7 @@ def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(client_app.TruthWriter, "write", fail_once)
     code, words = run(experiment)
     assert code == EXIT_FAILURES
-    assert "1 reply failed; fedsim show" in words
+    assert "1 reply is missing; fedsim show" in words
 
 
 @pytest.mark.parametrize(("threshold", "low"), [(3, False), (2, True)])
