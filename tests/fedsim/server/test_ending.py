@@ -64,7 +64,7 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     run = federate(rounds=2)
     words = "5 of 6 replies are missing, the first: OSError: sensor unplugged"
-    assert [record.message for record in caplog.records if "replies are missing" in record.message] == [words]
+    assert [record.message for record in caplog.records if "replies are missing, " in record.message] == [words]
     assert end(run.out) == [words]
     (told,) = [record for record in caplog.records if record.message.startswith(FAILED)]
     assert told.message == f"{FAILED}5 replies are missing; fedsim show {run.out} says in which rounds"
