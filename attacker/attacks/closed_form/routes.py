@@ -15,8 +15,8 @@ from attacker.attacks.closed_form.linear.known_labels import labelled
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
 from attacker.attacks.closed_form.rank.analysis import rank_report
-from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, answers, read, require_single, walk_through
-from attacker.attacks.closed_form.rgap.walk import Walk, finish
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_answers, choose_readings, require_single, run_rgap
+from attacker.attacks.closed_form.rgap.walk import Walk, solve_layers
 from attacker.attacks.networks.chain import Chain
 
 Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
@@ -43,7 +43,7 @@ def _require_linear(observed: Observed) -> Chain:
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Run R-GAP from the last layer to the first. If several inputs have the same gradient, it finds one of small norm."""
     chain = require_single(observed)
-    found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
+    found, report = run_rgap(observed, walk=walk), rank_report(chain, prove=0)
     if not report.undetermined:
         return found
     size = report.layers[0].unknowns
@@ -58,8 +58,8 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
         raise ValueError("every layer has enough equations, so that the route `layers` applies instead")
-    readings = read(observed, chain, observed.gradient, walk)
-    point = finish(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
+    readings = choose_readings(observed, chain, observed.gradient, walk)
+    point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
@@ -73,7 +73,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
             stays=_seen(found, i, determined),
             twin=answer.twin,
         )
-        for i, answer in enumerate(answers(observed, readings, found.x, None, "peeled"))
+        for i, answer in enumerate(build_answers(observed, readings, found.x, None, "peeled"))
     ]
 
 

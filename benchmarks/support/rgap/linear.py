@@ -12,7 +12,7 @@ from support.single_cases import Client, client
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
-from attacker.attacks.closed_form.rgap.walk import beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import chain_of
 from fedsim import models
 from fedsim.recording import Training
@@ -101,7 +101,7 @@ def _mixture(size: int, asked: Options) -> dict[str, Any]:
     weights = {name: w.double()[None] for name, w in one.weights.items()}
     chain = chain_of(models.layout(one.model, one.data), one.data.shape)
     with cpu_seconds() as clock:
-        ends = [finish(chain, weights, gradient, point) for point in beginnings(chain, weights, gradient, "logistic")]
+        ends = [solve_layers(chain, weights, gradient, point) for point in solve_last_layer(chain, weights, gradient, "logistic")]
     end = min(ends, key=lambda end: float(end.residual))
     basis = torch.linalg.qr(found.x.double().flatten(1).T).Q
     answer = end.f.flatten()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rank.analysis import rank_report
-from attacker.attacks.closed_form.rgap.footprint import used_values
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, through
+from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
 from attacker.attacks.networks.chain import Chain, chain_of
 
 MAX_SYSTEM_ENTRIES = 2_500_000
@@ -119,10 +119,10 @@ def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
     weights = dict(network.model.named_parameters())
     reached = []
     for layer in network.chain.layers:
-        given = layer.product(through(layer.before, x), weights[layer.weight])
+        given = layer.product(apply_maps(layer.before, x), weights[layer.weight])
         if layer.bias:
             given = given + weights[layer.bias].reshape(-1, *[1] * (given.ndim - 2))
-        reached.append(through(layer.after, given))
+        reached.append(apply_maps(layer.after, given))
         x = layer.activation.forward(reached[-1])
     return list(torch.autograd.grad(nn.functional.cross_entropy(x, y), reached))
 
@@ -149,7 +149,7 @@ def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple
     weights = {name: p.detach() for name, p in network.model.named_parameters()}
     pairs = []
     report = rank_report(network.chain, prove=prove)
-    needed = [*used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
+    needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
     slopes = true_slopes(network, x, torch.tensor([0]))
     for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
         system = System(layer, weights[layer.weight][None], k)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.system import through
+from attacker.attacks.closed_form.rgap.system import apply_maps
 from attacker.attacks.networks.chain import Chain
 from fedsim import models
 
@@ -22,7 +22,7 @@ def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, lo
     known inputs explain are used, since unknown examples do not affect them. examples: batch size.
     """
     layer = chain.layers[0]
-    inputs = through(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
+    inputs = apply_maps(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
     rows = gradient[layer.weight]
     if layer.bias is not None:
         rows = torch.cat([rows, gradient[layer.bias][:, None]], dim=1)
@@ -51,10 +51,10 @@ def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int
 def _forward(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
     """Compute the pre-activations of layer `end - 1` from the inputs x of layer `begin`."""
     for i, layer in enumerate(chain.layers[begin:end], start=begin):
-        z = layer.product(through(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
+        z = layer.product(apply_maps(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
         if layer.bias is not None:
             z = z + weights[layer.bias].reshape(-1, *[1] * (z.ndim - 2))
-        x = through(layer.after, z)
+        x = apply_maps(layer.after, z)
         if i < end - 1:
             x = layer.activation.forward(x)
     return x

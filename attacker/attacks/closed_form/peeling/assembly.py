@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.peeling.equations import Composed, each
-from attacker.attacks.closed_form.rgap.system import EquationValues, columns_of, through
-from attacker.attacks.closed_form.rgap.walk import Point, Tensors, equations
+from attacker.attacks.closed_form.peeling.equations import Composed
+from attacker.attacks.closed_form.rgap.system import EquationValues, broadcast_like, unfold
+from attacker.attacks.closed_form.rgap.walk import Point, Tensors, build_equations, compute_offset, invert_lengths
 from attacker.attacks.networks.chain import Chain, Layer
 
 
@@ -17,10 +17,10 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
 
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.
     """
-    system, target = equations(chain, weights, gradient, point)
+    system, target = build_equations(chain, weights, gradient, point)
     layers = chain.layers[: point.at + 1]
-    lengths = system.norms()
-    system.scale = EquationValues(_inverse(lengths.weights), _inverse(lengths.gradients))
+    lengths = system.compute_norms()
+    system.scale = EquationValues(invert_lengths(lengths.weights), invert_lengths(lengths.gradients))
     below = layers[:-1]
     flat = tuple(gradient[layer.weight].reshape(len(system.k), layer.shape[0], -1) for layer in below)
     problem = Composed(
@@ -31,22 +31,22 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
         weights=tuple(
             weights[layer.weight].reshape(-1, layer.shape[0], g.shape[2]) for layer, g in zip(below, flat, strict=True)
         ),
-        offsets=tuple(_offset(layer, weights[layer.bias]) if layer.bias else 0.0 for layer in below),
+        offsets=tuple(compute_offset(layer, weights[layer.bias]) if layer.bias else 0.0 for layer in below),
         gradients=flat,
         lengths=tuple(map(torch.ones_like, flat)),
         low=low,
         span=high - low,
     )
-    return _scaled(problem)
+    return _scale_equations(problem)
 
 
-def middle(problem: Composed) -> Tensor:
+def build_grey_images(problem: Composed) -> Tensor:
     """Return a grey image for each problem."""
     k = problem.system.k
     return torch.full((len(k), *problem.layers[0].inputs), 0.5, dtype=k.dtype, device=k.device)
 
 
-def alternating(x: Tensor) -> Tensor:
+def build_sign_pattern(x: Tensor) -> Tensor:
     """Return a fixed pseudo-random pattern of 1 and -1 in the shape of x, (N, *shape), the same for each image.
 
     It serves as a test change of the images, to measure how strongly the equations respond to it.
@@ -55,41 +55,36 @@ def alternating(x: Tensor) -> Tensor:
     return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
 
 
-def _scaled(problem: Composed) -> Composed:
+def _scale_equations(problem: Composed) -> Composed:
     """Scale the equations of each layer to equal norms, then each layer so that all respond equally to a change of the input."""
-    x = middle(problem)
-    typical = [_between(layer, slope) for layer, slope in zip(problem.below, problem.at(x).slopes, strict=True)]
+    x = build_grey_images(problem)
+    typical = [_average_slope(layer, slope) for layer, slope in zip(problem.below, problem.linearise(x).slopes, strict=True)]
     lengths = []
-    for layer, k in zip(problem.below, problem.back(typical)[1], strict=True):
-        inside = columns_of(layer, torch.ones(1, *layer.taken, dtype=x.dtype, device=x.device))
-        lengths.append(_inverse((k.square() @ inside.mT).sqrt()))
+    for layer, k in zip(problem.below, problem.backpropagate(typical)[1], strict=True):
+        inside = unfold(layer, torch.ones(1, *layer.taken, dtype=x.dtype, device=x.device))
+        lengths.append(invert_lengths((k.square() @ inside.mT).sqrt()))
     problem = replace(problem, lengths=tuple(lengths))
-    answer = problem.at(x, problem.whole).apply(alternating(x))
+    answer = problem.linearise(x, problem.whole).apply(build_sign_pattern(x))
     system, scale = copy(problem.system), problem.scale
-    top = _or_one((answer.top.squared_norm() / _equations(scale)).sqrt())
-    system.scale = EquationValues(scale.weights / each(top, scale.weights), scale.gradients / each(top, scale.gradients))
-    strengths = [_or_one(rows.flatten(1).square().mean(dim=1).sqrt()) for rows in answer.below]
-    return replace(problem, system=system, lengths=tuple(s / each(t, s) for s, t in zip(lengths, strengths, strict=True)))
+    top = _replace_zeros((answer.top.squared_norm() / _count_equations(scale)).sqrt())
+    system.scale = EquationValues(
+        scale.weights / broadcast_like(top, scale.weights), scale.gradients / broadcast_like(top, scale.gradients)
+    )
+    strengths = [_replace_zeros(rows.flatten(1).square().mean(dim=1).sqrt()) for rows in answer.below]
+    return replace(
+        problem, system=system, lengths=tuple(s / broadcast_like(t, s) for s, t in zip(lengths, strengths, strict=True))
+    )
 
 
-def _between(layer: Layer, slope: Tensor) -> Tensor:
+def _average_slope(layer: Layer, slope: Tensor) -> Tensor:
     if layer.activation.smooth:
         return slope
     return torch.full_like(slope, float(layer.activation.slope(torch.tensor([-1.0, 1.0])).mean()))
 
 
-def _offset(layer: Layer, bias: Tensor) -> Tensor:
-    spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
-    return through(layer.after, spread)
-
-
-def _inverse(lengths: Tensor) -> Tensor:
-    return torch.where(lengths > 0, 1 / lengths, 0)
-
-
-def _or_one(values: Tensor) -> Tensor:
+def _replace_zeros(values: Tensor) -> Tensor:
     return torch.where(values > 0, values, 1)
 
 
-def _equations(scale: EquationValues) -> Tensor:
+def _count_equations(scale: EquationValues) -> Tensor:
     return ((scale.weights > 0).flatten(1).sum(dim=1) + (scale.gradients > 0).flatten(1).sum(dim=1)).clamp(min=1)

@@ -20,8 +20,16 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from attacker.attacks.closed_form.rgap.least_squares import Weighing, whitening
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, back_through, columns_of, fold, through
+from attacker.attacks.closed_form.rgap.least_squares import Weighing, compute_whitening
+from attacker.attacks.closed_form.rgap.system import (
+    EquationValues,
+    System,
+    apply_maps,
+    apply_transposed_maps,
+    broadcast_like,
+    fold,
+    unfold,
+)
 from attacker.attacks.networks.chain import Layer
 
 
@@ -37,7 +45,7 @@ class EquationSides:
 
     def squared_norm(self) -> Tensor:
         """Return the sum of squares over all equations of each problem, (N,)."""
-        return self.top.squared_norm() + sum(_squares(rows) for rows in self.below)
+        return self.top.squared_norm() + sum(sum_squares(rows) for rows in self.below)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,7 @@ class Composed:
         """The right-hand sides of all equations, scaled."""
         return EquationSides(self.target * self.scale, tuple(g * s for g, s in zip(self.gradients, self.lengths, strict=True)))
 
-    def of(self, rows: Tensor) -> Self:
+    def select(self, rows: Tensor) -> Self:
         """Return only the problems with the indices `rows`."""
 
         def pick(values: Tensor) -> Tensor:
@@ -103,44 +111,44 @@ class Composed:
             lengths=tuple(map(pick, self.lengths)),
         )
 
-    def at(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
+    def linearise(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
         """Linearise the equations at x (N, *inputs) in [0, 1].
 
         weighing: weights of the equations of the layers below; None leaves these equations out.
         """
         inputs, columns, z, slopes = self.low + self.span * x, [], [], []
         for layer, weight, offset in zip(self.below, self.weights, self.offsets, strict=True):
-            columns.append(columns_of(layer, through(layer.before, inputs)))
-            z.append(_given(layer, weight @ columns[-1]) + offset)
+            columns.append(unfold(layer, apply_maps(layer.before, inputs)))
+            z.append(_map_to_outputs(layer, weight @ columns[-1]) + offset)
             inputs = layer.activation.forward(z[-1])
             slopes.append(layer.activation.slope(inputs))
-        outputs, k = self.back(slopes)
-        bends = tuple(map(_bend, self.below, z, slopes, outputs))
-        system, missed = self._top(inputs)
+        outputs, k = self.backpropagate(slopes)
+        bends = tuple(map(_compute_bend, self.below, z, slopes, outputs))
+        system, missed = self._linearise_top(inputs)
         return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
 
-    def _top(self, inputs: Tensor) -> tuple[System, EquationValues]:
+    def _linearise_top(self, inputs: Tensor) -> tuple[System, EquationValues]:
         """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and their residual."""
         got = self.system.apply(inputs)
-        missed = (self.target * self.scale).plus(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
+        missed = (self.target * self.scale).add(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
         if bool(self.known.all()):
             return self.system, missed
         system, holds = copy(self.system), (self.known | (missed.weights < 0)).to(got.weights.dtype)
         system.scale = EquationValues(self.scale.weights * holds, self.scale.gradients)
         return system, EquationValues(missed.weights * holds, missed.gradients)
 
-    def back(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def backpropagate(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the loss gradient at the outputs (N, *outputs) and at the products (N, C_out, places) of the layers below.
 
         slopes: derivatives of their activations.
         """
         outputs: list[Tensor] = []
         given: list[Tensor] = []
-        gradient = self.system.gradient_below() if self.below else self.system.k
+        gradient = self.system.compute_gradient_below() if self.below else self.system.k
         for j in reversed(range(len(self.below))):
             outputs.insert(0, gradient)
-            given.insert(0, _places(self.layers[j], slopes[j] * gradient))
-            gradient = _back_through(self.layers[j], self.weights[j], given[0])
+            given.insert(0, _map_to_products(self.layers[j], slopes[j] * gradient))
+            gradient = _apply_transposed_weight(self.layers[j], self.weights[j], given[0])
         return tuple(outputs), tuple(given)
 
 
@@ -174,73 +182,73 @@ class Tangent:
         problem = self.problem
         below = (k @ u.mT * s for k, u, s in zip(self.k, self.columns, problem.lengths, strict=True))
         wanted = problem.sides.below
-        return self.weighed(EquationSides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
+        return self.weigh(EquationSides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
 
-    def of(self, rows: Tensor) -> "Tangent":
+    def select(self, rows: Tensor) -> "Tangent":
         """Return the linearisation at the same x for the problems `rows`, without the equations of the layers below."""
-        return self.problem.of(rows).at(self.x[rows])
+        return self.problem.select(rows).linearise(self.x[rows])
 
-    def weighed(self, sides: EquationSides, *, transposed: bool = False) -> EquationSides:
+    def weigh(self, sides: EquationSides, *, transposed: bool = False) -> EquationSides:
         if self.weighing is None:
             return EquationSides(sides.top, tuple(torch.zeros_like(rows) for rows in sides.below))
-        return EquationSides(sides.top, self.weighing.times(sides.below, transposed=transposed))
+        return EquationSides(sides.top, self.weighing.apply(sides.below, transposed=transposed))
 
     def apply(self, v: Tensor) -> EquationSides:
         problem = self.problem
         v, columns, changes = problem.span * v, [], []
         for layer, weight, slope in zip(problem.below, problem.weights, self.slopes, strict=True):
-            columns.append(columns_of(layer, through(layer.before, v)))
-            changes.append(_given(layer, weight @ columns[-1]))
+            columns.append(unfold(layer, apply_maps(layer.before, v)))
+            changes.append(_map_to_outputs(layer, weight @ columns[-1]))
             v = slope * changes[-1]
         top = self.system.apply(v)
         if self.weighing is None:
             return EquationSides(top, tuple(torch.zeros_like(s) for s in problem.lengths))
         below = [k @ u.mT for k, u in zip(self.k, columns, strict=True)]
         if any(bend is not None for bend in self.bends):
-            for j, change in enumerate(self._slope_changes(changes)):
+            for j, change in enumerate(self._compute_slope_changes(changes)):
                 below[j] = below[j] + change @ self.columns[j].mT
-        return self.weighed(EquationSides(top, tuple(rows * s for rows, s in zip(below, problem.lengths, strict=True))))
+        return self.weigh(EquationSides(top, tuple(rows * s for rows, s in zip(below, problem.lengths, strict=True))))
 
     def adjoint(self, sides: EquationSides) -> Tensor:
-        problem, weighed = self.problem, self.weighed(sides, transposed=True)
+        problem, weighed = self.problem, self.weigh(sides, transposed=True)
         rows = [r * s for r, s in zip(weighed.below, problem.lengths, strict=True)]
         curved = any(bend is not None for bend in self.bends) and self.weighing is not None
-        extra = self._slope_changes_transposed(rows) if curved else None
+        extra = self._transpose_slope_changes(rows) if curved else None
         v = self.system.adjoint(weighed.top)
         for j in reversed(range(len(problem.below))):
             layer, weight = problem.layers[j], problem.weights[j]
             change = self.slopes[j] * v
             if extra is not None:
                 change = change + extra[j]
-            columns = weight.mT @ _places(layer, change) + rows[j].mT @ self.k[j]
-            v = back_through(layer.before, fold(layer, columns), layer.inputs)
+            columns = weight.mT @ _map_to_products(layer, change) + rows[j].mT @ self.k[j]
+            v = apply_transposed_maps(layer.before, fold(layer, columns), layer.inputs)
         return problem.span * v
 
-    def _slope_changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
+    def _compute_slope_changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return the changes of k, (N, C_out, places), that changes of the pre-activations z cause, for the layers below."""
         found: list[Tensor] = []
         behind: Tensor | float = 0.0
         for j in reversed(range(len(changes))):
             layer, bend = self.problem.layers[j], self.bends[j]
             change = self.slopes[j] * behind + (0 if bend is None else bend * changes[j])
-            found.insert(0, _places(layer, change))
-            behind = _back_through(layer, self.problem.weights[j], found[0])
+            found.insert(0, _map_to_products(layer, change))
+            behind = _apply_transposed_weight(layer, self.problem.weights[j], found[0])
         return found
 
-    def _slope_changes_transposed(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def _transpose_slope_changes(self, rows: Sequence[Tensor]) -> list[Tensor]:
         found = []
         ahead: Tensor | float = 0.0
         for j, layer in enumerate(self.problem.below):
-            change = _given(layer, rows[j] @ self.columns[j] + ahead)
+            change = _map_to_outputs(layer, rows[j] @ self.columns[j] + ahead)
             bend = self.bends[j]
             found.append(torch.zeros_like(change) if bend is None else bend * change)
             if j + 1 < len(self.problem.below):
                 following = self.problem.layers[j + 1]
-                columns = columns_of(following, through(following.before, self.slopes[j] * change))
+                columns = unfold(following, apply_maps(following.before, self.slopes[j] * change))
                 ahead = self.problem.weights[j + 1] @ columns
         return found
 
-    def doubted(self, unsure: Sequence[Tensor]) -> Weighing:
+    def suppress_doubtful(self, unsure: Sequence[Tensor]) -> Weighing:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
         The slope of a ReLU is uncertain if the sign of its pre-activation is. It changes k at that place, and thus the equations
@@ -252,21 +260,21 @@ class Tangent:
         behind: Tensor | float = 0.0
         for j in reversed(range(len(problem.below))):
             layer = problem.layers[j]
-            jump = _jump(layer) * self.outputs[j] * (self.z[j].abs() < each(unsure[j], self.z[j]))
-            variance = _places(layer, self.slopes[j].square() * behind + jump.square())
-            factors.insert(0, whitening(self.columns[j], variance, problem.lengths[j]) if bool(variance.any()) else None)
-            behind = _back_through(layer, problem.weights[j].square(), variance)
+            jump = _measure_jump(layer) * self.outputs[j] * (self.z[j].abs() < broadcast_like(unsure[j], self.z[j]))
+            variance = _map_to_products(layer, self.slopes[j].square() * behind + jump.square())
+            factors.insert(0, compute_whitening(self.columns[j], variance, problem.lengths[j]) if bool(variance.any()) else None)
+            behind = _apply_transposed_weight(layer, problem.weights[j].square(), variance)
         return Weighing(tuple(factors))
 
 
-def _bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> Tensor | None:
+def _compute_bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> Tensor | None:
     if not layer.activation.smooth or layer.activation.name == "identity":
         return None
     bent: Tensor = vjp(layer.activation.slope, layer.activation.forward(z))[1](slope)[0]
     return bent * gradient
 
 
-def _jump(layer: Layer) -> float:
+def _measure_jump(layer: Layer) -> float:
     """Return the jump of an activation's slope at its kink, 0."""
     if layer.activation.smooth:
         return 0.0
@@ -274,25 +282,22 @@ def _jump(layer: Layer) -> float:
     return float(ends[1] - ends[0])
 
 
-def _given(layer: Layer, product: Tensor) -> Tensor:
+def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
     """Map the product (N, C_out, places) to outputs (N, *outputs)."""
-    return through(layer.after, product.reshape(len(product), *layer.given))
+    return apply_maps(layer.after, product.reshape(len(product), *layer.given))
 
 
-def _places(layer: Layer, outputs: Tensor) -> Tensor:
-    """Apply the transpose of `_given`."""
-    return back_through(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
+def _map_to_products(layer: Layer, outputs: Tensor) -> Tensor:
+    """Apply the transpose of `_map_to_outputs`."""
+    return apply_transposed_maps(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
 
 
-def _back_through(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
+def _apply_transposed_weight(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
     """Return W^T k, (N, *inputs), for k (N, C_out, places)."""
-    return back_through(layer.before, fold(layer, weight.mT @ k), layer.inputs)
+    return apply_transposed_maps(layer.before, fold(layer, weight.mT @ k), layer.inputs)
 
 
-def each(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _squares(x: Tensor) -> Tensor:
+def sum_squares(x: Tensor) -> Tensor:
+    """Return the sum of squares of each problem, (N,)."""
     total: Tensor = x.flatten(1).square().sum(dim=1)
     return total

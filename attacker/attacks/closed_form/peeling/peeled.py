@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.peeling.assembly import alternating, compose, middle
-from attacker.attacks.closed_form.peeling.equations import Composed, Tangent, each
+from attacker.attacks.closed_form.peeling.assembly import build_grey_images, build_sign_pattern, compose
+from attacker.attacks.closed_form.peeling.equations import Composed, Tangent, sum_squares
 from attacker.attacks.closed_form.peeling.smoothness import Curvature, Middle, SmoothnessPrior, TotalVariation
 from attacker.attacks.closed_form.rgap.least_squares import Weighing
+from attacker.attacks.closed_form.rgap.system import broadcast_like
 from attacker.attacks.closed_form.rgap.walk import Point, Tensors
 from attacker.attacks.networks.chain import Chain
 
@@ -92,7 +93,7 @@ def peel(
     return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else Middle(), how).run()
 
 
-def never(x: Tensor) -> bool:
+def never_stop(x: Tensor) -> bool:
     return False
 
 
@@ -112,29 +113,33 @@ class _Peeler:
         settled = misfit <= self.how.rounding
         weight = torch.zeros_like(misfit)
         for share, earlier in self.path:  # discrepancy principle
-            enough = ~settled & (weight == 0) & (_top(self.problem, earlier) <= self.how.noise * _top(self.problem, x))
-            x, weight = torch.where(each(enough, x), earlier, x), torch.where(enough, share, weight)
+            enough = (
+                ~settled
+                & (weight == 0)
+                & (_measure_top_residual(self.problem, earlier) <= self.how.noise * _measure_top_residual(self.problem, x))
+            )
+            x, weight = torch.where(broadcast_like(enough, x), earlier, x), torch.where(enough, share, weight)
         free = torch.full_like(misfit, torch.nan)
         if bool(settled.any()):
-            free[settled] = self._free(self.problem.of(settled.nonzero()[:, 0]), x[settled])
+            free[settled] = self._measure_freedom(self.problem.select(settled.nonzero()[:, 0]), x[settled])
         return Peeled(
             x=self.problem.low + self.problem.span * x,
-            misfit=_misfit(self.problem, x),
+            misfit=_compute_misfit(self.problem, x),
             weight=weight,
             free=free,
-            exact=settled & (free <= _seen(self.problem)),
+            exact=settled & (free <= _compute_freedom_threshold(self.problem)),
             iterations=self.iterations,
         )
 
     def _anneal(self) -> tuple[Tensor, Tangent]:
         """Minimise with decreasing lambda, from a grey image on; return x, and the linearisation at the last but one lambda."""
-        how, x = self.how, middle(self.problem)
+        how, x = self.how, build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
-        tangent = before = self.problem.at(x, None if edges else self.problem.whole)
+        tangent = before = self.problem.linearise(x, None if edges else self.problem.whole)
         for level in range(how.levels):
             share = how.strongest * (how.weakest / how.strongest) ** (level / max(1, how.levels - 1))
             if edges and share <= how.certain:
-                tangent = self.problem.at(x, self._doubts(before, tangent))
+                tangent = self.problem.linearise(x, self._suppress_doubtful(before, tangent))
             before = tangent
             for _ in range(how.steps):
                 tangent = self._step(tangent, share)
@@ -144,33 +149,35 @@ class _Peeler:
 
     def _step(self, tangent: Tangent, share: float) -> Tangent:
         """Make one Newton step, halved until it does not increase the objective. share: the weight lambda of the prior."""
-        d, worth = self._direction(tangent, share), self._worth(tangent, share)
+        d, worth = self._find_direction(tangent, share), self._compute_objective(tangent, share)
         length = torch.ones_like(worth)
         for _ in range(8):
-            ahead = self.problem.at(tangent.x + _along(length, d), tangent.weighing)
-            worse = ~(self._worth(ahead, share) <= worth)
+            ahead = self.problem.linearise(tangent.x + _multiply_each(length, d), tangent.weighing)
+            worse = ~(self._compute_objective(ahead, share) <= worth)
             if not bool(worse.any()):
                 return ahead
             length = torch.where(worse, length / 2, length)
-        return self.problem.at(tangent.x + _along(torch.where(worse, 0, length), d), tangent.weighing)
+        return self.problem.linearise(tangent.x + _multiply_each(torch.where(worse, 0, length), d), tangent.weighing)
 
-    def _worth(self, tangent: Tangent, share: float) -> Tensor:
+    def _compute_objective(self, tangent: Tangent, share: float) -> Tensor:
         return tangent.missed.squared_norm() + 2 * share * self.belief.value(tangent.x)
 
-    def _direction(self, tangent: Tangent, share: float) -> Tensor:
+    def _find_direction(self, tangent: Tangent, share: float) -> Tensor:
         if share == 0:
-            return self._solve(_squared(tangent), tangent.adjoint(tangent.missed), self.how.thorough)
-        seen, bend = _squared(tangent), self.belief.curvature(tangent.x)
-        downhill = tangent.adjoint(tangent.missed) - share * self.belief.slope(tangent.x)
+            return self._solve(_build_normal_operator(tangent), tangent.adjoint(tangent.missed), self.how.thorough)
+        seen, bend = _build_normal_operator(tangent), self.belief.curvature(tangent.x)
+        downhill = tangent.adjoint(tangent.missed) - share * self.belief.gradient(tangent.x)
         return self._solve(lambda v: seen(v) + share * bend(v), downhill, self.how.inner)
 
-    def _solve(self, curve: Curvature, target: Tensor, iterations: int, until: Callable[[Tensor], bool] = never) -> Tensor:
+    def _solve(self, curve: Curvature, target: Tensor, iterations: int, until: Callable[[Tensor], bool] = never_stop) -> Tensor:
         x, done = conjugate_gradients(curve, target, iterations=iterations, until=until)
         self.iterations += done
         return x
 
-    def _doubts(self, before: Tangent, now: Tangent) -> Weighing:
-        return now.doubted([self.how.sure * _root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)])
+    def _suppress_doubtful(self, before: Tangent, now: Tangent) -> Weighing:
+        return now.suppress_doubtful(
+            [self.how.sure * _compute_root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)]
+        )
 
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
         """Solve without the prior until the residual is that of rounding; return x and its misfit (N,).
@@ -178,34 +185,36 @@ class _Peeler:
         After each step, the weights of uncertain slopes are computed again.
         """
         how, problem = self.how, self.problem
-        best, least = x.clone(), _top(problem, x)
-        misfit = _misfit(problem, x)
+        best, least = x.clone(), _measure_top_residual(problem, x)
+        misfit = _compute_misfit(problem, x)
         stalled, active = torch.zeros_like(least), torch.arange(len(x), device=x.device)
         for _ in range(how.last):
-            weighing = self._doubts(before, problem.at(x))
-            before = problem.at(x, weighing)
-            x = x + self._direction(before, 0)
-            top = _top(problem, x)
+            weighing = self._suppress_doubtful(before, problem.linearise(x))
+            before = problem.linearise(x, weighing)
+            x = x + self._find_direction(before, 0)
+            top = _measure_top_residual(problem, x)
             fallen, better = top < MAX_PROGRESS_RATIO * least[active], top < least[active]
             stalled[active] = torch.where(fallen, 0, stalled[active] + 1)
             best[active[better]], least[active[better]] = x[better], top[better]
-            misfit[active[better]] = _misfit(problem, x)[better]
+            misfit[active[better]] = _compute_misfit(problem, x)[better]
             rows = (fallen | ((misfit[active] > how.rounding) & (stalled[active] < how.patience))).nonzero()[:, 0]
             if not len(rows):
                 break
-            active, x, problem, before = active[rows], x[rows], problem.of(rows), before.of(rows)
+            active, x, problem, before = active[rows], x[rows], problem.select(rows), before.select(rows)
         return best, misfit
 
-    def _free(self, problem: Composed, x: Tensor) -> Tensor:
+    def _measure_freedom(self, problem: Composed, x: Tensor) -> Tensor:
         """Return the share (N,) of a random change of x that lies in the null space of the equations at x."""
-        curve, change = _squared(problem.at(x, problem.whole)), alternating(x)
+        curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
-        def left(seen: Tensor) -> Tensor:
-            return _root_mean_square(change - seen)  # changes are of size 1
+        def measure_rest(seen: Tensor) -> Tensor:
+            return _compute_root_mean_square(change - seen)  # changes are of size 1
 
-        enough = _seen(problem)
+        enough = _compute_freedom_threshold(problem)
         most = 6 * self.how.thorough
-        return left(self._solve(curve, curve(change), most, until=lambda seen: bool((left(seen) <= enough).all())))
+        return measure_rest(
+            self._solve(curve, curve(change), most, until=lambda seen: bool((measure_rest(seen) <= enough).all()))
+        )
 
 
 def conjugate_gradients(
@@ -214,7 +223,7 @@ def conjugate_gradients(
     *,
     iterations: int,
     tolerance: float = 1e-8,
-    until: Callable[[Tensor], bool] = never,
+    until: Callable[[Tensor], bool] = never_stop,
 ) -> tuple[Tensor, int]:
     """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
 
@@ -223,46 +232,42 @@ def conjugate_gradients(
     iteration if it returns True; it is called every 50 iterations.
     """
     x, left = torch.zeros_like(target), target
-    direction, power = left, _power(left)
+    direction, power = left, sum_squares(left)
     enough, done = tolerance**2 * power, 0
     while done < iterations and bool((power > enough).any()):
         image = curve(direction)
         curvature = (direction * image).flatten(1).sum(dim=1)
         step = torch.where((power > enough) & (curvature > 0), power / curvature, 0)
-        x, left = x + _along(step, direction), left - _along(step, image)
-        before, power, done = power, torch.where(step > 0, _power(left), 0), done + 1
+        x, left = x + _multiply_each(step, direction), left - _multiply_each(step, image)
+        before, power, done = power, torch.where(step > 0, sum_squares(left), 0), done + 1
         if done % 50 == 0 and until(x):
             break
-        direction = left + _along(torch.where(before > 0, power / before, 0), direction)
+        direction = left + _multiply_each(torch.where(before > 0, power / before, 0), direction)
     return x, done
 
 
-def _squared(tangent: Tangent) -> Curvature:
+def _build_normal_operator(tangent: Tangent) -> Curvature:
     return lambda v: tangent.adjoint(tangent.apply(v))
 
 
-def _misfit(problem: Composed, x: Tensor) -> Tensor:
-    missed, whole = problem.at(x, problem.whole).missed.squared_norm(), problem.sides.squared_norm()
+def _compute_misfit(problem: Composed, x: Tensor) -> Tensor:
+    missed, whole = problem.linearise(x, problem.whole).missed.squared_norm(), problem.sides.squared_norm()
     return (missed / whole.clamp(min=torch.finfo(whole.dtype).tiny)).sqrt().nan_to_num(nan=torch.inf)
 
 
-def _top(problem: Composed, x: Tensor) -> Tensor:
+def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
     """Return the residual norm (N,) of the deficient layer's own equations, which are continuous in x, unlike the others."""
-    return problem.at(x).top.squared_norm().sqrt()
+    return problem.linearise(x).top.squared_norm().sqrt()
 
 
-def _seen(problem: Composed) -> float:
-    """Return a threshold for `free`: a quarter of its mean value if the null space of the equations has one dimension."""
+def _compute_freedom_threshold(problem: Composed) -> float:
+    """Return a threshold for `Peeled.free`: a quarter of its mean value if the null space of the equations has one dimension."""
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 
 
-def _root_mean_square(x: Tensor) -> Tensor:
+def _compute_root_mean_square(x: Tensor) -> Tensor:
     return x.flatten(1).square().mean(dim=1).sqrt()
 
 
-def _power(x: Tensor) -> Tensor:
-    return x.flatten(1).square().sum(dim=1)
-
-
-def _along(share: Tensor, values: Tensor) -> Tensor:
-    return each(share, values) * values
+def _multiply_each(share: Tensor, values: Tensor) -> Tensor:
+    return broadcast_like(share, values) * values

@@ -18,7 +18,7 @@ class SmoothnessPrior(Protocol):
         """Return the value of the prior for each example of x, (N,)."""
         ...
 
-    def slope(self, x: Tensor) -> Tensor:
+    def gradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the prior at x, of the shape of x."""
         ...
 
@@ -39,22 +39,22 @@ class TotalVariation:
     edge: float
 
     def value(self, x: Tensor) -> Tensor:
-        return (self._lengths(x) - self.edge).flatten(1).sum(dim=1)
+        return (self._compute_lengths(x) - self.edge).flatten(1).sum(dim=1)
 
-    def slope(self, x: Tensor) -> Tensor:
+    def gradient(self, x: Tensor) -> Tensor:
         return self.curvature(x)(x)
 
     def curvature(self, x: Tensor) -> Curvature:
-        weights = 1 / self._lengths(x)
+        weights = 1 / self._compute_lengths(x)
 
-        def curve(v: Tensor) -> Tensor:
-            across, down = differences(v)
-            return gathered(weights * across, weights * down)
+        def apply_curvature(v: Tensor) -> Tensor:
+            across, down = compute_differences(v)
+            return transpose_differences(weights * across, weights * down)
 
-        return curve
+        return apply_curvature
 
-    def _lengths(self, x: Tensor) -> Tensor:
-        across, down = differences(x)
+    def _compute_lengths(self, x: Tensor) -> Tensor:
+        across, down = compute_differences(x)
         return (across.square() + down.square() + self.edge**2).sqrt()
 
 
@@ -63,16 +63,16 @@ class Middle:
     """Prior of table rows: half the squared distance to 0.5."""
 
     def value(self, x: Tensor) -> Tensor:
-        return self.slope(x).flatten(1).square().sum(dim=1) / 2
+        return self.gradient(x).flatten(1).square().sum(dim=1) / 2
 
-    def slope(self, x: Tensor) -> Tensor:
+    def gradient(self, x: Tensor) -> Tensor:
         return x - 0.5
 
     def curvature(self, x: Tensor) -> Curvature:
         return lambda v: v
 
 
-def differences(x: Tensor) -> tuple[Tensor, Tensor]:
+def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return differences to the next value across and down, each of the shape of x (..., H, W); 0 at the far edge."""
     across, down = torch.zeros_like(x), torch.zeros_like(x)
     across[..., :-1] = x[..., 1:] - x[..., :-1]
@@ -80,8 +80,8 @@ def differences(x: Tensor) -> tuple[Tensor, Tensor]:
     return across, down
 
 
-def gathered(across: Tensor, down: Tensor) -> Tensor:
-    """Apply the transpose of `differences`, and return the result in the shape of the images."""
+def transpose_differences(across: Tensor, down: Tensor) -> Tensor:
+    """Apply the transpose of `compute_differences`, and return the result in the shape of the images."""
     x = torch.zeros_like(across)
     x[..., 1:] += across[..., :-1]
     x[..., :-1] -= across[..., :-1]

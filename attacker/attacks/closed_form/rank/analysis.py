@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.rank.counting import Count, count, dead_values, pooled_rank
 from attacker.attacks.closed_form.rank.generic import generic_ranks
-from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, footprint, pooling, used_values
+from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
@@ -119,7 +119,7 @@ def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRep
     """
     if not 0 <= dead < 1:
         raise ValueError(f"dead must be at least 0 and below 1, got {dead}")
-    footprints = [footprint(layer) for layer in chain.layers]
+    footprints = [build_footprint(layer) for layer in chain.layers]
     live = _live(chain, footprints)
     shares = [dead if layer.activation is RELU else 0.0 for layer in chain.layers]
     counts = [
@@ -169,7 +169,7 @@ def virtual_constraints(chain: Chain) -> list[int]:
 def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
     """Return for each layer a mask of the output values of one channel that later layers depend on."""
     masks: list[Tensor] = []
-    for layer, shape, used in zip(chain.layers, footprints, [*used_values(chain)[1:], None], strict=True):
+    for layer, shape, used in zip(chain.layers, footprints, [*find_used_values(chain)[1:], None], strict=True):
         places = 1 if layer.kernel is None else len(shape.sees[0]) if shape.after is None else len(shape.after)
         if used is None or layer.kernel is None:
             masks.append(torch.ones(places, dtype=torch.bool))
@@ -188,7 +188,7 @@ def _by_data(chain: Chain, at: int, dead: float) -> bool:
 def _matrix(layer: Layer) -> Count:
     """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input."""
     unknowns = prod(layer.inputs)
-    pool = pooling(layer.before, layer.inputs, layer.name)
+    pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     rank = prod(layer.taken) if pool is None else layer.inputs[0] * pooled_rank(pool)
     weights = min(layer.shape[0], rank)
     return Count(unknowns, rank, weights, weights, rank)

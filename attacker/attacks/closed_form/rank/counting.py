@@ -55,7 +55,7 @@ def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
     live: mask of the output values of one channel that later layers depend on.
     dead: share of its outputs at which a ReLU is 0. Each loses a weight constraint, and most relations between constraints.
     """
-    unknowns = layer.channels * int(layer.used(live).sum())
+    unknowns = layer.channels * int(layer.find_used_values(live).sum())
     ceiling = unknowns if layer.before is None else min(unknowns, layer.channels * pooled_rank(layer.before))
     parts = groups(layer, live)
     open_taps = torch.cat([part.taps for part in parts if not part.full] or [torch.zeros(0, dtype=torch.long)])
@@ -75,7 +75,7 @@ def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
           A place is live if it affects one of these values.
     Taps that see only padding from live places are in no group.
     """
-    places = layer.live_places(live)
+    places = layer.find_live_places(live)
     sees = torch.where(places, layer.sees, -1)
     masks = torch.zeros(len(sees), layer.taken + 1, dtype=torch.bool).scatter_(1, sees % (layer.taken + 1), True)[:, :-1]
     meets = masks.float() @ masks.float().T > 0
@@ -118,7 +118,7 @@ def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) ->
     else:
         there = torch.zeros(layer.taken + 1)
         there[layer.sees[taps].flatten()] = 1  # -1, the padding, is the last
-        values = ((layer.touched() > 0) * there[:-1]).sum(dim=1).long()
+        values = ((layer.count_uses() > 0) * there[:-1]).sum(dim=1).long()
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))
 
 

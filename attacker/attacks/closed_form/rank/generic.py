@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.rank.counting import dead_values, groups, pooled_rank
 from attacker.attacks.closed_form.rank.elimination import draw, modulo, null_space, product, rank
-from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, pooling
+from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_pooling_matrix
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer
 
@@ -53,7 +53,7 @@ def _through_pooling(layer: Layer, rng: torch.Generator) -> Tensor | None:
 
     Pooling restricts the possible gradients; without it, the caller draws any gradient.
     """
-    pool = pooling(layer.before, layer.inputs, layer.name)
+    pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     return None if pool is None else product(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 
@@ -92,7 +92,7 @@ def _rank(
     The gradient constraints are eliminated first, for each channel separately. Then the weight constraints are applied to the
     unknowns that these leave undetermined.
     """
-    used = replace(shape, before=None).used(live)
+    used = replace(shape, before=None).find_used_values(live)
     left = _left_open(shape, k, live, used)
     unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * left.shape[1]
     if open_ones > columns:
@@ -111,7 +111,7 @@ def _rank(
 
 def _left_open(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
     """Return a basis (values, dimensions) of the null space of one channel's gradient constraints."""
-    places, pieces = shape.live_places(live), []
+    places, pieces = shape.find_live_places(live), []
     for group in groups(shape, live):
         rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)
         where = torch.where(places, shape.sees[group.taps], -1) % (shape.taken + 1)

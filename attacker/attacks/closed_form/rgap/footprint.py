@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.system import back_through, columns_of, fold
+from attacker.attacks.closed_form.rgap.system import apply_transposed_maps, fold, unfold
 from attacker.attacks.networks.chain import Chain, Layer, Linear, NotAChain
 
 MAX_POOLED_VALUES = 4096
@@ -35,18 +35,18 @@ class LayerFootprint:
     before: Tensor | None = None
     after: Tensor | None = None
 
-    def live_places(self, live: Tensor) -> Tensor:
+    def find_live_places(self, live: Tensor) -> Tensor:
         """Return a mask (places,) of those that affect an output value in the mask `live`."""
         return live if self.after is None else self.after[live].any(dim=0)
 
-    def used(self, live: Tensor) -> Tensor:
+    def find_used_values(self, live: Tensor) -> Tensor:
         """Return a mask of the input values of one channel on which an output value in the mask `live` depends."""
-        seen = self.sees[:, self.live_places(live)]
+        seen = self.sees[:, self.find_live_places(live)]
         taken = torch.zeros(self.taken, dtype=torch.bool)
         taken[seen[seen >= 0]] = True
         return taken if self.before is None else self.before[taken].any(dim=0)
 
-    def touched(self) -> Tensor:
+    def count_uses(self) -> Tensor:
         """Return how often each output value uses each value under the kernel, (output values, n), as floats."""
         taps, places = self.sees.shape
         meets = torch.zeros(places, self.taken + 1)
@@ -54,7 +54,7 @@ class LayerFootprint:
         return meets[:, :-1] if self.after is None else self.after @ meets[:, :-1]
 
 
-def footprint(layer: Layer) -> LayerFootprint:
+def build_footprint(layer: Layer) -> LayerFootprint:
     """Return the footprint of a layer; each input of a linear layer counts as a channel of one value.
 
     Raises NotAChain if the layer's pooling cannot be analysed.
@@ -64,16 +64,16 @@ def footprint(layer: Layer) -> LayerFootprint:
     _, height, width = layer.taken
     numbered = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
     return LayerFootprint(
-        sees=columns_of(layer, numbered)[0].round().long() - 1,
+        sees=unfold(layer, numbered)[0].round().long() - 1,
         channels=layer.taken[0],
         filters=layer.shape[0],
         taken=height * width,
-        before=pooling(layer.before, layer.inputs, layer.name),
-        after=pooling(layer.after, layer.given, layer.name),
+        before=build_pooling_matrix(layer.before, layer.inputs, layer.name),
+        after=build_pooling_matrix(layer.after, layer.given, layer.name),
     )
 
 
-def used_values(chain: Chain) -> list[Tensor]:
+def find_used_values(chain: Chain) -> list[Tensor]:
     """Return for each layer a mask, of the shape `inputs` of that layer, of the input values that the logits depend on.
 
     A stride can skip values, or stop before the border. A skipped value inside a network is an output of the layer
@@ -83,18 +83,18 @@ def used_values(chain: Chain) -> list[Tensor]:
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
     for layer in reversed(chain.layers):
-        given = back_through(layer.after, live[None], layer.given)
+        given = apply_transposed_maps(layer.after, live[None], layer.given)
         if layer.kernel is None:
             taken = torch.ones(1, *layer.taken)
         else:
             places = given.flatten(2).amax(dim=1, keepdim=True).expand(1, prod(layer.kernel), -1)
             taken = fold(layer, places).expand(1, *layer.taken)
-        live = (back_through(layer.before, taken, layer.inputs)[0] > 0).float()
+        live = (apply_transposed_maps(layer.before, taken, layer.inputs)[0] > 0).float()
         masks.append(live > 0)
     return masks[::-1]
 
 
-def pooling(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
+def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
     """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
     Entries are 0 or 1: sums instead of averages, which does not change ranks. shape: of the input. name: layer name for errors.
@@ -103,21 +103,21 @@ def pooling(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor
     matrix, sides = None, shape
     for one in maps:
         after = tuple(one(torch.empty(1, *sides, device="meta")).shape[1:])
-        if not keeps_values(one, sides):
-            matrix = _pool(one, sides, name) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
+        if not is_reshape(one, sides):
+            matrix = _compute_pooling_matrix(one, sides, name) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
             raise NotAChain(f"{name} is pooled and reshaped from {sides} to {after}, and the analysis supports only one of both")
         sides = after
     return matrix
 
 
-def keeps_values(one: Linear, shape: tuple[int, ...]) -> bool:
+def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
     """Return whether a linear map for inputs of `shape` is a reshape."""
     values = torch.arange(prod(shape), dtype=torch.float64).reshape(1, *shape)
     return torch.equal(one(values).flatten(), values.flatten())
 
 
-def _pool(one: Linear, sides: tuple[int, ...], name: str) -> Tensor:
+def _compute_pooling_matrix(one: Linear, sides: tuple[int, ...], name: str) -> Tensor:
     if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
         raise NotAChain(f"{name}: pooling of {sides} cannot be analysed; use images of at most {MAX_POOLED_VALUES} pixels")
     return (one(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

@@ -9,7 +9,16 @@ from torch import Tensor
 from attacker.attacks.closed_form.heads import more_than_one
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.plausibility import outside
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Tensors, Walk, beginnings, finish, homogeneous, step
+from attacker.attacks.closed_form.rgap.walk import (
+    DEFAULT_WALK,
+    Point,
+    Tensors,
+    Walk,
+    is_homogeneous,
+    solve_last_layer,
+    solve_layer,
+    solve_layers,
+)
 from attacker.attacks.networks.chain import Chain
 
 MAX_OUTSIDE = 1e-6
@@ -73,30 +82,32 @@ def require_single(observed: Observed) -> Chain:
     return chain
 
 
-def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
+def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
     """Choose among the possible solutions of the last layer by how well the layer before it can be solved."""
-    points = beginnings(chain, observed.weights, gradient, observed.training.loss)
+    points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
-        return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_doubts(chain, gradient, points[0]))
+        return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0]))
     alone = len(chain.layers) == 1
-    judged = points if alone else [step(chain, observed.weights, gradient, p, walk) for p in points]
-    scores = torch.stack([_score(p, i, case_labels(observed)) for i, p in enumerate(judged)])
+    judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
+    scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
         scores = scores + torch.stack([outside(observed.data.denormalise(p.f)) for p in points])
     fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
     order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
-    first, second = _chosen(points, order[0]), _chosen(points, order[1])
+    first, second = _choose_points(points, order[0]), _choose_points(points, order[1])
     twins = fits.gather(0, order[1:2])[0] & torch.isfinite(scores.gather(0, order[1:2])[0])
-    doubts = _doubts(chain, gradient, first)
+    doubts = _list_doubts(chain, gradient, first)
     if not bool(twins.any()):
         return Readings(first, twins, doubts=doubts)
-    if homogeneous(chain):
+    if is_homogeneous(chain):
         ratio = (second.f * first.f).flatten(1).sum(dim=1) / first.f.flatten(1).square().sum(dim=1)
         return Readings(first, twins, factor=ratio, doubts=doubts)
     return Readings(first, twins, second=second, doubts=doubts)
 
 
-def answers(observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str) -> list[ClosedFormAnswer]:
+def build_answers(
+    observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str
+) -> list[ClosedFormAnswer]:
     """Return one answer per problem from the normalised inputs (N, *shape) that R-GAP found.
 
     first, second: inputs from the first solution of the last layer and, if R-GAP was run for it as well, from the second.
@@ -107,20 +118,20 @@ def answers(observed: Observed, readings: Readings, first: Tensor, second: Tenso
     if second is None:
         labels = readings.first.head.y
         return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
-    return _between_twins(observed, readings, x, observed.data.denormalise(second), route)
+    return _choose_twins(observed, readings, x, observed.data.denormalise(second), route)
 
 
-def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
+def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
     """Run R-GAP on all observations at once. Raises ValueError if it does not apply, see `require_single`."""
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient
-    readings = read(observed, chain, gradient, walk)
-    first = finish(chain, observed.weights, gradient, readings.first, walk)
-    second = finish(chain, observed.weights, gradient, readings.second, walk).f if readings.second else None
-    return answers(observed, readings, first.f, second, "layers")
+    readings = choose_readings(observed, chain, gradient, walk)
+    first = solve_layers(chain, observed.weights, gradient, readings.first, walk)
+    second = solve_layers(chain, observed.weights, gradient, readings.second, walk).f if readings.second else None
+    return build_answers(observed, readings, first.f, second, "layers")
 
 
-def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
+def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Choose between two examples with the same gradient: the one in [0, 1], or if both are, the one with more contrast."""
     off = outside(x), outside(other)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
@@ -130,7 +141,7 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
     for i in range(len(x)):
         kept, left = (other, x) if bool(swap[i]) else (x, other)
         twin = left[i : i + 1] if bool(readings.twins[i]) else None
-        words = (_of_twins(kept[i], left[i]),) if twin is not None else ()
+        words = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
         y = readings.first.head.y[i : i + 1]
         if bool(swap[i]) and readings.second is not None:
             y = readings.second.head.y[i : i + 1]
@@ -138,12 +149,12 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
     return found
 
 
-def _of_twins(kept: Tensor, left: Tensor) -> str:
+def _describe_twins(kept: Tensor, left: Tensor) -> str:
     inside = [f"{float(low):.3g} to {float(high):.3g}" for low, high in ((t.min(), t.max()) for t in (kept, left))]
     return f"another example, its twin, has the same gradient; this one has values from {inside[0]}, the other from {inside[1]}"
 
 
-def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
+def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
     head = point.head
     several = more_than_one(gradient[chain.layers[-1].weight])
     found = []
@@ -163,14 +174,14 @@ def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, .
     return tuple(found)
 
 
-def case_labels(observed: Observed) -> Tensor | None:
+def read_known_labels(observed: Observed) -> Tensor | None:
     """Return the labels (N,) that an oracle gave, or None unless every case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     told = [t for t in known if t is not None and len(t) == 1]
     return torch.cat(told) if len(told) == len(known) else None
 
 
-def _score(point: Point, place: int, labels: Tensor | None) -> Tensor:
+def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
     """Return a score (N,) of a solution of the last layer; lower is better. place: its position, which decides between equals."""
     score = point.residual + point.head.misfit + 1e-12 * place
     score = torch.where(point.head.valid, score.nan_to_num(nan=1e30), torch.inf)
@@ -179,7 +190,7 @@ def _score(point: Point, place: int, labels: Tensor | None) -> Tensor:
     return score + torch.where(point.head.y == labels.to(score.device), 0, 1e6)
 
 
-def _chosen(points: Sequence[Point], which: Tensor) -> Point:
+def _choose_points(points: Sequence[Point], which: Tensor) -> Point:
     chosen = points[0]
     for i, point in enumerate(points[1:], start=1):
         here = which == i

@@ -22,11 +22,11 @@ class Weighing:
 
     factors: tuple[Tensor | None, ...]
 
-    def times(self, rows: Sequence[Tensor], *, transposed: bool = False) -> tuple[Tensor, ...]:
-        return tuple(_times(f, r, transposed) for f, r in zip(self.factors, rows, strict=True))
+    def apply(self, rows: Sequence[Tensor], *, transposed: bool = False) -> tuple[Tensor, ...]:
+        return tuple(_multiply(f, r, transposed) for f, r in zip(self.factors, rows, strict=True))
 
 
-def whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
+def compute_whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
     """Return a factor that whitens the errors of a filter's equations k U^T = dL/dW if some values of k are uncertain.
 
     With `lengths`, the factors by which equations are scaled, the errors have the covariance
@@ -45,7 +45,7 @@ def whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
     return factor
 
 
-def _times(factor: Tensor | None, rows: Tensor, transposed: bool) -> Tensor:
+def _multiply(factor: Tensor | None, rows: Tensor, transposed: bool) -> Tensor:
     if factor is None:
         return rows
     if factor.ndim == rows.ndim:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.closed_form.rgap.system import System, columns_of, fold
+from attacker.attacks.closed_form.rgap.system import System, fold, unfold
 from attacker.attacks.networks.chain import Layer, only_reshapes
 
 Inverse = Callable[[Tensor], Tensor]
@@ -32,7 +32,7 @@ DIAGONAL_FLOOR = 1e-9
 """Multiple of the mean diagonal that is added to K^T K before it is inverted, if all of W^T W is added later."""
 
 
-def inverse_of(system: System) -> Inverse | None:
+def build_preconditioner(system: System) -> Inverse | None:
     """Return a preconditioner for the equations of `system`; None for linear layers, pooled inputs, and unscaled equations.
 
     The scale of the equations must be equal for all input channels.
@@ -40,30 +40,30 @@ def inverse_of(system: System) -> Inverse | None:
     layer = system.layer
     if layer.kernel is None or not only_reshapes(layer.before) or system.scale is None:
         return None
-    classes = classes_of(layer)
+    classes = find_pixel_classes(layer)
     if max(len(one.places) for one in classes) > MAX_CLASS_PLACES:
-        return _of_diagonal(system)
+        return _invert_diagonal(system)
     if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < MIN_EQUATION_SHARE * prod(layer.taken[1:]):
-        return _of_diagonal(system)
-    if _takes_whole(layer, classes):
+        return _invert_diagonal(system)
+    if _needs_whole(layer, classes):
         return _Whole(system, classes)
-    return _Blocks(system, classes, _diagonal_of_weights(system).mean(dim=1))
+    return _Blocks(system, classes, _compute_weight_diagonal(system).mean(dim=1))
 
 
-def bytes_of(layer: Layer) -> int:
+def estimate_bytes(layer: Layer) -> int:
     """Return the approximate memory in bytes that solving one problem for this layer takes."""
     working = 12 * (prod(layer.shape[1:]) * prod(layer.given[1:]) + prod(layer.inputs) + prod(layer.outputs) + prod(layer.shape))
     if layer.kernel is None or not only_reshapes(layer.before):
         return 8 * working
-    classes = classes_of(layer)
+    classes = find_pixel_classes(layer)
     most = max(len(one.places) for one in classes)
     if most > MAX_CLASS_PLACES:
         return 8 * working
-    whole = 3 * prod(layer.given) ** 2 if _takes_whole(layer, classes) else 0
+    whole = 3 * prod(layer.given) ** 2 if _needs_whole(layer, classes) else 0
     return 8 * (working + 2 * len(classes) * most**2 + whole)
 
 
-def _takes_whole(layer: Layer, classes: list["Class"]) -> bool:
+def _needs_whole(layer: Layer, classes: list["Class"]) -> bool:
     few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
     return few and only_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
 
@@ -82,10 +82,10 @@ class Class:
     meets: Tensor
 
 
-def classes_of(layer: Layer) -> list[Class]:
+def find_pixel_classes(layer: Layer) -> list[Class]:
     """Return the classes of the pixels of a convolution's input; there are at most stride * stride."""
     assert layer.kernel is not None
-    sides = [_axis(layer, i) for i in (0, 1)]
+    sides = [_find_output_positions(layer, i) for i in (0, 1)]
     outputs = prod(layer.given[1:])
     low, high = sides[0][:, None, :, None], sides[1][None, :, None, :]
     meets = torch.where((low >= 0) & (high >= 0), low * layer.given[2] + high, outputs)
@@ -102,7 +102,7 @@ def classes_of(layer: Layer) -> list[Class]:
     return found
 
 
-def _axis(layer: Layer, i: int) -> Tensor:
+def _find_output_positions(layer: Layer, i: int) -> Tensor:
     """Return, along axis i, the output position at which each tap lies on each input position, (taps, positions); -1 if none."""
     assert layer.kernel is not None
     taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.taken[1 + i])
@@ -122,8 +122,10 @@ class _Blocks:
         self.give = torch.zeros(diagonal.shape[1], dtype=torch.long)
         for i, one in enumerate(classes):
             size = len(one.places)
-            product = _rows(system, one)
-            normal = product.mT @ product + torch.diag_embed(_above_zero(diagonal[:, one.places.to(diagonal.device)], product))
+            product = _build_rows(system, one)
+            normal = product.mT @ product + torch.diag_embed(
+                _clamp_diagonal(diagonal[:, one.places.to(diagonal.device)], product)
+            )
             self.inverse[:, i, :size, :size] = torch.cholesky_inverse(torch.linalg.cholesky_ex(normal)[0])
             self.take[i, :size] = one.places
             self.give[one.places] = i * most + torch.arange(size)
@@ -145,20 +147,20 @@ class _Whole:
         self.layer, self.weight = layer, system.weight
         self.scale = system.scale.weights.reshape(count, layer.shape[0], -1)
         places = prod(layer.taken[1:])
-        diagonal = self.scale.new_full((count, places), DIAGONAL_FLOOR) * _mean_square(system)[:, None]
+        diagonal = self.scale.new_full((count, places), DIAGONAL_FLOOR) * _compute_mean_square(system)[:, None]
         self.blocks = _Blocks(system, classes, diagonal)
         values = self.scale.flatten(1)
-        joined = values[:, :, None] * self._between(classes) * values[:, None]
+        joined = values[:, :, None] * self._compute_product(classes) * values[:, None]
         self.factor = torch.linalg.cholesky_ex(joined + torch.eye(values.shape[1], dtype=values.dtype, device=values.device))[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         near = self.blocks(x)
-        columns = columns_of(self.layer, near.reshape(len(x), *self.layer.taken))
+        columns = unfold(self.layer, near.reshape(len(x), *self.layer.taken))
         given = ((self.weight @ columns) * self.scale).flatten(1)[..., None]
         taken = torch.cholesky_solve(given, self.factor).reshape(self.scale.shape) * self.scale
         return near - self.blocks(fold(self.layer, self.weight.mT @ taken).reshape(x.shape))
 
-    def _between(self, classes: list[Class]) -> Tensor:
+    def _compute_product(self, classes: list[Class]) -> Tensor:
         """Return W (K^T K)^-1 W^T, (N, outputs, outputs), summed over pairs of taps of each class."""
         filters, channels = self.layer.shape[:2]
         weight = self.weight.reshape(len(self.weight), filters, channels, -1)
@@ -178,15 +180,15 @@ class _Whole:
         return total.reshape(count, filters, filters, places, places).transpose(2, 3).reshape(count, filters * places, -1)
 
 
-def _of_diagonal(system: System) -> Inverse:
-    diagonal = _diagonal_of_weights(system)
-    square = _shared(system).square().mT @ system.k.square()
+def _invert_diagonal(system: System) -> Inverse:
+    diagonal = _compute_weight_diagonal(system)
+    square = _compute_gradient_scale(system).square().mT @ system.k.square()
     shared = fold(system.layer, square.repeat(1, system.layer.taken[0], 1)).flatten(2)
-    inverse = 1 / _above_zero(diagonal + shared, shared)
+    inverse = 1 / _clamp_diagonal(diagonal + shared, shared)
     return lambda x: (inverse * x.reshape(inverse.shape)).reshape(x.shape)
 
 
-def _diagonal_of_weights(system: System) -> Tensor:
+def _compute_weight_diagonal(system: System) -> Tensor:
     """Return the diagonal of W^T W for the weight constraints W, (N, C_in, pixels); with average pooling, scales are averaged."""
     layer = system.layer
     assert system.scale is not None
@@ -199,27 +201,27 @@ def _diagonal_of_weights(system: System) -> Tensor:
     return fold(layer, system.weight.square().mT @ spread).flatten(2)
 
 
-def _shared(system: System) -> Tensor:
+def _compute_gradient_scale(system: System) -> Tensor:
     """Return the scale of the gradient constraints K for one input channel, (N, C_out, taps), which is equal for all channels."""
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
-def _rows(system: System, one: Class) -> Tensor:
+def _build_rows(system: System, one: Class) -> Tensor:
     """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P)."""
     padded = functional.pad(system.k, (0, 1))
     rows = padded[..., one.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *one.meets.shape)
-    return (rows * _shared(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
+    return (rows * _compute_gradient_scale(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
 
 
-def _mean_square(system: System) -> Tensor:
+def _compute_mean_square(system: System) -> Tensor:
     """Return the mean squared norm of the columns of K, the matrix of gradient constraints, (N,)."""
-    square = _shared(system).square().mT @ system.k.square()
+    square = _compute_gradient_scale(system).square().mT @ system.k.square()
     return square.flatten(1).sum(dim=1) / prod(system.layer.taken[1:])
 
 
-def _above_zero(diagonal: Tensor, like: Tensor) -> Tensor:
+def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     """Return a diagonal with a small positive minimum, so that unknowns without equations can be inverted."""
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     least = 1e-12 * torch.where(mean > 0, mean, 1)

@@ -8,21 +8,21 @@ the input patch at that position.
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, columns_of, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps, broadcast_like, unfold
 from attacker.attacks.networks.activations import Activation
 
 MIN_EXPLAINED = 0.04
 """Smallest share of the residual that the sign of a value must explain for the other sign to be tried."""
 
 
-def other_side(activation: Activation, f: Tensor) -> Tensor:
+def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
     """Return the outputs f (N, ...) that the pre-activations would have with opposite signs."""
     low = activation.slope(torch.full_like(f, -1))
-    inside = torch.where(low > 0, f / low, level(f) * 1e-9)
-    return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, level(f) * 1e-9))
+    inside = torch.where(low > 0, f / low, compute_root_mean_square(f) * 1e-9)
+    return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, compute_root_mean_square(f) * 1e-9))
 
 
-def doubted(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
+def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
     """Return a mask (N, *outputs) with at most one value per problem: the one whose sign change explains most of the residual.
 
     x: least-squares solution of the equations, (N, *inputs). f, gradient: outputs of the layer and the loss gradient there,
@@ -30,24 +30,20 @@ def doubted(system: System, target: EquationValues, x: Tensor, f: Tensor, gradie
     """
     layer, act, scale = system.layer, system.layer.activation, system.scale
     assert scale is not None
-    left = (target * scale).plus(system.apply(x), torch.full_like(f.flatten(1)[:, 0], -1))
+    left = (target * scale).add(system.apply(x), torch.full_like(f.flatten(1)[:, 0], -1))
     slope = act.slope(f)
     jump = gradient * (act.slope(torch.full_like(f, -1)) + 1 - 2 * slope)
     jump = jump.reshape(len(f), layer.shape[0], -1)
-    columns = columns_of(layer, through(layer.before, x))
+    columns = unfold(layer, apply_maps(layer.before, x))
     along = jump * ((scale.gradients * left.gradients) @ columns)
     length = jump.square() * (scale.gradients.square() @ columns.square())
     explained = torch.where((along > 0) & (length > 0), along.square() / length, 0).reshape(f.shape)
     explained = torch.where(near, explained, 0)
     most = explained.flatten(1).amax(dim=1)
     telling = (most > MIN_EXPLAINED * left.squared_norm()) & (most > 0)
-    return (explained == _each(most, f)) & _each(telling, f)
+    return (explained == broadcast_like(most, f)) & broadcast_like(telling, f)
 
 
-def level(f: Tensor) -> Tensor:
+def compute_root_mean_square(f: Tensor) -> Tensor:
     """Return the root mean square of f for each problem, with the axes of f for broadcasting."""
-    return _each(f.flatten(1).square().mean(dim=1).sqrt(), f)
-
-
-def _each(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
+    return broadcast_like(f.flatten(1).square().mean(dim=1).sqrt(), f)

@@ -36,15 +36,15 @@ class EquationValues:
     def __mul__(self, other: "EquationValues") -> "EquationValues":
         return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
-    def of(self, rows: slice) -> "EquationValues":
+    def select(self, rows: slice) -> "EquationValues":
         """Return the values of the problems `rows` only; tensors shared by all problems are unchanged."""
         return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
-    def plus(self, other: "EquationValues", share: Tensor) -> "EquationValues":
+    def add(self, other: "EquationValues", share: Tensor) -> "EquationValues":
         """Return self + share * other, with one factor per problem, share: (N,)."""
         return EquationValues(
-            self.weights + _along(share, other.weights) * other.weights,
-            self.gradients + _along(share, other.gradients) * other.gradients,
+            self.weights + broadcast_like(share, other.weights) * other.weights,
+            self.gradients + broadcast_like(share, other.gradients) * other.gradients,
         )
 
     def squared_norm(self) -> Tensor:
@@ -63,47 +63,47 @@ class System:
     def __init__(self, layer: Layer, weight: Tensor, k: Tensor) -> None:
         self.layer = layer
         self.weight = weight.reshape(len(weight), layer.shape[0], -1)
-        self.k = back_through(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
+        self.k = apply_transposed_maps(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
         self.scale: EquationValues | None = None
 
-    def of(self, rows: slice) -> "System":
+    def select(self, rows: slice) -> "System":
         """Return the equations of the problems `rows` only."""
         part = copy(self)
         part.weight, part.k = self.weight[rows] if len(self.weight) > 1 else self.weight, self.k[rows]
         if self.scale is not None:
-            part.scale = self.scale.of(rows)
+            part.scale = self.scale.select(rows)
         return part
 
     def apply(self, x: Tensor) -> EquationValues:
-        rows = self._applied(x)
+        rows = self._apply_unscaled(x)
         return rows if self.scale is None else rows * self.scale
 
     def adjoint(self, rows: EquationValues) -> Tensor:
-        return self._transposed(rows if self.scale is None else rows * self.scale)
+        return self._apply_transpose(rows if self.scale is None else rows * self.scale)
 
-    def _applied(self, x: Tensor) -> EquationValues:
-        columns = columns_of(self.layer, through(self.layer.before, x))
+    def _apply_unscaled(self, x: Tensor) -> EquationValues:
+        columns = unfold(self.layer, apply_maps(self.layer.before, x))
         given = (self.weight @ columns).reshape(len(x), *self.layer.given)
-        return EquationValues(through(self.layer.after, given), self.k @ columns.mT)
+        return EquationValues(apply_maps(self.layer.after, given), self.k @ columns.mT)
 
-    def _transposed(self, rows: EquationValues) -> Tensor:
-        given = back_through(self.layer.after, rows.weights, self.layer.given)
+    def _apply_transpose(self, rows: EquationValues) -> Tensor:
+        given = apply_transposed_maps(self.layer.after, rows.weights, self.layer.given)
         columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
-        return back_through(self.layer.before, fold(self.layer, columns), self.layer.inputs)
+        return apply_transposed_maps(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
-    def gradient_below(self) -> Tensor:
+    def compute_gradient_below(self) -> Tensor:
         """Return the loss gradient at the layer's input, W^T k, (N, *inputs)."""
-        return back_through(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
+        return apply_transposed_maps(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
 
-    def norms(self) -> EquationValues:
+    def compute_norms(self) -> EquationValues:
         """Return the norm of each equation's row, taking padding into account; approximate with average pooling."""
-        inside = columns_of(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
+        inside = unfold(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
         weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
-        weights = through(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
+        weights = apply_maps(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
         return EquationValues(weights, (self.k.square() @ inside.mT).sqrt())
 
 
-def columns_of(layer: Layer, x: Tensor) -> Tensor:
+def unfold(layer: Layer, x: Tensor) -> Tensor:
     """Return the input patches under the kernel as columns, (N, values under the kernel, places), of x (N, *taken)."""
     if layer.kernel is None:
         return x[..., None]
@@ -111,26 +111,26 @@ def columns_of(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fold(layer: Layer, columns: Tensor) -> Tensor:
-    """Apply the transpose of `columns_of`: sum the entries of all patches that belong to the same input value."""
+    """Apply the transpose of `unfold`: sum the entries of all patches that belong to the same input value."""
     if layer.kernel is None:
         return columns[..., 0]
     sides = layer.taken[1:]
     return functional.fold(columns, sides, layer.kernel, layer.dilation, layer.padding, layer.stride)
 
 
-def through(maps: Sequence[Linear], x: Tensor) -> Tensor:
+def apply_maps(maps: Sequence[Linear], x: Tensor) -> Tensor:
     for one in maps:
         x = one(x)
     return x
 
 
-def back_through(maps: Sequence[Linear], y: Tensor, shape: tuple[int, ...]) -> Tensor:
+def apply_transposed_maps(maps: Sequence[Linear], y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Apply the transposes of the linear `maps` to y, from the last to the first; the result has the shape (N, *shape)."""
     if not maps:
         return y
     if only_reshapes(maps):
         return y.reshape(len(y), *shape)
-    transpose = vjp(lambda x: through(maps, x), torch.zeros(len(y), *shape, dtype=y.dtype, device=y.device))[1]
+    transpose = vjp(lambda x: apply_maps(maps, x), torch.zeros(len(y), *shape, dtype=y.dtype, device=y.device))[1]
     result: Tensor = transpose(y)[0]
     return result
 
@@ -148,7 +148,7 @@ CHECK_INTERVAL = 10
 """Number of iterations between two convergence checks, each of which synchronises with a GPU."""
 
 
-def least_squares(
+def solve_least_squares(
     system: System,
     target: EquationValues,
     *,
@@ -166,17 +166,17 @@ def least_squares(
     spare:     (N,) number of surplus equations. If given, a problem also ends when CHECK_INTERVAL iterations reduce the squared
                residual by less than one equation's share of it, since such changes are below the noise of the equations.
     """
-    one, two = _Flat(system, target), inverse or _same
+    one, two = _Flat(system, target), inverse or _identity
     x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
-    residual = one.target if start is None else one.target - one.image(x)
-    gradient = one.back(residual)
+    residual = one.target if start is None else one.target - one.apply(x)
+    gradient = one.adjoint(residual)
     direction = two(gradient)
     power, tiny = _dot(gradient, direction), torch.finfo(x.dtype).tiny
     enough, live, left, done = tolerance**2 * power, (power > 0).to(x.dtype), _dot(residual, residual), 0
     for done in range(1, iterations + 1):
-        image = one.image(direction)
+        image = one.apply(direction)
         step = live * power / (_dot(image, image) + tiny)
-        x = torch.addcmul(x, _along(step, x), direction)
+        x = torch.addcmul(x, broadcast_like(step, x), direction)
         residual = torch.addcmul(residual, step[:, None], image, value=-1)
         if done % CHECK_INTERVAL == 0:
             before, left = left, _dot(residual, residual)
@@ -184,10 +184,10 @@ def least_squares(
             live = live * (running if spare is None else running & ((before - left) * spare > left))
             if not bool(live.any()):
                 break
-        gradient = one.back(residual)
+        gradient = one.adjoint(residual)
         better = two(gradient)
         before, power = power, _dot(gradient, better)
-        direction = torch.addcmul(better, _along(power / (before + tiny), better), direction)
+        direction = torch.addcmul(better, broadcast_like(power / (before + tiny), better), direction)
     whole = _dot(one.target, one.target).clamp(min=tiny)
     return Solved(x, (_dot(residual, residual) / whole).sqrt(), done)
 
@@ -202,29 +202,30 @@ class _Flat:
         self.scale = None
         if system.scale is not None:
             scale = system.scale
-            self.scale = _joined(
+            self.scale = _concatenate(
                 EquationValues(scale.weights.expand_as(target.weights), scale.gradients.expand_as(target.gradients))
             )
-        self.target = self._scaled(_joined(target))
+        self.target = self._scale_rows(_concatenate(target))
 
-    def image(self, x: Tensor) -> Tensor:
-        return self._scaled(_joined(self.system._applied(x)))
+    def apply(self, x: Tensor) -> Tensor:
+        return self._scale_rows(_concatenate(self.system._apply_unscaled(x)))
 
-    def back(self, rows: Tensor) -> Tensor:
-        scaled = self._scaled(rows)
+    def adjoint(self, rows: Tensor) -> Tensor:
+        scaled = self._scale_rows(rows)
         weights, gradients = scaled[:, : self.cut], scaled[:, self.cut :]
-        return self.system._transposed(EquationValues(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
+        return self.system._apply_transpose(EquationValues(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
 
-    def _scaled(self, rows: Tensor) -> Tensor:
+    def _scale_rows(self, rows: Tensor) -> Tensor:
         return rows if self.scale is None else rows * self.scale
 
 
-def _joined(rows: EquationValues) -> Tensor:
+def _concatenate(rows: EquationValues) -> Tensor:
     return torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1)
 
 
-def _along(share: Tensor, values: Tensor) -> Tensor:
-    return share.reshape(-1, *[1] * (values.ndim - 1))
+def broadcast_like(values: Tensor, like: Tensor) -> Tensor:
+    """Return one value per problem, (N,), with as many trailing axes of size 1 as `like` has further axes."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
@@ -232,5 +233,5 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return product
 
 
-def _same(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x

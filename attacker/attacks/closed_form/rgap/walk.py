@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.heads import HeadReading, read_heads
-from attacker.attacks.closed_form.rgap.footprint import used_values
-from attacker.attacks.closed_form.rgap.preconditioning import Inverse, bytes_of, inverse_of
-from attacker.attacks.closed_form.rgap.signs import doubted, level, other_side
-from attacker.attacks.closed_form.rgap.system import EquationValues, Solved, System, least_squares, through
+from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.preconditioning import Inverse, build_preconditioner, estimate_bytes
+from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
+from attacker.attacks.closed_form.rgap.system import (
+    EquationValues,
+    Solved,
+    System,
+    apply_maps,
+    broadcast_like,
+    solve_least_squares,
+)
 from attacker.attacks.networks.activations import settled
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
@@ -29,7 +36,7 @@ Tensors = Mapping[str, Tensor]
 class Walk:
     """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds its settings.
 
-    scaled:    divide each equation by its expected error (`expected_errors`), and use a preconditioner.
+    scaled:    divide each equation by its expected error (`estimate_errors`), and use a preconditioner.
     mended:    correct wrong signs of pre-activations near zero (`signs`).
     precision: data type of the values passed from layer to layer.
     tolerance, iterations: of the least-squares solver.
@@ -83,7 +90,7 @@ class Point:
         return torch.stack(self.residuals).amax(dim=0) if self.residuals else torch.zeros_like(self.f.flatten(1)[:, 0])
 
 
-def beginnings(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> list[Point]:
+def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> list[Point]:
     """Return the solutions of the last layer, each as a state at its input.
 
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
@@ -93,34 +100,34 @@ def beginnings(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> 
         raise ValueError(f"its last layer, {layer.name}, is a convolution, and closed forms need a linear last layer")
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     heads = read_heads(loss, weight, bias, gradient[layer.weight], gradient[layer.bias] if layer.bias else None)
-    return [_at_input(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]
+    return [_build_point(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]
 
 
-def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading, at: int) -> Point:
+def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading, at: int) -> Point:
     system = System(layer, weight, head.k)
-    below = system.gradient_below()
+    below = system.compute_gradient_below()
     if only_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
     lengths = head.k.abs()[..., None].expand_as(gradient)  # of all inputs of the pooling, the one of least norm
-    system.scale = EquationValues(torch.zeros_like(head.k), _inverse(lengths))
-    solved = least_squares(system, EquationValues(torch.zeros_like(head.k), gradient))
+    system.scale = EquationValues(torch.zeros_like(head.k), invert_lengths(lengths))
+    solved = solve_least_squares(system, EquationValues(torch.zeros_like(head.k), gradient))
     return Point(at, solved.x, below, head)
 
 
-def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
+def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
     """Solve the layer `point.at` for its input, and return the state there."""
-    system, target = equations(chain, weights, gradient, point, walk)
-    unknowns = int(used_values(chain)[point.at].sum())
-    x, residual = _solution(system, target, unknowns, walk)
+    system, target = build_equations(chain, weights, gradient, point, walk)
+    unknowns = int(find_used_values(chain)[point.at].sum())
+    x, residual = _solve_system(system, target, unknowns, walk)
     if walk.mended and not system.layer.activation.smooth and only_reshapes(system.layer.after):
         system, x, residual = _flip_signs(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
     if point.at:
         x = settled(chain.layers[point.at - 1].activation, x)
-    x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.gradient_below()))
+    x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.compute_gradient_below()))
     return replace(point, at=point.at - 1, f=x, gradient=below, residuals=(*point.residuals, residual))
 
 
-def equations(
+def build_equations(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK
 ) -> tuple[System, EquationValues]:
     """Return the scaled equations for the input of layer `point.at`, and their right-hand sides."""
@@ -129,18 +136,18 @@ def equations(
     z, k = act.inverse(f), point.gradient.reshape(f.shape) * act.slope(f)
     z, k = (t.to(walk.precision).to(t.dtype) for t in (z, k))
     system = System(layer, weights[layer.weight], k)
-    known = act.known(f) * used_values(chain)[point.at + 1].to(f.device)
+    known = act.known(f) * find_used_values(chain)[point.at + 1].to(f.device)
     sides = gradient[layer.weight].reshape(len(z), layer.shape[0], -1)
     if walk.scaled:
-        errors = expected_errors(system, f * known, point.gradient.reshape(f.shape), sides)
-        system.scale = EquationValues(known * _inverse(errors.weights), _inverse(errors.gradients))
+        errors = estimate_errors(system, f * known, point.gradient.reshape(f.shape), sides)
+        system.scale = EquationValues(known * invert_lengths(errors.weights), invert_lengths(errors.gradients))
     else:
         system.scale = EquationValues(known, torch.ones_like(sides))
-    offset = _offset(layer, weights[layer.bias]) if layer.bias else 0
+    offset = compute_offset(layer, weights[layer.bias]) if layer.bias else 0
     return system, EquationValues(z - offset, sides)
 
 
-def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
+def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
     """Return the expected error of each equation of a layer, in units of the relative error of f; inf for useless equations.
 
     f, gradient: output of the layer and the loss gradient there, (N, *outputs). sides: dL/dW, (N, C_out, values under the
@@ -149,24 +156,24 @@ def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
     all values.
     """
     act = system.layer.activation
-    size = level(f)
+    size = compute_root_mean_square(f)
     slope = act.slope(f)
-    doubt = torch.hypot(gradient * act.bend(f) * size, slope * level(gradient))
-    lengths, k = (System(system.layer, system.weight, t).norms().gradients for t in (doubt, gradient * slope))
-    inputs = sides.flatten(1).norm(dim=1) * _inverse(k.flatten(1).norm(dim=1))  # estimate of the norm of a patch
+    doubt = torch.hypot(gradient * act.bend(f) * size, slope * compute_root_mean_square(gradient))
+    lengths, k = (System(system.layer, system.weight, t).compute_norms().gradients for t in (doubt, gradient * slope))
+    inputs = sides.flatten(1).norm(dim=1) * invert_lengths(k.flatten(1).norm(dim=1))  # estimate of the norm of a patch
     return EquationValues(size / slope, lengths * inputs[:, None, None])
 
 
-def finish(
+def solve_layers(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK, *, until: int = -1
 ) -> Point:
     """Solve layer after layer until the output of layer `until` is known; -1 is the network's input."""
     while point.at > until:
-        point = step(chain, weights, gradient, point, walk)
+        point = solve_layer(chain, weights, gradient, point, walk)
     return point
 
 
-def homogeneous(chain: Chain) -> bool:
+def is_homogeneous(chain: Chain) -> bool:
     """Return whether the network is positively homogeneous, without biases: twins are then multiples of each other."""
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
@@ -183,26 +190,28 @@ def _flip_signs(
     names = [name for name in (layer.weight, layer.bias) if name]
     f, below = (t.reshape(-1, *layer.outputs) for t in (point.f, point.gradient))
     error = ERROR_GROWTH * point.residual if point.residuals else residual
-    near = (f.abs() <= MAX_KINK_DISTANCE * _each(error, f) * level(f)) & _each(residual < MAX_FLIP_RESIDUAL, f)
+    near = (f.abs() <= MAX_KINK_DISTANCE * broadcast_like(error, f) * compute_root_mean_square(f)) & broadcast_like(
+        residual < MAX_FLIP_RESIDUAL, f
+    )
     for _ in range(MAX_FLIPS):
         if not bool(near.any()):
             break
-        flips = doubted(system, target, x, f, below, near)
+        flips = find_doubtful_signs(system, target, x, f, below, near)
         rows = flips.flatten(1).any(dim=1).nonzero()[:, 0]
         if not len(rows):
             break
         near &= ~flips
-        trial = replace(point, f=torch.where(flips, other_side(layer.activation, f), f)[rows], gradient=below[rows])
+        trial = replace(point, f=torch.where(flips, flip_outputs(layer.activation, f), f)[rows], gradient=below[rows])
         own, right = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
-        other, left = _solution(*equations(chain, own, right, trial, walk), unknowns, walk, start=x[rows])
+        other, left = _solve_system(*build_equations(chain, own, right, trial, walk), unknowns, walk, start=x[rows])
         better = left < MAX_FLIP_RATIO * residual[rows]
         kept = rows[better]
         x, residual, f = (old.index_copy(0, kept, new[better]) for old, new in ((x, other), (residual, left), (f, trial.f)))
-        system, target = equations(chain, weights, gradient, replace(point, f=f), walk)
+        system, target = build_equations(chain, weights, gradient, replace(point, f=f), walk)
     return system, x, residual
 
 
-def _solution(
+def _solve_system(
     system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve a layer's equations for its input x; return x and its relative residual (N,).
@@ -213,37 +222,37 @@ def _solution(
     """
     layer = system.layer
     if layer.kernel is None and only_reshapes(layer.before):
-        return _of_matrix(system, target, paper=not walk.scaled)
+        return _solve_linear_layer(system, target, paper=not walk.scaled)
     if not walk.scaled:
-        solved = least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations)
+        solved = solve_least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations)
         return solved.x, solved.residual
-    size = max(1, _room(system.k.device) // bytes_of(layer))
+    size = max(1, _get_memory_limit(system.k.device) // estimate_bytes(layer))
     found = [
-        _part(system.of(rows), target.of(rows), unknowns, walk, None if start is None else start[rows])
-        for rows in _slices(len(system.k), size)
+        _solve_part(system.select(rows), target.select(rows), unknowns, walk, None if start is None else start[rows])
+        for rows in _split_range(len(system.k), size)
     ]
     return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
 
 
-def _part(system: System, target: EquationValues, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
-    spare, inverse = _spare(system, unknowns), inverse_of(system)
+def _solve_part(system: System, target: EquationValues, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
+    spare, inverse = _count_spare_equations(system, unknowns), build_preconditioner(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
-        inverse = _where(determined, inverse)  # without a preconditioner, CGLS finds the solution of least norm
-    return least_squares(
+        inverse = _restrict_inverse(determined, inverse)  # without a preconditioner, CGLS finds the solution of least norm
+    return solve_least_squares(
         system, target, tolerance=walk.tolerance, iterations=walk.iterations, start=start, inverse=inverse, spare=spare
     )
 
 
-def _where(condition: Tensor, inverse: Inverse) -> Inverse:
+def _restrict_inverse(condition: Tensor, inverse: Inverse) -> Inverse:
     return inverse if bool(condition.all()) else lambda x: torch.where(condition, inverse(x), x)
 
 
-def _slices(count: int, size: int) -> list[slice]:
+def _split_range(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _spare(system: System, unknowns: int) -> Tensor:
+def _count_spare_equations(system: System, unknowns: int) -> Tensor:
     """Return the number of equations beyond the unknowns (N,); inf if too few for the residual to be a measure of noise."""
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
@@ -251,12 +260,12 @@ def _spare(system: System, unknowns: int) -> Tensor:
     return torch.where(spare > MIN_SURPLUS_EQUATIONS, spare.to(system.k.dtype), torch.inf)
 
 
-def _room(device: torch.device) -> int:
+def _get_memory_limit(device: torch.device) -> int:
     """Return the memory in bytes that solving may use on a device."""
     return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
-def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
+def _solve_linear_layer(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
     """Solve for the input x of a linear layer, whose gradient constraints alone determine it; return x and its relative residual.
 
     paper: average over outputs as in equation 3 of the paper, instead of weighted least squares.
@@ -271,19 +280,16 @@ def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[
         share = sure / (sure * k).sum(dim=1, keepdim=True).clamp(min=torch.finfo(k.dtype).tiny)
     x = (share[:, None] @ rows)[:, 0].reshape(len(k), *system.layer.inputs)
     wanted = target * scale
-    missed = wanted.plus(system.apply(x), torch.full_like(k[:, 0], -1))
+    missed = wanted.add(system.apply(x), torch.full_like(k[:, 0], -1))
     return x, (missed.squared_norm() / wanted.squared_norm().clamp(min=torch.finfo(k.dtype).tiny)).sqrt()
 
 
-def _offset(layer: Layer, bias: Tensor) -> Tensor:
+def compute_offset(layer: Layer, bias: Tensor) -> Tensor:
     """Return the contribution of a bias (1 or N, C) to the layer's outputs before the activation, (1 or N, *outputs)."""
     spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
-    return through(layer.after, spread)
+    return apply_maps(layer.after, spread)
 
 
-def _each(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _inverse(lengths: Tensor) -> Tensor:
+def invert_lengths(lengths: Tensor) -> Tensor:
+    """Return 1 / lengths, and 0 for lengths of 0."""
     return torch.where(lengths > 0, 1 / lengths, 0)

@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.peeling.equations import Composed, EquationSid
 from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.system import EquationValues
-from attacker.attacks.closed_form.rgap.walk import Point, Tensors, beginnings, finish, step
+from attacker.attacks.closed_form.rgap.walk import Point, Tensors, solve_last_layer, solve_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, chain_of
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -69,8 +69,8 @@ def see(model: nn.Module, x: Tensor, *, at: int, dtype: torch.dtype = torch.floa
     chain = chain_of(model, tuple(x.shape[1:]))
     weights = {name: p.detach().double()[None] for name, p in model.named_parameters()}
     gradient = {name: torch.stack([row[i] for row in rows]).double() for i, name in enumerate(names)}
-    first = beginnings(chain, weights, gradient, "cross_entropy")[0]
-    return Seen(chain, weights, gradient, finish(chain, weights, gradient, first, until=at))
+    first = solve_last_layer(chain, weights, gradient, "cross_entropy")[0]
+    return Seen(chain, weights, gradient, solve_layers(chain, weights, gradient, first, until=at))
 
 
 def peeled(seen: Seen, low: Tensor = LOW, high: Tensor = HIGH, how: Peeling = PEELING) -> Peeled:
@@ -104,15 +104,15 @@ def seen(request: pytest.FixtureRequest) -> tuple[Seen, Tensor]:
 
 def test_the_truth_misses_nothing(seen: tuple[Seen, Tensor]) -> None:
     problem = composed(seen[0])
-    missed = problem.at(seen[1], problem.whole).missed.squared_norm()
+    missed = problem.linearise(seen[1], problem.whole).missed.squared_norm()
     assert (missed <= 1e-18 * problem.sides.squared_norm()).all()
 
 
 def test_apply_is_the_derivative_of_what_is_missed(seen: tuple[Seen, Tensor]) -> None:
     problem, x = composed(seen[0]), seen[1] + 0.01
     v, step = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype), 1e-7
-    here = problem.at(x, problem.whole)
-    ahead, behind = (problem.at(x + sign * step * v, problem.whole) for sign in (1, -1))
+    here = problem.linearise(x, problem.whole)
+    ahead, behind = (problem.linearise(x + sign * step * v, problem.whole) for sign in (1, -1))
     assert all(bool((a.sign() == b.sign()).all()) for a, b in zip(ahead.z, behind.z, strict=True))
     image = here.apply(v)
     pairs = zip((image.top.weights, image.top.gradients, *image.below), _all(behind), _all(ahead), strict=True)
@@ -129,9 +129,9 @@ def _all(tangent: Tangent) -> tuple[Tensor, ...]:
 def test_adjoint_is_the_transpose_of_apply(seen: tuple[Seen, Tensor], doubtful: bool) -> None:
     problem, x = composed(seen[0]), seen[1]
     rng = torch.Generator().manual_seed(3)
-    tangent = problem.at(x, problem.whole)
+    tangent = problem.linearise(x, problem.whole)
     if doubtful:
-        tangent = problem.at(x, tangent.doubted([torch.full((2,), 0.02, dtype=x.dtype)] * len(problem.below)))
+        tangent = problem.linearise(x, tangent.suppress_doubtful([torch.full((2,), 0.02, dtype=x.dtype)] * len(problem.below)))
     v = torch.randn(x.shape, generator=rng, dtype=x.dtype)
     image = tangent.apply(v)
     rows = EquationValues(*(torch.randn(t.shape, generator=rng, dtype=x.dtype) for t in (image.top.weights, image.top.gradients)))
@@ -143,8 +143,8 @@ def test_adjoint_is_the_transpose_of_apply(seen: tuple[Seen, Tensor], doubtful: 
 
 def test_one_of_many_problems_is_that_problem_alone(seen: tuple[Seen, Tensor]) -> None:
     problem, x = composed(seen[0]), seen[1] + 0.01
-    both = problem.at(x, problem.whole).missed
-    alone = problem.of(torch.tensor([1])).at(x[1:], problem.whole).missed
+    both = problem.linearise(x, problem.whole).missed
+    alone = problem.select(torch.tensor([1])).linearise(x[1:], problem.whole).missed
     torch.testing.assert_close(alone.top.weights, both.top.weights[1:])
     for a, b in zip(alone.below, both.below, strict=True):
         torch.testing.assert_close(a, b[1:])
@@ -153,20 +153,20 @@ def test_one_of_many_problems_is_that_problem_alone(seen: tuple[Seen, Tensor]) -
 def test_equations_have_no_say_in_what_depends_on_a_doubtful_slope() -> None:
     x = photographs(1, 12).double()
     problem = composed(see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, dtype=torch.float64))
-    truth = problem.at(x, problem.whole)
+    truth = problem.linearise(x, problem.whole)
     place = truth.z[0].abs().flatten().argmin()
     certain = truth.z[0].abs().flatten().kthvalue(2).values
     push = torch.zeros_like(truth.z[0]).flatten()
     push[place] = 1
-    towards = torch.autograd.functional.vjp(lambda t: problem.at(t).z[0].flatten(), x, push)[1]
+    towards = torch.autograd.functional.vjp(lambda t: problem.linearise(t).z[0].flatten(), x, push)[1]
     over = x - towards * (2 * truth.z[0].flatten()[place] / towards.square().sum())  # the nearest x with the other sign
-    wrong = problem.at(over, problem.whole)
+    wrong = problem.linearise(over, problem.whole)
     assert int((wrong.z[0].sign() != truth.z[0].sign()).sum()) == 1
-    weighing = wrong.doubted([((certain + truth.z[0].abs().min()) / 2)[None]])
+    weighing = wrong.suppress_doubtful([((certain + truth.z[0].abs().min()) / 2)[None]])
     jumped = wrong.missed.below[0].norm()
-    assert problem.at(over, weighing).missed.below[0].norm() < 0.05 * jumped
+    assert problem.linearise(over, weighing).missed.below[0].norm() < 0.05 * jumped
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    assert problem.at(over, weighing).apply(v).below[0].norm() > 0.5 * wrong.apply(v).below[0].norm()
+    assert problem.linearise(over, weighing).apply(v).below[0].norm() > 0.5 * wrong.apply(v).below[0].norm()
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if "pooled" not in name])  # which converge slowly
@@ -174,7 +174,7 @@ def test_small_networks_are_peeled_exactly_from_float32_gradients(name: str) -> 
     build, at = NETWORKS[name]
     x = photographs(2, 12)
     seen = see(build(), x, at=at)
-    alone = step(seen.chain, seen.weights, seen.gradient, seen.point)
+    alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
     assert (alone.residual < 1e-5).all()
     found = peeled(seen)
     assert found.exact.all()
@@ -188,7 +188,7 @@ def test_a_photograph_is_peeled_exactly_out_of_cnn6_d() -> None:
     x = photographs(1, 32)
     seen = see(models.build(ModelSpec(name="cnn6_d"), data, seed=0), x, at=1)
     truth = seen.chain.layers[0].activation.forward(seen.chain.layers[0].product(x.double(), seen.weights["0.weight"][0]))
-    alone = step(seen.chain, seen.weights, seen.gradient, seen.point)
+    alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
     assert errors(alone.f, truth) > 0.01 * truth.var()  # its equations leave its input open
     found = peeled(seen)
     assert found.exact.all()
@@ -200,7 +200,7 @@ def test_what_no_equation_sees_is_filled_in_smoothly_and_said() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10))
     x = photographs(2, 12)
     seen = see(model, x, at=0)
-    found, least = peeled(seen), finish(*seen[:3], seen.point)
+    found, least = peeled(seen), solve_layers(*seen[:3], seen.point)
     assert (found.misfit < 1e-5).all()  # 288 + 54 equations of 432 values
     assert (found.free > 0.2).all()
     assert not found.exact.any()

@@ -18,9 +18,9 @@ from torch.func import functional_call, grad, jacfwd
 
 from attacker.attacks.closed_form.rank.analysis import RankReport, rank_report, virtual_constraints
 from attacker.attacks.closed_form.rank.verdict import headline, verdict
-from attacker.attacks.closed_form.rgap.footprint import used_values
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, through
-from attacker.attacks.closed_form.rgap.walk import Walk, beginnings, finish
+from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
+from attacker.attacks.closed_form.rgap.walk import Walk, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import chain_of
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -126,7 +126,8 @@ def attacked(network: RandomNetwork) -> float:
     stacked = {key: w.detach()[None] for key, w in weights.items()}
     walk = Walk(tolerance=1e-14, iterations=20_000)
     ends = [
-        finish(network.chain, stacked, gradient, p, walk) for p in beginnings(network.chain, stacked, gradient, "cross_entropy")
+        solve_layers(network.chain, stacked, gradient, p, walk)
+        for p in solve_last_layer(network.chain, stacked, gradient, "cross_entropy")
     ]
     return min(float((end.f.reshape(x.shape) - x).square().mean()) for end in ends)
 
@@ -203,10 +204,10 @@ def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetw
         x = torch.rand(1, *network.shape, requires_grad=True)
         for layer in network.chain.layers:
             inputs.append(x)
-            given = layer.product(through(layer.before, x), torch.rand(layer.shape))
-            x = through(layer.after, given)
+            given = layer.product(apply_maps(layer.before, x), torch.rand(layer.shape))
+            x = apply_maps(layer.after, given)
         reached = torch.autograd.grad(x.sum(), inputs)
-        for mask, slopes in zip(used_values(network.chain), reached, strict=True):
+        for mask, slopes in zip(find_used_values(network.chain), reached, strict=True):
             assert torch.equal(slopes[0] != 0, mask), network.words
 
 

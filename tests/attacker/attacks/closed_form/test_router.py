@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet
 from attacker.attacks.closed_form.observations import observe
-from attacker.attacks.closed_form.rgap.inversion import walk_through
+from attacker.attacks.closed_form.rgap.inversion import run_rgap
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.reconstruction import Reconstruction
@@ -158,7 +158,7 @@ def test_of_twins_the_one_is_chosen_that_fills_the_range_of_data(mu: float) -> N
 
 def test_both_twins_have_the_observed_gradient() -> None:
     observed = observe([of_logit(1.0, torch.rand(1, 3, 32, 32, generator=seeded(5)))])
-    (answer,) = walk_through(observed)
+    (answer,) = run_rgap(observed)
     assert answer.twin is not None
     assert observed.missed(0, answer.x, answer.y) < 1e-4
     assert observed.missed(0, answer.twin, answer.y) < 1e-4

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.peeling.smoothness import Middle, SmoothnessPrior, TotalVariation, differences, gathered
+from attacker.attacks.closed_form.peeling.smoothness import (
+    Middle,
+    SmoothnessPrior,
+    TotalVariation,
+    compute_differences,
+    transpose_differences,
+)
 
 BELIEFS: list[SmoothnessPrior] = [TotalVariation(0.05), Middle()]
 
@@ -17,7 +23,7 @@ def draw(seed: int, *, count: int = 3) -> Tensor:
 def test_slope_is_the_derivative(belief: SmoothnessPrior) -> None:
     x = draw(0).requires_grad_()
     (expected,) = torch.autograd.grad(belief.value(x).sum(), x)
-    torch.testing.assert_close(belief.slope(x.detach()), expected)
+    torch.testing.assert_close(belief.gradient(x.detach()), expected)
 
 
 @pytest.mark.parametrize("belief", BELIEFS)
@@ -26,7 +32,7 @@ def test_the_quadratic_touches_at_x_and_is_nowhere_below(belief: SmoothnessPrior
     for seed in range(1, 20):
         d = draw(seed) - x
         bend = (d * belief.curvature(x)(d)).flatten(1).sum(dim=1) / 2
-        above = belief.value(x) + (d * belief.slope(x)).flatten(1).sum(dim=1) + bend
+        above = belief.value(x) + (d * belief.gradient(x)).flatten(1).sum(dim=1) + bend
         assert (above >= belief.value(x + d) - 1e-12).all()
 
 
@@ -46,9 +52,9 @@ def test_total_variation_of_a_step_is_its_height_along_its_length() -> None:
 
 def test_differences_and_their_transpose() -> None:
     x = torch.tensor([[[[1.0, 3.0], [6.0, 10.0]]]])
-    across, down = differences(x)
+    across, down = compute_differences(x)
     assert across.tolist() == [[[[2, 0], [4, 0]]]]
     assert down.tolist() == [[[[5, 7], [0, 0]]]]
     a, b, v = draw(1), draw(2), draw(3)
-    there = sum((s * t).sum() for s, t in zip((a, b), differences(v), strict=True))
-    torch.testing.assert_close(there, (gathered(a, b) * v).sum())
+    there = sum((s * t).sum() for s, t in zip((a, b), compute_differences(v), strict=True))
+    torch.testing.assert_close(there, (transpose_differences(a, b) * v).sum())

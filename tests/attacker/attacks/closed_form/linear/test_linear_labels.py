@@ -6,7 +6,7 @@ from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, r
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Walk, beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Walk, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import chain_of
 from fedsim import models
 from fedsim.recording import ModelSpec
@@ -91,8 +91,8 @@ def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
     weights, gradient = gradient_of(model, x, y % 2, "logistic")
     stacked = [{name: t[None].double() for name, t in tensors.items()} for tensors in (weights, gradient)]
     chain = chain_of(model, data.shape)
-    point = beginnings(chain, *stacked, "logistic")[0]
-    answer = finish(chain, *stacked, point, walk).f.flatten().double()
+    point = solve_last_layer(chain, *stacked, "logistic")[0]
+    answer = solve_layers(chain, *stacked, point, walk).f.flatten().double()
     true = x.flatten(1).double()
     shares = torch.linalg.lstsq(true.T, answer[:, None]).solution[:, 0]
     assert float((answer - shares @ true).norm() / answer.norm()) < 1e-5  # float32 between layers, in the paper's

@@ -7,8 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rgap import preconditioning
-from attacker.attacks.closed_form.rgap.preconditioning import DIAGONAL_FLOOR, bytes_of, classes_of, inverse_of
-from attacker.attacks.closed_form.rgap.system import EquationValues, System, least_squares
+from attacker.attacks.closed_form.rgap.preconditioning import (
+    DIAGONAL_FLOOR,
+    build_preconditioner,
+    estimate_bytes,
+    find_pixel_classes,
+)
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, solve_least_squares
 from attacker.attacks.networks.chain import Layer, chain_of
 
 F64 = torch.float64
@@ -41,14 +46,14 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
 
 def right_of(system: System, x: Tensor) -> EquationValues:
     """Return the right-hand sides of the equations, before scaling."""
-    plain = system.of(slice(0, len(x)))
+    plain = system.select(slice(0, len(x)))
     plain.scale = None
     return plain.apply(x)
 
 
 def normal(system: System, at: int, *, weights: bool) -> Tensor:
     """Compute the matrix [W; K]^T [W; K], or K^T K alone, of one problem, column by column."""
-    one = system.of(slice(at, at + 1))
+    one = system.select(slice(at, at + 1))
     assert one.scale is not None
     one.scale = EquationValues(one.scale.weights * weights, one.scale.gradients)
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
@@ -64,7 +69,7 @@ def written_down(inverse: object, system: System, at: int) -> Tensor:
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) -> None:
     system = system_of(name, count=1)
-    layer, classes = system.layer, classes_of(system.layer)
+    layer, classes = system.layer, find_pixel_classes(system.layer)
     places = torch.cat([one.places for one in classes])
     side = prod(layer.taken[1:])
     assert torch.equal(places.sort().values, torch.arange(side))
@@ -77,7 +82,7 @@ def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) ->
 def whole_of(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(preconditioning, "MIN_SURPLUS", 1e9)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
-    return inverse_of(system)
+    return build_preconditioner(system)
 
 
 @pytest.mark.parametrize("weights", [1, 2])
@@ -96,7 +101,7 @@ def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, mo
     monkeypatch.setattr(preconditioning, "MAX_WHOLE_OUTPUTS", 0)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     system = system_of(name)
-    inverse = inverse_of(system)
+    inverse = build_preconditioner(system)
     channels = system.layer.taken[0]
     for at in (0, 1):
         of_k, both = normal(system, at, weights=False), normal(system, at, weights=True)
@@ -111,7 +116,7 @@ def test_where_classes_are_too_large_it_is_that_of_the_diagonal(name: str, monke
     monkeypatch.setattr(preconditioning, "MAX_CLASS_PLACES", 0)
     system = system_of(name)
     diagonal = normal(system, 1, weights=True).diagonal()
-    found = written_down(inverse_of(system), system, 1)
+    found = written_down(build_preconditioner(system), system, 1)
     assert torch.allclose(found, torch.diag(found.diagonal()))
     assert torch.allclose((found.diagonal() * diagonal)[diagonal > 0], torch.ones_like(diagonal)[diagonal > 0], rtol=1e-6)
 
@@ -128,9 +133,9 @@ def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
     )
     system = system_of(name)
     x = drawn(2, *system.layer.inputs, seed=9)
-    plain = least_squares(system, right_of(system, x))
+    plain = solve_least_squares(system, right_of(system, x))
     assert torch.allclose(plain.x, x, atol=1e-7)
-    found = least_squares(system, right_of(system, x), inverse=inverse_of(system))
+    found = solve_least_squares(system, right_of(system, x), inverse=build_preconditioner(system))
     assert torch.allclose(found.x, x, atol=1e-7)
     assert found.iterations <= plain.iterations
     if kind == "whole":
@@ -142,9 +147,9 @@ def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
     x = drawn(2, *system.layer.inputs, seed=9)
     exact = right_of(system, x)
     noise = EquationValues(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
-    target = exact.plus(noise, torch.ones(2, dtype=F64))
+    target = exact.add(noise, torch.ones(2, dtype=F64))
     spare = torch.full((2,), float(exact.weights[0].numel() + exact.gradients[0].numel() - x[0].numel()), dtype=F64)
-    whole, rested = (least_squares(system, target, spare=s) for s in (None, spare))
+    whole, rested = (solve_least_squares(system, target, spare=s) for s in (None, spare))
     assert rested.iterations < whole.iterations
     assert (rested.x - whole.x).norm() < 0.3 * (whole.x - x).norm()
 
@@ -154,5 +159,5 @@ def test_it_says_what_a_problem_takes_and_large_layers_take_more() -> None:
         module = nn.Conv2d(3, 8, 3, padding=1)
         return chain_of(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(8 * side**2, 2)), (3, side, side)).layers[0]
 
-    assert 8 * 2 * (32**2) ** 2 < bytes_of(layer(32)) < 4 * 8 * (32**2) ** 2
-    assert bytes_of(layer(16)) < bytes_of(layer(24)) < bytes_of(layer(32))
+    assert 8 * 2 * (32**2) ** 2 < estimate_bytes(layer(32)) < 4 * 8 * (32**2) ** 2
+    assert estimate_bytes(layer(16)) < estimate_bytes(layer(24)) < estimate_bytes(layer(32))

@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.rgap.signs import doubted, level, other_side
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Point, beginnings, equations, finish, step
+from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
+from attacker.attacks.closed_form.rgap.walk import (
+    DEFAULT_WALK,
+    PAPER_WALK,
+    Point,
+    build_equations,
+    solve_last_layer,
+    solve_layer,
+    solve_layers,
+)
 from attacker.attacks.networks.activations import RELU, leaky_relu
 from attacker.attacks.networks.chain import chain_of
 from fedsim.models import loss_of
@@ -43,7 +51,7 @@ class Seen:
         self.outputs = model[3](model[2](model[1](model[0](self.x)))).detach()
 
     def start(self) -> Point:
-        return beginnings(self.chain, self.weights, self.gradient, "cross_entropy")[0]
+        return solve_last_layer(self.chain, self.weights, self.gradient, "cross_entropy")[0]
 
     def spoilt(self, at: tuple[int, ...]) -> Point:
         """Return a state of R-GAP in which one value of the first example has the wrong sign."""
@@ -65,44 +73,44 @@ def error(found: Tensor, wanted: Tensor) -> Tensor:
 def test_the_other_side_is_as_far_from_the_kink_and_its_other_side_is_where_it_came_from() -> None:
     f = torch.tensor([[2.0, -0.4, 1e-3, -1e-3]], dtype=F64)
     leaky = leaky_relu(0.2)
-    other = other_side(leaky, f)
+    other = flip_outputs(leaky, f)
     assert torch.allclose(leaky.inverse(other), -leaky.inverse(f))
-    assert torch.allclose(other_side(leaky, other), f)
+    assert torch.allclose(flip_outputs(leaky, other), f)
 
 
 def test_the_other_side_of_a_live_relu_is_zero_and_of_a_dead_one_next_to_nothing() -> None:
     f = torch.tensor([[2.0, 0.0, 1e-3, 0.0]], dtype=F64)
-    other = other_side(RELU, f)
+    other = flip_outputs(RELU, f)
     assert torch.equal(other[0, [0, 2]], torch.zeros(2, dtype=F64))
     assert ((other[0, [1, 3]] > 0) & (other[0, [1, 3]] < 1e-6)).all()
 
 
 def test_the_level_is_the_root_mean_square_of_each_problem() -> None:
     f = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    assert torch.allclose(level(f), torch.tensor([[12.5**0.5], [2**0.5]]))
+    assert torch.allclose(compute_root_mean_square(f), torch.tensor([[12.5**0.5], [2**0.5]]))
 
 
 def test_the_wrong_sign_is_named_among_all_values() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
-    system, target = equations(s.chain, s.weights, s.gradient, point)
-    x = step(s.chain, s.weights, s.gradient, point, replace(DEFAULT_WALK, mended=False)).f
+    system, target = build_equations(s.chain, s.weights, s.gradient, point)
+    x = solve_layer(s.chain, s.weights, s.gradient, point, replace(DEFAULT_WALK, mended=False)).f
     f, below = (t.reshape(s.outputs.shape) for t in (point.f, point.gradient))
     every = torch.ones_like(f, dtype=torch.bool)
-    assert doubted(system, target, x, f, below, every)[:1].nonzero().tolist() == [list(s.nearest())]
-    assert not doubted(system, target, x, f, below, ~every).any()
+    assert find_doubtful_signs(system, target, x, f, below, every)[:1].nonzero().tolist() == [list(s.nearest())]
+    assert not find_doubtful_signs(system, target, x, f, below, ~every).any()
     spared = every.clone()
     spared[s.nearest()] = False
-    assert not doubted(system, target, x, f, below, spared)[s.nearest()]
+    assert not find_doubtful_signs(system, target, x, f, below, spared)[s.nearest()]
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
 def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None:
     s = Seen(noise=noise)
     spoilt = s.spoilt(s.nearest())
-    whole = finish(s.chain, s.weights, s.gradient, s.start())
-    mended = finish(s.chain, s.weights, s.gradient, spoilt)
-    left = finish(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_WALK, mended=False))
+    whole = solve_layers(s.chain, s.weights, s.gradient, s.start())
+    mended = solve_layers(s.chain, s.weights, s.gradient, spoilt)
+    left = solve_layers(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_WALK, mended=False))
     assert error(left.f, s.x)[0] > 1e4 * error(whole.f, s.x)[0]
     moved = s.outputs[s.nearest()].square()  # more than its sign was changed
     assert error(mended.f, s.x)[0] < 10 * error(whole.f, s.x)[0] + moved
@@ -113,13 +121,14 @@ def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None
 def test_the_papers_mode_leaves_signs_as_they_are() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
-    paper = step(s.chain, s.weights, s.gradient, point, PAPER_WALK)
+    paper = solve_layer(s.chain, s.weights, s.gradient, point, PAPER_WALK)
     assert paper.residual[0] > 1e-5
 
 
 def test_with_noise_many_more_are_recovered() -> None:
     s = Seen(noise=1e-3)
     mended, left = (
-        finish(s.chain, s.weights, s.gradient, s.start(), walk) for walk in (DEFAULT_WALK, replace(DEFAULT_WALK, mended=False))
+        solve_layers(s.chain, s.weights, s.gradient, s.start(), walk)
+        for walk in (DEFAULT_WALK, replace(DEFAULT_WALK, mended=False))
     )
     assert (error(mended.f, s.x) <= error(left.f, s.x) * 1.01).all()

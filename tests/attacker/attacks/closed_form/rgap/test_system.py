@@ -11,11 +11,11 @@ from torch.func import functional_call, jacrev
 from attacker.attacks.closed_form.rgap.system import (
     EquationValues,
     System,
-    back_through,
-    columns_of,
+    apply_maps,
+    apply_transposed_maps,
     fold,
-    least_squares,
-    through,
+    solve_least_squares,
+    unfold,
 )
 from attacker.attacks.networks.chain import Layer, chain_of
 
@@ -127,20 +127,20 @@ def test_the_gradient_below_is_that_of_backpropagation(name: str) -> None:
         next(body.parameters()).copy_(system.weight.reshape(system.layer.shape))
     x, k = drawn(2, *system.layer.inputs, seed=5).requires_grad_(), drawn(2, *system.layer.outputs, seed=51)
     (wanted,) = torch.autograd.grad((body(x) * k).sum(), x)
-    assert torch.allclose(system.gradient_below(), wanted, rtol=1e-11, atol=1e-12)
+    assert torch.allclose(system.compute_gradient_below(), wanted, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "pool" not in name and "image of a matrix" not in name])
 def test_norms_are_the_lengths_of_the_rows(name: str) -> None:
     system, _ = built(name, count=2)
     for at in (0, 1):
-        assert torch.allclose(stacked(system.norms(), at), dense(system, at).norm(dim=1), rtol=1e-11, atol=1e-13)
+        assert torch.allclose(stacked(system.compute_norms(), at), dense(system, at).norm(dim=1), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "pool" in name])
 def test_behind_pooling_they_are_within_its_size(name: str) -> None:
     system, _ = built(name)
-    ratio = stacked(system.norms()) / dense(system).norm(dim=1)
+    ratio = stacked(system.compute_norms()) / dense(system).norm(dim=1)
     assert ((ratio > 0.5) & (ratio < 20)).all()
 
 
@@ -157,7 +157,7 @@ def test_the_scale_multiplies_rows_and_zero_leaves_one_out() -> None:
 def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
     layer, _ = layer_of(name)
     x = drawn(2, *layer.taken, seed=6)
-    columns = columns_of(layer, x)
+    columns = unfold(layer, x)
     other = drawn(*columns.shape, seed=7)
     assert torch.allclose((columns * other).sum(), (x * fold(layer, other)).sum(), rtol=1e-12)
 
@@ -167,8 +167,8 @@ def test_maps_go_back_through_by_their_transposes(name: str) -> None:
     layer, _ = layer_of(name)
     for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.given)):
         x = drawn(2, *shape, seed=8)
-        y = drawn(*through(maps, x).shape, seed=9)
-        assert torch.allclose((through(maps, x) * y).sum(), (x * back_through(maps, y, shape)).sum(), rtol=1e-12)
+        y = drawn(*apply_maps(maps, x).shape, seed=9)
+        assert torch.allclose((apply_maps(maps, x) * y).sum(), (x * apply_transposed_maps(maps, y, shape)).sum(), rtol=1e-12)
 
 
 def solved_by_numpy(system: System, target: EquationValues, at: int) -> Tensor:
@@ -181,10 +181,10 @@ def solved_by_numpy(system: System, target: EquationValues, at: int) -> Tensor:
 def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str, scaled: bool) -> None:
     system, _ = built(name, count=2)
     if scaled:
-        lengths = system.norms()
+        lengths = system.compute_norms()
         system.scale = EquationValues(1 / (lengths.weights + 0.1), 1 / (lengths.gradients + 0.1))
     target = random_rows(system, seed=11)
-    found = least_squares(system, target)
+    found = solve_least_squares(system, target)
     for at in (0, 1):
         wanted = solved_by_numpy(system, target, at)
         assert torch.allclose(found.x[at], wanted, rtol=1e-6, atol=1e-8 * wanted.abs().max())
@@ -202,7 +202,7 @@ def deficient(count: int = 1) -> System:
 def test_where_there_are_too_few_equations_it_finds_the_shortest_solution() -> None:
     system, x = deficient(), drawn(1, 2, 5, 5, seed=4)
     assert np.linalg.matrix_rank(dense(system).numpy()) < 50
-    found = least_squares(system, system.apply(x))
+    found = solve_least_squares(system, system.apply(x))
     assert torch.allclose(found.x[0], solved_by_numpy(system, system.apply(x), 0), atol=1e-10)
     assert found.residual < 1e-12
     assert found.x.norm() < x.norm()
@@ -211,9 +211,9 @@ def test_where_there_are_too_few_equations_it_finds_the_shortest_solution() -> N
 
 def test_from_a_start_it_finds_the_solution_nearest_to_it() -> None:
     system, x, start = deficient(), drawn(1, 2, 5, 5, seed=4), drawn(1, 2, 5, 5, seed=5)
-    shift = system.apply(x).plus(system.apply(start), -torch.ones(1, dtype=F64))
+    shift = system.apply(x).add(system.apply(start), -torch.ones(1, dtype=F64))
     wanted = start[0] + solved_by_numpy(system, shift, 0)
-    assert torch.allclose(least_squares(system, system.apply(x), start=start).x[0], wanted, atol=1e-10)
+    assert torch.allclose(solve_least_squares(system, system.apply(x), start=start).x[0], wanted, atol=1e-10)
 
 
 @pytest.mark.parametrize("weights", [1, 4])
@@ -222,12 +222,12 @@ def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
     system, _ = built(name, count=4, weights=weights)
     target = random_rows(system, seed=12)
     target.weights[2] *= 1e6
-    found = least_squares(system, target)
+    found = solve_least_squares(system, target)
     k = drawn(4, *system.layer.outputs, seed=51)
     for at in range(4):
         weight = system.weight[at if weights > 1 else 0].reshape(1, *system.layer.shape)
         alone = System(system.layer, weight, k[at : at + 1])
-        single = least_squares(alone, EquationValues(target.weights[at : at + 1], target.gradients[at : at + 1]))
+        single = solve_least_squares(alone, EquationValues(target.weights[at : at + 1], target.gradients[at : at + 1]))
         assert torch.allclose(found.x[at], single.x[0], rtol=1e-8, atol=1e-10 * single.x.abs().max())
         assert found.residual[at] == pytest.approx(single.residual.item(), rel=1e-8)
 
@@ -239,7 +239,7 @@ def test_some_of_many_problems_are_the_same_equations(weights: int, scales: int 
     if scales is not None:
         scale = random_rows(system, seed=21)
         system.scale = EquationValues(scale.weights[:scales], scale.gradients[:scales])
-    part = system.of(slice(1, 3))
+    part = system.select(slice(1, 3))
     assert len(part.k) == 2
     for at in (0, 1):
         assert torch.equal(dense(part, at), dense(system, at + 1))
@@ -249,11 +249,11 @@ def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
     system, _ = built("padding", count=2)
     target = random_rows(system, seed=13)
     target.weights[0], target.gradients[0] = 0, 0
-    found = least_squares(system, target)
+    found = solve_least_squares(system, target)
     assert (found.x[0] == 0).all()
     assert found.residual[0] == 0
     assert torch.allclose(found.x[1], solved_by_numpy(system, target, 1), atol=1e-9)
-    alone = least_squares(system, EquationValues(torch.zeros_like(target.weights), torch.zeros_like(target.gradients)))
+    alone = solve_least_squares(system, EquationValues(torch.zeros_like(target.weights), torch.zeros_like(target.gradients)))
     assert alone.iterations <= 10
     assert (alone.x == 0).all()
 
@@ -262,21 +262,21 @@ def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
 def test_what_is_no_number_ends_and_spoils_no_other_problem(value: float) -> None:
     system, _ = built("padding", count=2)
     target = random_rows(system, seed=14)
-    clean = least_squares(system, target).x[1]
+    clean = solve_least_squares(system, target).x[1]
     target.weights[0, 0, 0, 0] = value
-    found = least_squares(system, target)
+    found = solve_least_squares(system, target)
     assert not torch.isfinite(found.x[0]).all()
     assert torch.allclose(found.x[1], clean, rtol=1e-9)
     assert not torch.isfinite(found.residual[0])
     only = System(system.layer, drawn(1, *system.layer.shape, seed=1), drawn(1, *system.layer.outputs, seed=51))
-    assert least_squares(only, EquationValues(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
+    assert solve_least_squares(only, EquationValues(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
 
 
 def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
     system, _ = built("dilation")
     target = random_rows(system, seed=15)
-    assert least_squares(system, target, iterations=3).iterations == 3
-    loose, tight = (least_squares(system, target, tolerance=t) for t in (1e-2, 1e-12))
+    assert solve_least_squares(system, target, iterations=3).iterations == 3
+    loose, tight = (solve_least_squares(system, target, tolerance=t) for t in (1e-2, 1e-12))
     assert loose.iterations < tight.iterations
     wanted = solved_by_numpy(system, target, 0)
     assert (loose.x[0] - wanted).norm() > 1e3 * (tight.x[0] - wanted).norm()
@@ -286,7 +286,7 @@ def test_rows_add_multiply_and_measure() -> None:
     one = EquationValues(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
     other = EquationValues(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
     assert one.squared_norm().tolist() == [9, 25]
-    both = one.plus(other, torch.tensor([1.0, -2.0]))
+    both = one.add(other, torch.tensor([1.0, -2.0]))
     assert both.weights.tolist() == [[2, 3], [1, 2]]
     assert both.gradients.tolist() == [[[5]], [[-6]]]
     assert (one * other).gradients.tolist() == [[[6]], [[0]]]

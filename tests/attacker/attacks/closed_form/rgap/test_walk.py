@@ -12,7 +12,14 @@ from torch.nn import functional
 from walked import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 
 from attacker.attacks.closed_form.rgap.system import System
-from attacker.attacks.closed_form.rgap.walk import Point, beginnings, equations, finish, homogeneous, step
+from attacker.attacks.closed_form.rgap.walk import (
+    Point,
+    build_equations,
+    is_homogeneous,
+    solve_last_layer,
+    solve_layer,
+    solve_layers,
+)
 from attacker.attacks.networks.chain import chain_of
 
 
@@ -114,13 +121,13 @@ def test_every_layer_on_the_way_comes_back_with_its_gradient() -> None:
         assert point.at == at
         assert torch.allclose(point.f.reshape(value.shape), value, atol=1e-8)
         assert torch.allclose(point.gradient.reshape(value.shape), gradient, rtol=1e-6, atol=1e-9 * gradient.abs().max())
-        point = step(s.chain, s.weights, s.gradient, point) if at >= 0 else point
+        point = solve_layer(s.chain, s.weights, s.gradient, point) if at >= 0 else point
 
 
 def test_it_stops_where_it_is_told_to() -> None:
     s = seen(two_convolutions(nn.Tanh))
     (reading,) = s.readings()
-    half = finish(s.chain, s.weights, s.gradient, reading, until=0)
+    half = solve_layers(s.chain, s.weights, s.gradient, reading, until=0)
     assert half.at == 0
     assert torch.equal(s.walked(half).f, s.walked(reading).f)
 
@@ -143,7 +150,7 @@ def test_a_twin_has_the_same_gradient_and_is_a_multiple(activation: str, outputs
         s.model[-1].weight.mul_(0.3 / margin)  # the label is right, without much confidence
     s = seen(model, loss=loss)
     truth, twin = twins(s)
-    assert homogeneous(s.chain)
+    assert is_homogeneous(s.chain)
     assert mse(truth.f, s.x).item() < 1e-15
     factor = (twin.f * s.x).sum() / s.x.square().sum()
     assert factor > 2
@@ -161,7 +168,7 @@ def test_biases_and_smooth_activations_make_no_multiples() -> None:
         ("tanh", False, False),
         ("sigmoid", False, False),
     ):
-        assert homogeneous(chain_of(two_convolutions(ACTIVATIONS[activation], bias=bias), SHAPE)) is wanted
+        assert is_homogeneous(chain_of(two_convolutions(ACTIVATIONS[activation], bias=bias), SHAPE)) is wanted
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -175,14 +182,14 @@ def test_many_weights_in_one_batch_are_walked_as_each_alone(bias: bool) -> None:
     ]
     weights = {name: torch.cat([one.weights[name] for one in alone]) for name in alone[0].weights}
     gradient = {name: torch.stack([g[name] for g in each]) for name in weights}
-    (reading, *others) = beginnings(alone[0].chain, weights, gradient, "cross_entropy")
+    (reading, *others) = solve_last_layer(alone[0].chain, weights, gradient, "cross_entropy")
     assert not any(bool(other.head.valid.any()) for other in others)
-    together = finish(alone[0].chain, weights, gradient, reading)
+    together = solve_layers(alone[0].chain, weights, gradient, reading)
     assert mse(together.f, xs).max() < 1e-15
     assert together.head.y.tolist() == [0, 1, 2, 0]
     for i in range(4):
         own = {name: w[i : i + 1] for name, w in weights.items()}, {name: g[i : i + 1] for name, g in gradient.items()}
-        end = finish(alone[0].chain, *own, beginnings(alone[0].chain, *own, "cross_entropy")[0])
+        end = solve_layers(alone[0].chain, *own, solve_last_layer(alone[0].chain, *own, "cross_entropy")[0])
         assert torch.allclose(end.f, together.f[i : i + 1], rtol=1e-7, atol=1e-9)
 
 
@@ -192,7 +199,7 @@ def test_as_many_at_once_as_there_is_room_for(weights: int, monkeypatch: pytest.
     each = {name: w.expand(weights, *w.shape[1:]) for name, w in s.weights.items()}
     s = s._replace(weights=each)
     whole = s.walked(s.readings()[0])
-    monkeypatch.setattr(sys.modules[step.__module__], "_room", lambda device: 1)
+    monkeypatch.setattr(sys.modules[solve_layer.__module__], "_get_memory_limit", lambda device: 1)
     one_by_one = s.walked(s.readings()[0])
     assert mse(one_by_one.f, s.x).max() < 1e-15
     assert torch.allclose(one_by_one.residual, whole.residual, rtol=1e-2, atol=1e-9)
@@ -206,7 +213,7 @@ def test_a_batch_of_examples_of_one_model_comes_back_each() -> None:
 
 def rank_of(s: Seen, point: Point) -> int:
     """Return the numerical rank of the equations of layer `point.at`."""
-    system, _ = equations(s.chain, s.weights, s.gradient, point)
+    system, _ = build_equations(s.chain, s.weights, s.gradient, point)
     return int(np.linalg.matrix_rank(dense(system)))
 
 
@@ -236,7 +243,7 @@ def test_zeros_of_a_relu_take_equations_away(shift: float, full: bool) -> None:
 def test_zeros_that_rounding_has_moved_are_still_zeros() -> None:
     s = seen(two_convolutions(nn.ReLU), rounded=True)
     (reading,) = s.readings()
-    point = step(s.chain, s.weights, s.gradient, reading)
+    point = solve_layer(s.chain, s.weights, s.gradient, reading)
     truth = s.model[:2](s.x.float())
     assert 0.1 < (truth == 0).float().mean() < 0.9
     assert torch.equal(point.f == 0, truth == 0)
@@ -257,7 +264,7 @@ def test_saturated_values_have_little_say() -> None:
 def test_of_many_solutions_it_finds_the_shortest() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 20, 3)))
     (reading,) = s.readings()
-    system, target = equations(s.chain, s.weights, s.gradient, reading)
+    system, target = build_equations(s.chain, s.weights, s.gradient, reading)
     assert rank_of(s, reading) < 60
     assert system.scale is not None
     right = target * system.scale
@@ -306,6 +313,6 @@ def test_a_wrong_sign_anywhere_is_seen_in_the_residual() -> None:
     assert s.walked(reading).residual.item() < 1e-7
     for name in ("0.weight", "2.weight"):
         turned = {**s.gradient, name: -s.gradient[name]}
-        assert finish(s.chain, s.weights, turned, reading).residual.item() > 0.1
+        assert solve_layers(s.chain, s.weights, turned, reading).residual.item() > 0.1
     turned = {**s.weights, "2.weight": -s.weights["2.weight"]}
-    assert finish(s.chain, turned, s.gradient, reading).residual.item() > 0.1
+    assert solve_layers(s.chain, turned, s.gradient, reading).residual.item() > 0.1

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
 
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, step
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, solve_layer
 from attacker.attacks.networks.chain import Layer
 
 
@@ -105,7 +105,7 @@ def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first:
 def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits() -> None:
     s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
     reading = s.readings()[0]
-    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER_WALK, DEFAULT_WALK))
+    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER_WALK, DEFAULT_WALK))
     for value in (paper.f, paper.gradient):
         assert value.dtype == torch.float64
         assert torch.equal(value, value.float().double())
@@ -121,7 +121,7 @@ def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one
         model[3].bias -= model[3].weight[:, 2]
     s = seen(model, rounded=True)
     (reading,) = s.readings()
-    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER_WALK, DEFAULT_WALK))
+    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER_WALK, DEFAULT_WALK))
     k = (reading.gradient * reading.f * (1 - reading.f))[0]
     mean = (s.gradient["1.weight"][0] / k[:, None]).mean(dim=0)
     assert torch.allclose(paper.flatten(), mean, rtol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Walk, beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Walk, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, chain_of
 from fedsim.models import loss_of
 
@@ -26,10 +26,10 @@ class Seen(NamedTuple):
     loss: str
 
     def readings(self) -> list[Point]:
-        return beginnings(self.chain, self.weights, self.gradient, self.loss)
+        return solve_last_layer(self.chain, self.weights, self.gradient, self.loss)
 
     def walked(self, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
-        return finish(self.chain, self.weights, self.gradient, point, walk)
+        return solve_layers(self.chain, self.weights, self.gradient, point, walk)
 
     def best(self, walk: Walk = DEFAULT_WALK) -> Point:
         """Run R-GAP from all solutions of the last layer, and return the result nearest to the true example."""
