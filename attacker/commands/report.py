@@ -51,8 +51,8 @@ def rank(
             print_json(ranks.as_json(report, model))
             return
         out.print(ranks.table(report, chain))
-        out.print(f"[bold]{ranks.headline(report)}[/]")
-        for sentence in ranks.verdict(report):
+        out.print(f"[bold]{ranks.write_headline(report)}[/]")
+        for sentence in ranks.write_verdict(report):
             out.print(escape(sentence))
 
 

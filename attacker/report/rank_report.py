@@ -10,13 +10,24 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from attacker.attacks.closed_form.rank.analysis import MAX_PROVED_UNKNOWNS, RankReport, rank_report
-from attacker.attacks.closed_form.rank.verdict import headline, verdict
+from attacker.attacks.closed_form.rank.analysis import MAX_PROVED_UNKNOWNS, RankReport, analyse_rank
+from attacker.attacks.closed_form.rank.verdict import write_headline, write_verdict
 from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
-__all__ = ["analysed", "as_json", "check_picture", "described", "draw", "headline", "opened", "shape_of", "table", "verdict"]
+__all__ = [
+    "analysed",
+    "as_json",
+    "check_picture",
+    "described",
+    "draw",
+    "opened",
+    "shape_of",
+    "table",
+    "write_headline",
+    "write_verdict",
+]
 
 
 def shape_of(text: str) -> tuple[int, ...]:
@@ -53,7 +64,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
 def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
     """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed."""
     try:
-        return rank_report(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
+        return analyse_rank(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
     except NotAChain as reason:
         raise RuntimeError(str(reason)) from reason
 
@@ -62,7 +73,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
     """Write a picture of the chain as PNG, SVG or PDF, depending on the suffix of `path`."""
     from attacker.report.chain_figure import chain_picture
 
-    chain_picture(report, [described(layer) for layer in chain.layers], path, title=title, verdict=headline(report))
+    chain_picture(report, [described(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report))
 
 
 def as_json(report: RankReport, model: str) -> dict[str, Any]:
@@ -75,8 +86,8 @@ def as_json(report: RankReport, model: str) -> dict[str, Any]:
         "unused": report.unused,
         "index": report.index,
         "critical": report.layers[report.critical].name,
-        "headline": headline(report),
-        "verdict": verdict(report),
+        "headline": write_headline(report),
+        "verdict": write_verdict(report),
         "dead": report.dead,
         "layers": [{**asdict(one), "missing": one.missing, "dependent": one.dependent} for one in report.layers],
     }

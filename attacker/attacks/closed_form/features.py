@@ -17,8 +17,8 @@ from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
-from attacker.attacks.labels.probes import head_inputs
-from attacker.attacks.labels.rules import inferred
+from attacker.attacks.labels.probes import compute_head_inputs
+from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.linking import HeadFeatures
 from attacker.attacks.matching.smooth_images import Spread, smooth_spread
 from fedsim import models
@@ -44,7 +44,7 @@ Features = Callable[[Tensor], Tensor]
 """Maps an example (*shape) in [0, 1] to its features (F,)."""
 
 
-def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the features of each example. Raises ValueError with the reason if the features of each cannot be determined."""
     require_features(observed)
     return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
@@ -75,58 +75,62 @@ def require_features(observed: Observed) -> None:
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i; without examples if the features do not explain the gradient of the last layer."""
     if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
-        return _nothing(observed, "the last layer's gradient, from which features are computed, is zero or was not sent")
-    read = _read(observed, i, rng)
+        return _build_empty_answer(
+            observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
+        )
+    read = _read_head_features(observed, i, rng)
     if read.misfit > MAX_MISFIT:
-        return _nothing(observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained")
+        return _build_empty_answer(
+            observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained"
+        )
     spread = smooth_spread(observed.data)
-    made = _features_of(observed, i)
+    made = _build_features(observed, i)
     each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
     errors = [float(read.error[place == k].max()) for k in range(len(each))]
     pairs = zip(each.to(observed.device), errors, strict=True)
-    x = torch.stack([likeliest(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
+    x = torch.stack([find_map_estimate(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
     noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
     x[read.shared.to(x.device)] += SEPARATING_NOISE * noise[read.shared.to(x.device)]
     free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
     return ClosedFormAnswer(
-        x, read.labels.to(x.device), "features", doubts=_doubts(read, free), determined=1 - free, likeliest=True
+        x, read.labels.to(x.device), "features", doubts=_list_doubts(read, free), determined=1 - free, likeliest=True
     )
 
 
-def _nothing(observed: Observed, why: str) -> ClosedFormAnswer:
+def _build_empty_answer(observed: Observed, why: str) -> ClosedFormAnswer:
     return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
 
 
-def _doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
+def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
     words = [f"features determine {1 - free:.0%} of an example's values; the smoothness prior fills in the rest"] if free else []
     if bool(read.shared.any()):
         words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
     return tuple(words)
 
 
-def _read(observed: Observed, i: int, rng: Generator) -> HeadFeatures:
+def _read_head_features(observed: Observed, i: int, rng: Generator) -> HeadFeatures:
     case, device = observed.cases[i], str(observed.device)
     seen = ObservedGradients([case.observations[0]], model=observed.model, device=device)
     known = case.known_labels
-    labels = read_labels(inferred, seen, 0, seen.model, rng) if known is None else known
+    labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
     return read_features(seen, labels.cpu(), rng, known=known is not None)
 
 
-def _features_of(observed: Observed, i: int) -> Features:
-    state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.weights_of(i)}
-    by_type = {dtype: _converted(state, dtype) for dtype in (torch.float32, torch.float64)}
+def _build_features(observed: Observed, i: int) -> Features:
+    state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.get_weights(i)}
+    by_type = {dtype: _convert(state, dtype) for dtype in (torch.float32, torch.float64)}
 
-    def made(x: Tensor) -> Tensor:
-        return head_inputs(observed.model, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
+    def compute_features(x: Tensor) -> Tensor:
+        return compute_head_inputs(observed.model, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
 
-    return made
+    return compute_features
 
 
-def _converted(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _convert(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
 
 
-def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
+def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
     """Return the MAP estimate x (*shape) for features `target` (F,), in float64.
 
     The prior is x = 0.5 + spread(z) with independent standard normal z; `error` is the approximate norm of the error of the
@@ -136,7 +140,7 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
     off = target - made(0.5 + z)
     for turn in range(len(DAMPING_FACTORS) + FINAL_STEPS):
         if turn < len(DAMPING_FACTORS):
-            jacobian = _jacobian(made, spread, z)
+            jacobian = _compute_jacobian(made, spread, z)
             normal = jacobian @ jacobian.T
             normal.diagonal().add_(DAMPING_FACTORS[turn] ** 2 * normal.trace() + error**2 / len(target))
             factor = torch.linalg.cholesky(normal)
@@ -150,7 +154,7 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
     return 0.5 + spread(z)
 
 
-def _jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
+def _compute_jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
     """Return the Jacobian (F, D) of the features with respect to z, in float32; the next step corrects its rounding."""
     rows = jacrev(made, chunk_size=JACOBIAN_CHUNK)((0.5 + spread(z)).float())
     return spread(rows).double().flatten(1)

@@ -62,17 +62,17 @@ def read_heads(
     (N, K), or None.
     """
     if bias is not None and bias_gradient is not None and bool((bias_gradient != 0).any()):
-        return [_from_bias(loss, weight, bias, gradient, bias_gradient)]
+        return [_solve_from_bias(loss, weight, bias, gradient, bias_gradient)]
     if loss == "logistic" and bias is not None:
         raise ValueError(
             "the gradient of the last layer's bias is zero or was not sent, and R-GAP needs it for a model with a single logit"
         )
     if loss == "logistic":
-        return _from_product(weight, gradient)
-    return _from_direction(weight, bias, gradient)
+        return _solve_from_product(weight, gradient)
+    return _solve_from_direction(weight, bias, gradient)
 
 
-def more_than_one(gradient: Tensor) -> Tensor:
+def has_rank_above_one(gradient: Tensor) -> Tensor:
     """Return a mask (N,): whether dL/dW (N, K, F) of the last layer has a rank above one, so that it is not of one example."""
     values = torch.linalg.eigvalsh(gradient @ gradient.mT).clamp(min=0)
     if values.shape[1] < 2:
@@ -81,7 +81,7 @@ def more_than_one(gradient: Tensor) -> Tensor:
     return several
 
 
-def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def solve_logistic(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
     The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s > 0 there is one solution, below
@@ -113,16 +113,16 @@ def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: in
     return (low + high) / 2
 
 
-def _from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Tensor) -> HeadReading:
+def _solve_from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Tensor) -> HeadReading:
     features = (k[:, None] @ gradient)[:, 0] / k.square().sum(dim=1, keepdim=True)
     y = (k[:, 0] < 0).long() if loss == "logistic" else k.argmin(dim=1)
     never = torch.zeros(len(k), dtype=torch.bool, device=k.device)
-    return HeadReading(features, k, y, ~never, never, _misfit(loss, weight, bias, features, k, y))
+    return HeadReading(features, k, y, ~never, never, _compute_misfit(loss, weight, bias, features, k, y))
 
 
-def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
+def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
     """Return the solutions for a single logit without bias: one for each label and each root of the loss equation."""
-    lower, upper, two, clamped = logistic_roots((weight * gradient).sum(dim=(1, 2)))
+    lower, upper, two, clamped = solve_logistic((weight * gradient).sum(dim=(1, 2)))
     first = gradient[:, 0].sum(dim=1) < 0  # a guess that is right if most features are positive
     heads = []
     for mu, valid in ((lower, torch.ones_like(two)), (upper, two)):
@@ -133,7 +133,7 @@ def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
     return heads
 
 
-def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
+def _solve_from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
     """Return the solutions for several logits: k = c u with u the left singular vector of dL/dW.
 
     The factor c follows from the loss, softmax(W f + b) - e_y = k, for each candidate of the label y.
@@ -142,13 +142,13 @@ def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> li
     u = (gradient @ (gradient.mT @ rough))[..., 0]  # one power iteration makes small entries accurate as well
     u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
     heads: list[HeadReading] = []
-    for y, possible in _candidate_labels(u):
+    for y, possible in _list_candidate_labels(u):
         readings = _solve_scale(weight, bias, gradient, u, y)
         heads += [replace(head, valid=head.valid & possible) for head in readings]
     return _sort_by_misfit(heads)
 
 
-def _candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return candidates (N,) for the label, each with a mask (N,) of the problems for which it is one; u: (N, K).
 
     The label's entry of dL/dlogits is the only one with its sign, and is minus the sum of all others, so that it has the largest
@@ -182,22 +182,22 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     others = _mask_label(y, u)
     share = (u * others).sum(dim=1)  # 1 - p_y = c * share
 
-    def excess(q: Tensor) -> Tensor:
+    def compute_excess(q: Tensor) -> Tensor:
         """Return (1 - p_y) - q, (N, M), where p_y is computed from the features that follow from assuming 1 - p_y = q (N, M)."""
         c = q / share[:, None]
         p = (slope[:, None] / c[..., None] + offset[:, None]).softmax(dim=-1)
         return (p * others[:, None]).sum(dim=-1) - q
 
     exponents = torch.linspace(log(MIN_LOSS_SHARE), log(0.5), GRID_POINTS, dtype=u.dtype, device=u.device).exp()
-    grid = _add_extrema(torch.cat([exponents, 1 - exponents[:-1].flip(0)]).expand(len(u), -1), excess)
-    value = excess(grid)
+    grid = _add_extrema(torch.cat([exponents, 1 - exponents[:-1].flip(0)]).expand(len(u), -1), compute_excess)
+    value = compute_excess(grid)
     crossing = (value[:, :-1] > 0) != (value[:, 1:] > 0)
     most = max(1, int(crossing.sum(dim=1).max()))
     order = crossing.to(torch.int8).topk(most, dim=1).indices
     found = crossing.gather(1, order)
     low, high = grid.gather(1, order), grid.gather(1, order + 1)
     falling = torch.where(value.gather(1, order) > 0, 1.0, -1.0)
-    q = _bisect(lambda middle: falling * excess(middle), low, high)
+    q = _bisect(lambda middle: falling * compute_excess(middle), low, high)
     nearest = grid.gather(1, value.abs().argmin(dim=1, keepdim=True))
     none = ~found.any(dim=1)
     q = torch.where(none[:, None], nearest, q)
@@ -206,7 +206,7 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
         c = (q[:, i] / share)[:, None]
         features, k = v / c, u * c
         valid = found[:, i] | none if i == 0 else found[:, i]
-        heads.append(HeadReading(features, k, y, valid, none, _misfit("cross_entropy", weight, bias, features, k, y)))
+        heads.append(HeadReading(features, k, y, valid, none, _compute_misfit("cross_entropy", weight, bias, features, k, y)))
     return heads
 
 
@@ -242,7 +242,7 @@ def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
     return chosen
 
 
-def _misfit(loss: str, weight: Tensor, bias: Tensor | None, features: Tensor, k: Tensor, y: Tensor) -> Tensor:
+def _compute_misfit(loss: str, weight: Tensor, bias: Tensor | None, features: Tensor, k: Tensor, y: Tensor) -> Tensor:
     """Return the distance (N,) between k and dL/dlogits at these features, relative to the norm of k.
 
     The label's entry is left out if there are several: it is minus the sum of the others, and less accurate.

@@ -16,16 +16,16 @@ Judge = Callable[[Reconstruction, int, Observed], float]
 """Maps (answer, index of its case, stacked observations) to a score; lower is better."""
 
 
-def judge(name: str) -> Judge:
+def get_criterion(name: str) -> Judge:
     """Return a criterion of `CRITERIA`, or `gradient`: the distance between the answer's gradient and the observed one."""
     if name == "gradient":
-        return lambda found, i, observed: observed.missed(i, found.x.to(observed.device), found.y.to(observed.device))
+        return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
     if name not in CRITERIA:
         raise ValueError(f"unknown criterion {name!r}. Known: {', '.join([*CRITERIA, 'gradient'])}")
-    return lambda found, i, observed: _number(CRITERIA[name](found.x))
+    return lambda found, i, observed: _average(CRITERIA[name](found.x))
 
 
-def _number(value: Tensor) -> float:
+def _average(value: Tensor) -> float:
     return float(value.mean().nan_to_num(nan=float("inf")))
 
 
@@ -33,7 +33,7 @@ def _number(value: Tensor) -> float:
 class Hybrid:
     """An attack that runs a closed form and a search on every case, and keeps the better answer of each.
 
-    criterion: how answers are compared, a name that `judge` accepts.
+    criterion: how answers are compared, a name that `get_criterion` accepts.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Hybrid:
         kept = (None, memory)  # only the search is long enough to need checkpoints
         answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
         pairs = zip(*answers, strict=True)
-        observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), judge(self.criterion)
-        return [self._better(pair, [judged(one, i, observed) for one in pair]) for i, pair in enumerate(pairs)]
+        observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), get_criterion(self.criterion)
+        return [self._choose_better(pair, [judged(one, i, observed) for one in pair]) for i, pair in enumerate(pairs)]
 
-    def _better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
+    def _choose_better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
         kept = min(range(2), key=badness.__getitem__)
         chosen, other = pair[kept], pair[1 - kept]
         words = f"chosen by {self.criterion}: {chosen.route} {badness[kept]:.3g}, {other.route} {badness[1 - kept]:.3g}"

@@ -21,7 +21,7 @@ from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.labels.rules import inferred
+from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.smooth_images import Spread, smooth_spread
 from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
@@ -63,13 +63,13 @@ class HiddenLayer:
     convolution: str
 
 
-def layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
-    layer = suitable_layer(observed)
+    layer = find_suitable_layer(observed)
     return [_answer(observed, layer, i, generator_for(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
-def suitable_layer(observed: Observed) -> HiddenLayer:
+def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """Return the first hidden linear layer with enough distinct inputs. Raises ValueError with the reason if there is none."""
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
@@ -85,19 +85,19 @@ def suitable_layer(observed: Observed) -> HiddenLayer:
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
     head = models.head(observed.model)[0].rpartition(".")[0]
-    for name, h in passed.inputs(probe).items():
+    for name, h in passed.record_inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
         if name == head or not {weight, bias}.isdisjoint(observed.omitted) or bias not in observed.gradient:
             continue
-        distinct = _distinct(h.detach())
+        distinct = _count_distinct(h.detach())
         if distinct >= least and h.requires_grad:
-            return HiddenLayer(name, distinct, passed.convolution(name, probe))
+            return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
     raise ValueError(
         f"no hidden linear layer with a bias has at least {least:,.0f} distinct inputs, a tenth of an example's values"
     )
 
 
-def _distinct(h: Tensor) -> int:
+def _count_distinct(h: Tensor) -> int:
     """Return the number of distinct values among the inputs h, since adaptive pooling repeats values.
 
     The share of distinct values is measured among the nonzero inputs, and assumed for the zeros that a ReLU causes as well.
@@ -112,10 +112,10 @@ class _Passed:
     def __init__(self, observed: Observed, i: int) -> None:
         self.model, self.data = observed.model, observed.data
         buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
-        state = {**buffers, **observed.weights_of(i)}
+        state = {**buffers, **observed.get_weights(i)}
         self.state = {name: t.float().detach() if t.is_floating_point() else t for name, t in state.items()}
 
-    def inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
         The inputs of layers that depend on x require a gradient.
@@ -136,14 +136,14 @@ class _Passed:
             name: found[0][0] for name, found in seen.items() if len(found) == 1 and found[0].ndim == 2 and len(found[0]) == 1
         }
 
-    def convolution(self, layer: str, x: Tensor) -> str:
+    def find_convolution(self, layer: str, x: Tensor) -> str:
         """Return the name of the weights of the last convolution before `layer`; "" if they also act in other ways."""
         named = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
         weights = {name: self.state[name].clone().requires_grad_() for name in named if name in self.state}
         if not weights:
             return ""
         inner, bias = f"{layer}.weight", self.state[f"{layer}.bias"].clone().requires_grad_()
-        h = self.inputs(x, {**weights, f"{layer}.bias": bias})[layer]
+        h = self.record_inputs(x, {**weights, f"{layer}.bias": bias})[layer]
         loss = -self.logits.log_softmax(dim=1)[0, 0] if self.logits.shape[1] > 1 else self.logits.sum()
         d, *whole = torch.autograd.grad(loss, [bias, *weights.values()], retain_graph=True, allow_unused=True)
         before = torch.autograd.grad(h, list(weights.values()), d @ self.state[inner], allow_unused=True)
@@ -158,27 +158,27 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     """Return the answer for case i; without examples if the layer's gradient is not that of one input after a ReLU."""
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
-        return _nothing(observed, f"the gradient of {layer.name} is zero")
+        return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
     h = bias @ weight / bias.square().sum()
     if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
-        return _nothing(observed, f"the gradient of {layer.name} is not that of one example")
+        return _build_empty_answer(observed, f"the gradient of {layer.name} is not that of one example")
     zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
-        return _nothing(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
+        return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
-    cotangent = (bias @ observed.weights_of(i)[f"{layer.name}.weight"]).float()
+    cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
-    x = _search(_Passed(observed, i), layer, target, cotangent, _convolution(observed, layer, i), spread, rng)
+    x = _search(_Passed(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng)
     case = observed.cases[i]
     seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
     known = case.known_labels
-    labels = read_labels(inferred, seen, 0, seen.model, rng) if known is None else known
+    labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
     free = max(0.0, 1 - layer.inputs / observed.data.size)
     note = (f"inverted from the {layer.inputs:,} inputs of {layer.name}: the smoothness prior determines the rest",)
     return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
 
 
-def _convolution(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
+def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
     """Return the observed gradient of the convolution before the layer; None if it was not sent or is zero."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
@@ -208,11 +208,15 @@ def _search(
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(steps):
             x = 0.5 + spread(z)
-            h = passed.inputs(x, weights if second else {})[layer.name]
-            loss = OWN * _relative(h, target) + SMOOTH * z.square().mean() + OUTSIDE * (x - x.clamp(0, 1)).square().mean()
+            h = passed.record_inputs(x, weights if second else {})[layer.name]
+            loss = (
+                OWN * _compute_relative_error(h, target)
+                + SMOOTH * z.square().mean()
+                + OUTSIDE * (x - x.clamp(0, 1)).square().mean()
+            )
             if second and convolution is not None:
                 (made,) = torch.autograd.grad(h, list(weights.values()), cotangent, create_graph=True)
-                loss = loss + CONVOLUTION * _relative(made, convolution)
+                loss = loss + CONVOLUTION * _compute_relative_error(made, convolution)
             (z.grad,) = torch.autograd.grad(loss, [z])
             optimiser.step()
             schedule.step()
@@ -220,9 +224,9 @@ def _search(
     return found
 
 
-def _relative(made: Tensor, seen: Tensor) -> Tensor:
+def _compute_relative_error(made: Tensor, seen: Tensor) -> Tensor:
     return (made - seen).square().sum() / seen.square().sum()
 
 
-def _nothing(observed: Observed, why: str) -> ClosedFormAnswer:
+def _build_empty_answer(observed: Observed, why: str) -> ClosedFormAnswer:
     return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), ROUTE_NAME, (why,))

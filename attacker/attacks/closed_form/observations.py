@@ -73,7 +73,7 @@ class Observed:
         except NotAChain as error:
             return str(error)
 
-    def of(self, rows: Sequence[int]) -> "Observed":
+    def select(self, rows: Sequence[int]) -> "Observed":
         """Return only the observations of the cases with indices `rows`."""
         at = torch.tensor(list(rows), device=self.device)
         return replace(
@@ -84,10 +84,10 @@ class Observed:
             buffers=self.buffers if self.same_buffers else {name: b[at] for name, b in self.buffers.items()},
         )
 
-    def weights_of(self, i: int) -> dict[str, Tensor]:
+    def get_weights(self, i: int) -> dict[str, Tensor]:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
-    def missed(self, i: int, x: Tensor, y: Tensor) -> float:
+    def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
         """Return the distance between the gradient of an answer and the observed gradient of case i, relative to its norm.
 
         If the defense is known, its model is applied to the answer's gradient first. 0 means exact; 1, as for a zero gradient,
@@ -97,30 +97,30 @@ class Observed:
         """
         if not len(x):
             return 1.0
-        weights = self.weights_of(i)
+        weights = self.get_weights(i)
         buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
         simulated = self.simulated(weights, x.to(self.device, self.dtype), y.to(self.device), buffers)
         if len(x) < self.examples:
             simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
         observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
-            known = self.channel.learn(self._received(i))
+            known = self.channel.learn(self._decode_update(i))
             simulated = through(self.channel, known, simulated, weights, self.training, self.steps)
         pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
         off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
-    def _received(self, i: int) -> dict[str, Tensor]:
+    def _decode_update(self, i: int) -> dict[str, Tensor]:
         """Return the update of a case as it was received, on the device of the gradients."""
         return {name: u.to(self.device) for name, u in self.cases[i].observations[0].update.items()}
 
-    def noise(self, i: int) -> float:
+    def estimate_noise(self, i: int) -> float:
         """Return the expected norm of the defense's noise relative to the observed gradient of case i; 0 without noise.
 
         The gradient of the true examples has about this distance to the observed one.
         """
-        power = self.channel.noise(self._received(i)) / total_step(self.training, self.steps) ** 2
+        power = self.channel.noise(self._decode_update(i)) / total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
         return float((power / whole).sqrt())
 
@@ -132,7 +132,7 @@ class Observed:
     def dtype(self) -> torch.dtype:
         return next(iter(self.gradient.values())).dtype
 
-    def jittered(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
+    def jitter(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
         """Return the gradient with random relative errors as large as float32 rounding. rngs: one per observation."""
         return {
             name: g
@@ -158,7 +158,7 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
     for i, observation in enumerate(observations):
         update = {name: observation.update[name].to(device).double() for name in order}
         gradients.append(as_gradient(update, weights[0 if same else i], observation.training, steps))
-        _check(gradients[-1], observation.key)
+        _check_gradient(gradients[-1], observation.key)
     buffers, same_buffers = buffers_of(model, observations)
     return Observed(
         cases=cases,
@@ -174,7 +174,7 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
     )
 
 
-def _check(gradient: dict[str, Tensor], key: str) -> None:
+def _check_gradient(gradient: dict[str, Tensor], key: str) -> None:
     if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
         raise ValueError(f"the update of {key} contains NaN or infinite values, so it cannot be inverted")
     if not any(bool((g != 0).any()) for g in gradient.values()):

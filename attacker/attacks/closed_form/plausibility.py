@@ -8,7 +8,7 @@ from torch.nn import functional
 Criterion = Callable[[Tensor], Tensor]
 
 
-def roughness(x: Tensor) -> Tensor:
+def measure_roughness(x: Tensor) -> Tensor:
     """Return the mean squared distance of images to their 3x3 mean filter, H-GAP's criterion (R-GAP, section 5)."""
     return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)
 
@@ -19,9 +19,9 @@ def total_variation(x: Tensor) -> Tensor:
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
 
 
-def outside(x: Tensor) -> Tensor:
+def measure_outside(x: Tensor) -> Tensor:
     """Return the mean squared distance to [0, 1], the range of all data."""
     return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
 
 
-CRITERIA: dict[str, Criterion] = {"roughness": roughness, "total_variation": total_variation, "outside": outside}
+CRITERIA: dict[str, Criterion] = {"roughness": measure_roughness, "total_variation": total_variation, "outside": measure_outside}

@@ -11,8 +11,8 @@ from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePla
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
-from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, reason_against
-from attacker.attacks.confidence import of_closed_form, of_prior
+from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
+from attacker.attacks.confidence import judge_closed_form, judge_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 from attacker.attacks.nulls import blinded
@@ -62,7 +62,7 @@ class ClosedForm:
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
-        reasons = {route: reason_against(route, observed) for route in self.routes}
+        reasons = {route: explain_refusal(route, observed) for route in self.routes}
         return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
 
     def __call__(
@@ -114,7 +114,7 @@ class Routing:
 
     def run(self) -> list[Reconstruction]:
         if not self.attack.sees_gradient:
-            return self._null()
+            return self._run_null()
         started = perf_counter()
         self.answer()
         seconds = (perf_counter() - started) / len(self.cases)
@@ -122,7 +122,7 @@ class Routing:
         searched = self._search(rest) if rest else {}
         cut_off = any(one.interrupted for one in searched.values())
         said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
-        return [self._reconstruction(i, seconds, searched.get(i)) for i in said]
+        return [self._build_reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
         """Try the routes in order on the cases that have no exact answer yet, or an exact answer that is not unique."""
@@ -130,10 +130,10 @@ class Routing:
         for i, route in enumerate(self.attack.routes):
             pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
             if pending:
-                self._say(i, f"{route}: {len(pending)} of {len(self.cases)} left")
+                self._report_progress(i, f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
 
-    def start(self, i: int) -> Given | None:
+    def get_warm_start(self, i: int) -> Given | None:
         """Return the warm start of a search for case i, its best answer, or None if that explains nothing of the gradient."""
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
@@ -142,7 +142,7 @@ class Routing:
 
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones."""
-        observed = self.observed.of(pending)
+        observed = self.observed.select(pending)
         try:
             answers = ROUTES[route](observed, self.rng, self.attack.walk)
         except ValueError as error:
@@ -150,7 +150,7 @@ class Routing:
                 self.found[i].reasons[route] = str(error)
             return
         for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
-            found, missed = self.found[i], observed.missed(row, answer.x, answer.y)
+            found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
             found.tried += 1
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
@@ -170,8 +170,8 @@ class Routing:
         if not rows:
             return
         rngs = [generator_for(self.rng, self.cases[pending[row]], "rounding") for row in rows]
-        jittered = observed.of(rows)
-        jittered = replace(jittered, gradient=jittered.jittered(rngs))
+        jittered = observed.select(rows)
+        jittered = replace(jittered, gradient=jittered.jitter(rngs))
         for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
             found, answer = self.found[pending[row]], answers[row]
             spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
@@ -196,16 +196,16 @@ class Routing:
                 able.append(i)
         if not able:
             return {}
-        starts = {self.cases[i].key: self.start(i) for i in able}
+        starts = {self.cases[i].key: self.get_warm_start(i) for i in able}
         search = replace(attack, device=self.attack.device, warm_start=lambda cases, _: [starts[case.key] for case in cases])
         found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
         return dict(zip(able, found, strict=True))
 
-    def _reconstruction(self, i: int, seconds: float, searched: Reconstruction | None) -> Reconstruction:
+    def _build_reconstruction(self, i: int, seconds: float, searched: Reconstruction | None) -> Reconstruction:
         found = self.found[i]
         if searched is not None:
-            missed = self.observed.missed(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
-            if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.noise(i):
+            missed = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
+            if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
                 route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
                 return replace(
                     searched,
@@ -216,14 +216,14 @@ class Routing:
                 )
         if found.answer is None:
             raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")
-        own = self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
+        own = self._build_from_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
         return replace(own, interrupted=searched is not None and searched.interrupted)
 
-    def _of_answer(self, i: int, found: _Found, answer: ClosedFormAnswer, seconds: float) -> Reconstruction:
+    def _build_from_answer(self, i: int, found: _Found, answer: ClosedFormAnswer, seconds: float) -> Reconstruction:
         case, count = self.cases[i], len(answer.x)
         observation = case.observations[0]
         stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
-        judged = of_closed_form(answer.route, answer.x, found.missed, stays, observation.data, self.observed.examples)
+        judged = judge_closed_form(answer.route, answer.x, found.missed, stays, observation.data, self.observed.examples)
         return Reconstruction(
             case=case.key,
             x=answer.x.float().cpu(),
@@ -252,19 +252,19 @@ class Routing:
             told += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
         return told
 
-    def _null(self) -> list[Reconstruction]:
+    def _run_null(self) -> list[Reconstruction]:
         if self.attack.fallback is not None:
             null = replace(self.attack.fallback.null(), device=self.attack.device)
             found = null(self.cases, rng=self.rng, progress=self.progress, memory=self.memory)
             return [replace(one, attack=self.attack.name) for one in found]
-        return [self._grey(case) for case in self.cases]
+        return [self._build_grey(case) for case in self.cases]
 
-    def _grey(self, case: Case) -> Reconstruction:
+    def _build_grey(self, case: Case) -> Reconstruction:
         """Return the null without a fallback: grey images and random labels."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))
-        judged = of_prior(count, data)
+        judged = judge_prior(count, data)
         return Reconstruction(
             case=case.key,
             x=torch.full((count, *data.shape), 0.5),
@@ -283,7 +283,7 @@ class Routing:
             seed=self.rng.initial_seed(),
         )
 
-    def _say(self, done: int, words: str) -> None:
+    def _report_progress(self, done: int, words: str) -> None:
         if self.progress is not None:
             self.progress(done, len(self.attack.routes), words)
 

@@ -7,14 +7,14 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import generator_for
-from attacker.attacks.closed_form.features import features, require_features
-from attacker.attacks.closed_form.layer_input import STEPS, layer_input, suitable_layer
+from attacker.attacks.closed_form.features import invert_features, require_features
+from attacker.attacks.closed_form.layer_input import STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import explain
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
-from attacker.attacks.closed_form.linear.known_labels import labelled
+from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
-from attacker.attacks.closed_form.rank.analysis import rank_report
+from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, build_answers, choose_readings, require_single, run_rgap
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_layers
 from attacker.attacks.networks.chain import Chain
@@ -23,10 +23,10 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 """Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
 
 
-def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Solve for the input of a first linear layer, for one example or a batch; labels follow from the layer's gradient."""
     chain = _require_linear(observed)
-    return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
+    return [_solve_case(observed, chain, i, rng) for i in range(len(observed.cases))]
 
 
 def _require_linear(observed: Observed) -> Chain:
@@ -40,10 +40,10 @@ def _require_linear(observed: Observed) -> Chain:
     return chain
 
 
-def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Run R-GAP from the last layer to the first. If several inputs have the same gradient, it finds one of small norm."""
     chain = require_single(observed)
-    found, report = run_rgap(observed, walk=walk), rank_report(chain, prove=0)
+    found, report = run_rgap(observed, walk=walk), analyse_rank(chain, prove=0)
     if not report.undetermined:
         return found
     size = report.layers[0].unknowns
@@ -51,16 +51,16 @@ def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
-def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
+def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Run R-GAP back to the last layer that lacks equations, then solve all remaining layers jointly with a smoothness prior."""
     chain = require_single(observed)
-    report = rank_report(chain)
+    report = analyse_rank(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
         raise ValueError("every layer has enough equations, so that the route `layers` applies instead")
     readings = choose_readings(observed, chain, observed.gradient, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
-    low, high = _range(observed)
+    low, high = _get_input_range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
     return [
@@ -68,9 +68,9 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
             x=answer.x,
             y=answer.y,
             route=answer.route,
-            notes=(*answer.notes, *_shaped(found, i, name)),
+            notes=(*answer.notes, *_note_prior(found, i, name)),
             doubts=answer.doubts,
-            stays=_seen(found, i, determined),
+            stays=_estimate_determined_share(found, i, determined),
             twin=answer.twin,
         )
         for i, answer in enumerate(build_answers(observed, readings, found.x, None, "peeled"))
@@ -80,11 +80,11 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
 TWIN_NOTE = "a multiple of the example has the same gradient; of the two, the one in the range of the data is returned"
 
 ROUTES: dict[str, Route] = {
-    "linear": linear,
-    "layers": layers,
-    "peeled": peeled,
-    "features": features,
-    "layer_input": layer_input,
+    "linear": solve_linear,
+    "layers": solve_layer_by_layer,
+    "peeled": solve_jointly,
+    "features": invert_features,
+    "layer_input": invert_layer_input,
 }
 
 _REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
@@ -92,14 +92,14 @@ _REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
     "layers": require_single,
     "peeled": require_single,
     "features": require_features,
-    "layer_input": suitable_layer,
+    "layer_input": find_suitable_layer,
 }
 
 EVALUATIONS = {"layer_input": sum(STEPS)}
 """Number of evaluations of the network and its derivative that a route makes, for routes that iterate."""
 
 
-def reason_against(route: str, observed: Observed) -> str:
+def explain_refusal(route: str, observed: Observed) -> str:
     """Return why a route cannot apply to the observations, before anything is solved; "" if it may apply."""
     try:
         _REQUIREMENTS[route](observed)
@@ -108,20 +108,22 @@ def reason_against(route: str, observed: Observed) -> str:
     return ""
 
 
-def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
-    weights, gradient = observed.weights_of(i), {name: g[i] for name, g in observed.gradient.items()}
+def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
+    weights, gradient = observed.get_weights(i), {name: g[i] for name, g in observed.gradient.items()}
     rng = generator_for(rng, observed.cases[i], "linear")
-    found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
+    found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_get_input_range(observed))
     words: tuple[str, ...] = (found.note,) if found.note else ()
     if not found.found:
         return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
     try:
-        whole = explain(observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_range(observed))
+        whole = explain(
+            observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_get_input_range(observed)
+        )
         x, y, source = whole.x, whole.y, whole.source
         words += (TWIN_NOTE,) * bool(whole.twins.any())
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
-        y = labelled(
+        y = assign_labels(
             chain,
             weights,
             gradient,
@@ -134,20 +136,20 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedF
     return ClosedFormAnswer(x, y, "linear", words, stays=found.certainty[source])
 
 
-def _range(observed: Observed) -> tuple[Tensor, Tensor]:
+def _get_input_range(observed: Observed) -> tuple[Tensor, Tensor]:
     """Return the model's normalised inputs for examples of all zeros and of all ones, each (*shape)."""
     ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
     low, high = (observed.data.normalise(end) for end in ends)
     return low, high
 
 
-def _shaped(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
+def _note_prior(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
     if bool(found.exact[i]):
         return ()
     return (f"layer {layer} lacks equations, and a smoothness prior fills in what the gradient does not determine",)
 
 
-def _seen(found: Peeled, i: int, determined: float) -> Tensor:
+def _estimate_determined_share(found: Peeled, i: int, determined: float) -> Tensor:
     """Return the share of answer i that the equations determine, (1,), at most `determined`, the share found by counting."""
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

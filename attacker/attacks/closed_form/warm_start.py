@@ -12,21 +12,21 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 
 
-def from_features(attack: GradientMatching) -> GradientMatching:
+def add_feature_start(attack: GradientMatching) -> GradientMatching:
     """Return the search with an additional start from the closed form `features`, for cases to which that applies."""
-    return from_closed_form(attack, routes=("features",))
+    return add_closed_form_start(attack, routes=("features",))
 
 
-def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
+def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """Return the search with an additional start from the best closed form, if that explains part of the gradient."""
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
-    def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
+    def compute_starts(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
             routing.answer()
         except ValueError:  # no closed form applies
             return [None] * len(cases)
-        return [routing.start(i) for i in range(len(cases))]
+        return [routing.get_warm_start(i) for i in range(len(cases))]
 
-    return replace(attack, warm_start=first)
+    return replace(attack, warm_start=compute_starts)

@@ -1,24 +1,24 @@
 """Confidence: an attack's estimate of the probability that each reconstructed example is recovered."""
 
-from attacker.attacks.confidence.curves import curve, probabilities
+from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.evidence import (
     ComparedGradient,
     Judged,
     SearchAnswer,
-    of_closed_form,
-    of_prior,
-    of_search,
-    undecided,
+    build_undecided,
+    judge_closed_form,
+    judge_prior,
+    judge_search,
 )
 
 __all__ = [
     "ComparedGradient",
     "Judged",
     "SearchAnswer",
-    "curve",
-    "of_closed_form",
-    "of_prior",
-    "of_search",
-    "probabilities",
-    "undecided",
+    "build_undecided",
+    "estimate_probabilities",
+    "find_curve",
+    "judge_closed_form",
+    "judge_prior",
+    "judge_search",
 ]

@@ -37,7 +37,7 @@ class Curve:
     recovered: int
     unsure: tuple[float, float]
 
-    def unlike(self, evidence: Mapping[str, Tensor]) -> str:
+    def explain_mismatch(self, evidence: Mapping[str, Tensor]) -> str:
         """Return why the curve does not apply to answers with this evidence; "" if it does."""
         if missing := [name for name in self.features if name not in evidence]:
             return f"the calibration needs {missing[0]}, which is not known"
@@ -51,7 +51,7 @@ class Curve:
         return ""
 
 
-def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
+def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
     """Return the estimated probability that each example is recovered, (N,); NaN inside `unsure`.
 
     evidence: features by name, each (N,).
@@ -63,37 +63,37 @@ def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -
     return found.masked_fill((found > least) & (found < most), torch.nan)
 
 
-def curve(route: str, *, is_image: bool) -> Curve | None:
+def find_curve(route: str, *, is_image: bool) -> Curve | None:
     """Return the calibration curve of a route for images or table rows; None if none was fitted."""
-    return _curves(CALIBRATION_FILE).get((family(route), "images" if is_image else "rows"))
+    return _read_curves(CALIBRATION_FILE).get((get_curve_family(route), "images" if is_image else "rows"))
 
 
-def family(route: str) -> str:
+def get_curve_family(route: str) -> str:
     """Return the name of the curve for a route; all searches that start from a closed form share one."""
     return "optimisation from a closed form" if route.startswith("optimisation from") else route
 
 
 @cache
-def _curves(path: Path) -> dict[tuple[str, str], Curve]:
+def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
     if not path.exists():
         return {}
-    return {(one["route"], one["data"]): _curve(one) for one in json.loads(path.read_text())["curves"]}
+    return {(one["route"], one["data"]): _read_curve(one) for one in json.loads(path.read_text())["curves"]}
 
 
-def _curve(one: Mapping[str, object]) -> Curve:
+def _read_curve(one: Mapping[str, object]) -> Curve:
     return Curve(
-        features=tuple(_list(one["features"])),
-        weights=tuple(map(float, _list(one["weights"]))),
+        features=tuple(_check_list(one["features"])),
+        weights=tuple(map(float, _check_list(one["weights"]))),
         intercept=float(str(one["intercept"])),
-        low=tuple(map(float, _list(one["low"]))),
-        high=tuple(map(float, _list(one["high"]))),
+        low=tuple(map(float, _check_list(one["low"]))),
+        high=tuple(map(float, _check_list(one["high"]))),
         facts={str(name): (float(low), float(high)) for name, (low, high) in dict(one["facts"]).items()},  # type: ignore[call-overload]
         answers=int(str(one["answers"])),
         recovered=int(str(one["recovered"])),
-        unsure=(float(_list(one["unsure"])[0]), float(_list(one["unsure"])[1])),
+        unsure=(float(_check_list(one["unsure"])[0]), float(_check_list(one["unsure"])[1])),
     )
 
 
-def _list(value: object) -> Sequence[str]:
+def _check_list(value: object) -> Sequence[str]:
     assert isinstance(value, list)
     return value

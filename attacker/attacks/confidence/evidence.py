@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.confidence.curves import curve, probabilities
+from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from fedsim.recording.observation import DataSpec
@@ -21,7 +21,7 @@ MAX_EXACT_MISFIT = 1e-10
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 EVALUATIONS_PER_ITERATION = 40
-"""Gradient evaluations of a search for each iteration of `expected_error`, which thus costs at most a tenth of the search."""
+"""Gradient evaluations of a search for each iteration of `Posterior.estimate_error`, which thus costs at most a tenth of the search."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but the last two are decimal logarithms.
 
@@ -101,17 +101,17 @@ class SearchAnswer:
     drift: Callable[[], Tensor]
 
 
-def of_search(found: SearchAnswer, route: str) -> Judged:
+def judge_search(found: SearchAnswer, route: str) -> Judged:
     """Estimate the confidence in the result of a search. route: the method that found it, which selects the calibration."""
     x, examples = found.x, found.examples
-    missed, noise, observed = _shares(found)
+    missed, noise, observed = _compute_shares(found)
     explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))
-    if reason := _unfamiliar(found, missed):
-        return undecided(examples, reason, explained)
+    if reason := _explain_unfamiliarity(found, missed):
+        return build_undecided(examples, reason, explained)
     try:
-        error, step = (t[:examples] for t in _curvature(found, torch.maximum(missed, noise)))
+        error, step = (t[:examples] for t in _measure_curvature(found, torch.maximum(missed, noise)))
     except RuntimeError as failed:  # some layers have no third derivative, or memory is short
-        return undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
+        return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + MAX_EXACT_MISFIT),
         "drift": torch.log10(found.drift() + 1e-4),
@@ -120,12 +120,12 @@ def of_search(found: SearchAnswer, route: str) -> Judged:
     }
     evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
-    evidence |= _looks(x[:examples].cpu(), found.data)
+    evidence |= _measure_appearance(x[:examples].cpu(), found.data)
     evidence["linked"] = found.linked[:examples]
-    return judged(route, evidence, explained, found.data)
+    return judge(route, evidence, explained, found.data)
 
 
-def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
+def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
     """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
     missed:   distance between its gradient and the observed one, relative to the norm of the latter.
@@ -140,12 +140,12 @@ def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: Da
         "misfit": torch.full((count,), missed**2 + 1e-14).log10(),
         "doubt": torch.log10((1 - stays.cpu().float()).clamp(0, 1) + 1e-6),
         "examples": torch.full((count,), float(max(examples, 1))).log2(),
-        **_looks(x.cpu().float(), data),
+        **_measure_appearance(x.cpu().float(), data),
     }
-    return _repeats_undecided(judged(route, evidence, explained, data), x)
+    return _mark_repeats_undecided(judge(route, evidence, explained, data), x)
 
 
-def _repeats_undecided(own: Judged, x: Tensor) -> Judged:
+def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
     again = (torch.cdist(x.double().flatten(1), x.double().flatten(1)) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
     if not bool(again.any()):
         return own
@@ -154,18 +154,18 @@ def _repeats_undecided(own: Judged, x: Tensor) -> Judged:
     return replace(own, confidence=own.confidence.masked_fill(again, UNDECIDED), notes=(*own.notes, words))
 
 
-def of_prior(examples: int, data: DataSpec) -> Judged:
+def judge_prior(examples: int, data: DataSpec) -> Judged:
     """Return the confidence in an answer that used no gradient: the share of such answers that are right in the calibration."""
-    return judged("prior alone", {}, torch.zeros(examples), data)
+    return judge("prior alone", {}, torch.zeros(examples), data)
 
 
-def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
+def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
     """Compute confidence from evidence by the calibration curve of a route; undecided if no curve applies."""
-    own, kind = curve(route, is_image=data.is_image), "images" if data.is_image else "rows"
-    reason = own.unlike(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
+    own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "rows"
+    reason = own.explain_mismatch(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
     if own is None or reason:
-        return undecided(len(explained), reason, explained, evidence)
-    said = probabilities(own, evidence, len(explained))
+        return build_undecided(len(explained), reason, explained, evidence)
+    said = estimate_probabilities(own, evidence, len(explained))
     if not (unsure := int(said.isnan().sum())):
         return Judged(said, explained, evidence)
     least, most = own.unsure
@@ -173,7 +173,7 @@ def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: 
     return Judged(said, explained, evidence, (words,))
 
 
-def undecided(
+def build_undecided(
     examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
 ) -> Judged:
     """Return undecided confidence for an answer of `examples` examples, with the reason as a note."""
@@ -182,7 +182,7 @@ def undecided(
     return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
 
 
-def _shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
+def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     """Return the unexplained share and the noise share of the observed gradients' power, and the number of entries sent."""
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
@@ -197,8 +197,8 @@ def _shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
 
 
-def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `Posterior.expected_error` and `Posterior.next_step` of each example, (N,) each.
+def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `Posterior.estimate_error` and `Posterior.estimate_next_step` of each example, (N,) each.
 
     Residuals are differences between simulated and observed gradients, relative to the norm of the latter.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
@@ -206,7 +206,7 @@ def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
     least = torch.finfo(found.x.dtype).tiny
     shares = [one.weight.sqrt() / squared_norm(one.observed).sqrt().clamp(min=least) for one in found.compared]
 
-    def residuals(x: Tensor) -> Tensor:
+    def compute_residuals(x: Tensor) -> Tensor:
         parts = []
         for one, share in zip(found.compared, shares, strict=True):
             made = one.simulate(x)
@@ -215,11 +215,11 @@ def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(one.coordinates for one in found.compared)
     iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
-    posterior = Posterior(residuals, found.x, variance, iterations)
-    return posterior.expected_error(found.rng), posterior.next_step()
+    posterior = Posterior(compute_residuals, found.x, variance, iterations)
+    return posterior.estimate_error(found.rng), posterior.estimate_next_step()
 
 
-def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
+def _measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
     """Return the features `outside` and, for images, `roughness` of examples x (N, *shape)."""
     outside = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
     looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
@@ -231,7 +231,7 @@ def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
     return looks
 
 
-def _unfamiliar(found: SearchAnswer, missed: Tensor) -> str:
+def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
     """Return why the calibration does not apply to an answer; empty if it does."""
     if found.unfamiliar:
         return found.unfamiliar

@@ -29,17 +29,17 @@ class Posterior:
         # a product with J as a double vjp: forward mode takes a second to load and warns
         self.push = vjp(lambda u: vjp(residuals, x)[1](u)[0], torch.zeros_like(self.left))[1]
 
-    def expected_error(self, rng: Generator) -> Tensor:
+    def estimate_error(self, rng: Generator) -> Tensor:
         """Return the mean posterior variance of each example, (N,), by Hutchinson's estimator (1990) with one random vector."""
         signs = (2 * torch.randint(2, self.x.shape, generator=rng) - 1).to(self.x)
         seen = self._solve(self.share * signs)
         return PRIOR_VARIANCE * (seen * signs).flatten(1).mean(dim=1).clamp(0, 1)
 
-    def next_step(self) -> Tensor:
+    def estimate_next_step(self) -> Tensor:
         """Return the mean squared change of each example, (N,), that another Gauss-Newton step would make."""
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
 
-    def _curve(self, v: Tensor) -> Tensor:
+    def _apply_curvature(self, v: Tensor) -> Tensor:
         bent: Tensor = self.pull(self.push(v)[0])[0]
         return bent + self.share * v
 
@@ -48,7 +48,7 @@ class Posterior:
         v, left = torch.zeros_like(target), target
         direction, power = left, left.square().sum()
         for _ in range(self.iterations):
-            image = self._curve(direction)
+            image = self._apply_curvature(direction)
             curvature = (direction * image).sum()
             if not bool(curvature > 0) or not bool(power > 0):
                 break

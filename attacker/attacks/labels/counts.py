@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def whole(counts: Tensor, examples: int) -> Tensor:
+def round_counts(counts: Tensor, examples: int) -> Tensor:
     """Round estimated counts (K,) to integers with the sum `examples`; negative counts become 0.
 
     Counts are scaled to the sum, and the largest remainders are rounded up. If no count is positive, or one is not finite, all
@@ -20,15 +20,15 @@ def whole(counts: Tensor, examples: int) -> Tensor:
     return result
 
 
-def by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
+def count_by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
     """Return counts (K,) from the gradient g of the bias: `n * (mean p_c - g_c)`, rounded to integers.
 
     bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). The counts are exact if the guess is.
     """
-    return whole(examples * (guess - bias), examples)
+    return round_counts(examples * (guess - bias), examples)
 
 
-def by_impact(sums: Tensor, examples: int) -> Tensor:
+def count_by_impact(sums: Tensor, examples: int) -> Tensor:
     """Return counts (K,) from the row sums (K,) of the head's gradient, or from that of its bias (LLG, algorithm 1).
 
     Each class with a negative sum gets one example, the most negative first. An example lowers the sum of its class by the
@@ -49,7 +49,7 @@ def by_impact(sums: Tensor, examples: int) -> Tensor:
     return counts
 
 
-def by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
+def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
     """Return counts (K,) from one feature vector per class (Ma et al. 2023, iLRG).
 
     rows (K, F), bias (K,): gradient of the head. weight (K, F), offset (K,): the head's weights and bias. The ratio of row c to
@@ -61,11 +61,11 @@ def by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor
     p = (features @ weight.T + offset).softmax(dim=1)
     system = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype, device=p.device), torch.ones_like(p[:1])])
     if not torch.isfinite(system).all():
-        return whole(-bias, examples)
-    return whole(examples * (torch.linalg.pinv(system) @ torch.cat([bias, torch.ones_like(bias[:1])])), examples)
+        return round_counts(-bias, examples)
+    return round_counts(examples * (torch.linalg.pinv(system) @ torch.cat([bias, torch.ones_like(bias[:1])])), examples)
 
 
-def stand_in_bias(rows: Tensor, features: Tensor) -> Tensor:
+def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
     """Estimate the gradient (K,) that a bias would have, for a head without one.
 
     rows: gradient of the head, (K, F). features: those of arbitrary inputs, (M, F). If a direction v fulfils f.v = 1 for the

@@ -66,13 +66,13 @@ class HeadFit:
         """Number of multiplications in one step of one fit."""
         return float(self.examples * self.target.numel() ** 2 * len(self.mean))
 
-    def extended(self, f: Tensor) -> Tensor:
+    def extend(self, f: Tensor) -> Tensor:
         """Return features f (..., D) with a 1 appended for the bias, if the head has one."""
         with_bias = self.target.shape[1] > self.weight.shape[1]
         return torch.cat([f, torch.ones_like(f[..., :1])], dim=-1) if with_bias else f
 
 
-def head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, features: Tensor, examples: int) -> HeadFit:
+def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, features: Tensor, examples: int) -> HeadFit:
     """Return the data of a fit.
 
     rows (K, F), bias (K,) or None: gradient of the head. weight (K, F), offset (K,): the head's weights and bias.
@@ -124,36 +124,36 @@ class _Parts:
     log_p: Tensor
 
 
-def _parts(fit: HeadFit, z: Tensor, y: Tensor) -> _Parts:
+def _compute_parts(fit: HeadFit, z: Tensor, y: Tensor) -> _Parts:
     f = fit.mean + z @ fit.spread.T
     log_p = (f @ fit.weight.T + fit.offset).log_softmax(dim=-1)
-    p, f = log_p.exp(), fit.extended(f)
+    p, f = log_p.exp(), fit.extend(f)
     missed = torch.einsum("snk,snd->skd", (p - y)[..., :-1], f) / fit.examples - fit.target
     return _Parts(f, p, p - y, missed, log_p)
 
 
-def cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
+def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
     """Return the negative log-posterior (S,) of features z (S, n, D) and labels y (S, n, K), up to a constant.
 
     Features are normally distributed; a label has the probability that the model predicts, as for a calibrated model; and errors
     of the gradient are normal with the standard deviation `tolerance`.
     """
-    parts = _parts(fit, z, y)
+    parts = _compute_parts(fit, z, y)
     prior = 0.5 * z.square().sum(dim=(1, 2)) - (parts.log_p * y).sum(dim=(1, 2))
     return prior + 0.5 * parts.missed.square().sum(dim=(1, 2)) / tolerance**2
 
 
-def fitted(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
+def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
     """Fit features by at most `steps` Gauss-Newton steps from `start`; a step that increases the cost is halved or left out.
 
     share: standard deviation of the gradient's error, in units of the target's root mean square.
     """
     y, z, tolerance = start.y, start.z, share * fit.scale
-    now = cost(fit, z, y, tolerance)
+    now = compute_cost(fit, z, y, tolerance)
     for _ in range(steps):
-        step, length = _step(fit, z, y, tolerance), torch.ones_like(now)
+        step, length = _compute_step(fit, z, y, tolerance), torch.ones_like(now)
         for _ in range(MAX_HALVINGS):
-            there = cost(fit, z + length[:, None, None] * step, y, tolerance)
+            there = compute_cost(fit, z + length[:, None, None] * step, y, tolerance)
             if (there <= now).all():
                 break
             length = torch.where(there <= now, length, length / 2)
@@ -163,12 +163,12 @@ def fitted(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
     return Fitted(y, z, now)
 
 
-def _step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
+def _compute_step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
     """Return the Gauss-Newton step (S, n, D).
 
     The dual system, with one unknown for each entry of the target, is solved, since it is smaller than that for z.
     """
-    parts, slope = _parts(fit, z, y), fit.weight @ fit.spread
+    parts, slope = _compute_parts(fit, z, y), fit.weight @ fit.spread
     jacobian = (torch.diag_embed(parts.p) - parts.p[..., :, None] * parts.p[..., None, :]) @ slope
     lift = torch.zeros(fit.target.shape[1], fit.spread.shape[1], dtype=z.dtype)
     lift[: len(fit.spread)] = fit.spread
@@ -186,7 +186,7 @@ def _step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
     return unwhitened
 
 
-def most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
+def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     """Return the most probable counts (K,), by local search: from the best of `starts`, change one label after the other.
 
     Changes are tried in the order of their first-order effect, each with a fit of its own, until none is more probable. No counts
@@ -194,27 +194,27 @@ def most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     """
     y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
-    now = fitted(fit, Fitted(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4)
-    now = fitted(fit, now, FINE_ERROR, steps=8)
+    now = fit_features(fit, Fitted(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4)
+    now = fit_features(fit, now, FINE_ERROR, steps=8)
     best = int(now.cost.argmin())
     now = _climb(fit, now[best : best + 1], FINE_ERROR)
     if fit.examples <= len(fit.target):
-        now = _climb(fit, fitted(fit, now, FINEST_ERROR, steps=8), FINEST_ERROR)
+        now = _climb(fit, fit_features(fit, now, FINEST_ERROR, steps=8), FINEST_ERROR)
     return now.y[0].sum(dim=0).long()
 
 
 def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
     """Change one label after the other as long as the fit becomes more probable, and return the last fit."""
-    tried = {_key(now.y[0])}
+    tried = {_build_key(now.y[0])}
     for _ in range(fit.examples):
         changed = _propose_changes(fit, now, share, tried)
         if changed is None:
             break
-        tries = fitted(fit, changed, share, steps=TRIAL_STEPS)
+        tries = fit_features(fit, changed, share, steps=TRIAL_STEPS)
         least = int(tries.cost.argmin())
         if not tries.cost[least] < now.cost[0]:
             break
-        now = fitted(fit, tries[least : least + 1], share, steps=5)
+        now = fit_features(fit, tries[least : least + 1], share, steps=5)
     return now
 
 
@@ -226,7 +226,7 @@ def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[i
     share: assumed standard deviation of the gradient's error, in units of its root mean square.
     tried: numbers of examples per class of all candidates so far; those of the returned candidates are added.
     """
-    parts, classes = _parts(fit, now.z, now.y), now.y.shape[-1]
+    parts, classes = _compute_parts(fit, now.z, now.y), now.y.shape[-1]
     slope = torch.einsum("skd,snd->snk", parts.missed, parts.f) / (fit.examples * (share * fit.scale) ** 2)
     slope = -torch.nn.functional.pad(slope, (0, 1)) - parts.log_p
     labels = now.y[0].argmax(dim=1)
@@ -236,9 +236,9 @@ def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[i
         i, label = divmod(place, classes)
         y = now.y[0].clone()
         y[i] = torch.eye(classes, dtype=y.dtype)[label]
-        if label == labels[i] or _key(y) in tried:
+        if label == labels[i] or _build_key(y) in tried:
             continue
-        tried.add(_key(y))
+        tried.add(_build_key(y))
         found.append(y)
         if len(found) == MAX_TRIED_CHANGES:
             break
@@ -252,5 +252,5 @@ def _one_hot(counts: Tensor) -> Tensor:
     return torch.eye(len(counts), dtype=torch.float64)[labels]
 
 
-def _key(y: Tensor) -> tuple[int, ...]:
+def _build_key(y: Tensor) -> tuple[int, ...]:
     return tuple(y.sum(dim=0).long().tolist())

@@ -4,9 +4,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.labels.probes import head_inputs, random_inputs
+from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import Evidence, Head, LabelRule
-from attacker.attacks.linking import HeadFeatures, head_features
+from attacker.attacks.linking import HeadFeatures, solve_head_features
 from attacker.attacks.simulation.client import total_step
 from fedsim import models
 
@@ -29,8 +29,8 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
         way = total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
         weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
-        probes = random_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
-        features, logits = head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
+        probes = draw_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
+        features, logits = compute_head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
     weight, bias = models.head(model)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     guess = models.probabilities(logits).mean(dim=0)
@@ -45,7 +45,7 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
     row, (weight, bias) = seen.state(0), models.head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
-    return head_features(
+    return solve_head_features(
         gradient[weight],
         None if bias is None else gradient[bias],
         labels,

@@ -16,7 +16,7 @@ CHANNEL_NOISE = 0.3
 """Scale of the noise that each channel of a random image has of its own; the rest is shared, as in photographs."""
 
 
-def random_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
+def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
     """Draw random inputs (count, *shape) in [0, 1].
 
     Images are noise with a spectrum of one over the frequency, like photographs. White noise would not do: trained networks
@@ -37,7 +37,7 @@ def random_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
     return pixels.clamp(0, 1)
 
 
-def head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def compute_head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features (N, F), the inputs of the last linear layer, and the logits (N, K) for normalised inputs x.
 
     state: weights and buffers by name.

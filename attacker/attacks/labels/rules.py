@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.gradients.products import Gradient
-from attacker.attacks.labels.counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
-from attacker.attacks.labels.fit import MAX_WORK, head_fit, most_probable
+from attacker.attacks.labels.counts import (
+    count_by_balance,
+    count_by_class_features,
+    count_by_impact,
+    estimate_bias_gradient,
+    round_counts,
+)
+from attacker.attacks.labels.fit import MAX_WORK, build_head_fit, find_most_probable
 
 MAX_ROW_SUM = 1e-2
 """Largest norm of the sum of the head's rows, relative to their norm, at which a gradient counts as unchanged by noise, signs or
@@ -55,7 +61,7 @@ LabelRule = Callable[[Evidence], Tensor]
 """Maps the evidence to labels (examples,), int64, in ascending order."""
 
 
-def from_bias(evidence: Evidence) -> Tensor:
+def infer_from_bias(evidence: Evidence) -> Tensor:
     """Infer labels from the gradient g of the head's bias.
 
     For one example, the label is the most negative entry, which is always right; with a single logit it is class 1 if the entry
@@ -66,10 +72,10 @@ def from_bias(evidence: Evidence) -> Tensor:
     """
     if evidence.bias is None:
         raise ValueError("the label rule 'bias' needs a bias in the last layer, which has none; use the rule 'inferred'")
-    return _labels(_balance(evidence, _two_sided(evidence.gradient[evidence.bias])))
+    return _expand_counts(_count_by_balance(evidence, _add_negative_logit(evidence.gradient[evidence.bias])))
 
 
-def from_rows(evidence: Evidence) -> Tensor:
+def infer_from_rows(evidence: Evidence) -> Tensor:
     """Infer labels from the rows of the head's weight gradient.
 
     For one example, the label is the row with the smallest sum (iDLG; CPL, algorithm 1 line 9), if features are not negative. For
@@ -83,7 +89,7 @@ def from_rows(evidence: Evidence) -> Tensor:
             f"the label rule 'rows' cannot separate {evidence.examples} examples of a model with a single logit; use 'inferred'"
         )
     if evidence.examples == 1:
-        return _two_sided(rows.sum(dim=1)).argmin().reshape(1)
+        return _add_negative_logit(rows.sum(dim=1)).argmin().reshape(1)
     if evidence.examples > len(rows):
         raise ValueError(
             f"the label rule 'rows' needs distinct labels, and {evidence.examples} examples have only {len(rows)} classes; "
@@ -97,7 +103,7 @@ def llg(evidence: Evidence) -> Tensor:
 
     Features must be mostly positive.
     """
-    return _labels(by_impact(_two_sided(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
+    return _expand_counts(count_by_impact(_add_negative_logit(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
 
 
 def ilrg(evidence: Evidence) -> Tensor:
@@ -107,11 +113,13 @@ def ilrg(evidence: Evidence) -> Tensor:
     """
     if evidence.head is None:
         raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head")
-    rows = _two_sided(evidence.gradient[evidence.weight])
-    return _labels(by_class_features(rows, _bias(evidence), *_layer(evidence.head), evidence.examples))
+    rows = _add_negative_logit(evidence.gradient[evidence.weight])
+    return _expand_counts(
+        count_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
+    )
 
 
-def inferred(evidence: Evidence) -> Tensor:
+def infer_labels(evidence: Evidence) -> Tensor:
     """Infer labels by the best method for the evidence.
 
     For one example, the bias's gradient is used, or the rows if there is no bias or it was not sent. For n examples, the most
@@ -121,20 +129,20 @@ def inferred(evidence: Evidence) -> Tensor:
     add up to 0, because of noise, signs or missing entries.
     """
     if evidence.examples == 1:
-        return _one_label(evidence)
-    if evidence.head is not None and _adds_up(evidence):
-        return _labels(_most_probable(evidence, evidence.head))
+        return _infer_one_label(evidence)
+    if evidence.head is not None and _has_zero_sum(evidence):
+        return _expand_counts(_find_most_probable(evidence, evidence.head))
     if evidence.head is None and evidence.bias is None:
-        return from_rows(evidence)
-    return _labels(_balance(evidence, _bias(evidence)))
+        return infer_from_rows(evidence)
+    return _expand_counts(_count_by_balance(evidence, _get_bias_gradient(evidence)))
 
 
 LABEL_RULES: Mapping[str, LabelRule] = MappingProxyType(
-    {"bias": from_bias, "rows": from_rows, "llg": llg, "ilrg": ilrg, "inferred": inferred}
+    {"bias": infer_from_bias, "rows": infer_from_rows, "llg": llg, "ilrg": ilrg, "inferred": infer_labels}
 )
 
 
-def label_rule(name: str) -> LabelRule | None:
+def get_label_rule(name: str) -> LabelRule | None:
     """Return the label rule with this name; None for "joint", which optimises labels together with the examples.
 
     Raises ValueError for an unknown name.
@@ -146,15 +154,15 @@ def label_rule(name: str) -> LabelRule | None:
     return LABEL_RULES[name]
 
 
-def _one_label(evidence: Evidence) -> Tensor:
+def _infer_one_label(evidence: Evidence) -> Tensor:
     if evidence.bias is None:
-        return from_rows(evidence)
+        return infer_from_rows(evidence)
     bias = evidence.gradient[evidence.bias]
     unsent = (bias == 0).all() if len(bias) == 1 else not (bias < 0).any()
-    return from_rows(evidence) if unsent else from_bias(evidence)
+    return infer_from_rows(evidence) if unsent else infer_from_bias(evidence)
 
 
-def _balance(evidence: Evidence, bias: Tensor) -> Tensor:
+def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
     """Return counts (K,) from the gradient (K,) of the bias."""
     guess = evidence.guess
     if evidence.examples == 1:
@@ -163,31 +171,31 @@ def _balance(evidence: Evidence, bias: Tensor) -> Tensor:
         share = (bias / guess).max()
         bias = bias / torch.where((share > 0) & (share < 1), share, 1)
     if not torch.isfinite(bias).all() or (guess - bias <= 0).all():  # the gradient is dominated by noise
-        return whole(guess, evidence.examples)
-    return by_balance(bias, guess, evidence.examples)
+        return round_counts(guess, evidence.examples)
+    return count_by_balance(bias, guess, evidence.examples)
 
 
-def _most_probable(evidence: Evidence, head: Head) -> Tensor:
+def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     """Return the most probable counts (K,); by simpler rules if the fit would be too expensive."""
-    rows, bias = _two_sided(evidence.gradient[evidence.weight]), _bias(evidence)
+    rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
         factor = _estimate_scale(bias, evidence.guess, evidence.examples)
         rows, bias = factor * rows, factor * bias
-    balanced = by_balance(bias, evidence.guess, evidence.examples)
-    classes = by_class_features(rows, bias, *_layer(head), evidence.examples)
-    fit = head_fit(rows, bias if _sent(evidence) else None, *_layer(head), head.features, evidence.examples)
+    balanced = count_by_balance(bias, evidence.guess, evidence.examples)
+    classes = count_by_class_features(rows, bias, *_get_layer(head), evidence.examples)
+    fit = build_head_fit(rows, bias if _is_bias_sent(evidence) else None, *_get_layer(head), head.features, evidence.examples)
     if fit.work > MAX_WORK:
         return classes if 2 * evidence.examples < len(rows) else balanced
-    calibrated = by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), evidence.examples)
-    return most_probable(fit, [balanced, calibrated, classes]).to(rows.device)
+    calibrated = count_by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), evidence.examples)
+    return find_most_probable(fit, [balanced, calibrated, classes]).to(rows.device)
 
 
-def _adds_up(evidence: Evidence) -> bool:
+def _has_zero_sum(evidence: Evidence) -> bool:
     """Return whether the rows of the head's gradient add up to 0, as they do for softmax unless a defense changed them.
 
     For a single logit this cannot be checked, and the result is whether no defense may have shortened the gradient.
     """
-    rows = _two_sided(evidence.gradient[evidence.weight])
+    rows = _add_negative_logit(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:
         return not evidence.shortened and bool(rows.isfinite().all() and rows.any())
     return bool(rows.isfinite().all() and rows.any() and rows.sum(dim=0).norm() <= MAX_ROW_SUM * rows.norm())
@@ -203,21 +211,21 @@ def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
     return torch.where((share > 0) & (share < 1) & ~whole_already, 1 / share, 1)
 
 
-def _sent(evidence: Evidence) -> bool:
+def _is_bias_sent(evidence: Evidence) -> bool:
     """Return whether the head has a bias whose gradient was sent."""
     return evidence.bias is not None and bool((evidence.gradient[evidence.bias] != 0).any())
 
 
-def _bias(evidence: Evidence) -> Tensor:
+def _get_bias_gradient(evidence: Evidence) -> Tensor:
     """Return the gradient (K,) of the head's bias, or an estimate of it if there is none."""
-    if evidence.bias is not None and (_sent(evidence) or evidence.head is None):
-        return _two_sided(evidence.gradient[evidence.bias])
+    if evidence.bias is not None and (_is_bias_sent(evidence) or evidence.head is None):
+        return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
         raise ValueError("the last layer has no bias, and its gradient cannot be estimated without features; set Evidence.head")
-    return stand_in_bias(_two_sided(evidence.gradient[evidence.weight]), evidence.head.features)
+    return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 
 
-def _layer(head: Head) -> tuple[Tensor, Tensor]:
+def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
     """Return weight (K, F) and bias (K,) of the head; a single logit becomes two classes, the first with logit 0."""
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
@@ -225,10 +233,10 @@ def _layer(head: Head) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros_like(head.weight), head.weight]), torch.cat([torch.zeros_like(bias), bias])
 
 
-def _two_sided(slope: Tensor) -> Tensor:
+def _add_negative_logit(slope: Tensor) -> Tensor:
     """Return a gradient by logit, (K, ...); for a single logit, add that of the other class, which is the negative."""
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 
 
-def _labels(counts: Tensor) -> Tensor:
+def _expand_counts(counts: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)

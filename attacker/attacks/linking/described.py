@@ -10,10 +10,10 @@ from torch import Tensor
 from attacker.attacks.linking.matching import (
     IMPOSSIBLE_COST,
     Filter,
-    comparable,
     cosine_distances,
-    may_be_one,
-    pooled,
+    is_possible_pair,
+    make_comparable,
+    pool,
     squared_distances,
 )
 
@@ -25,7 +25,7 @@ class Described(NamedTuple):
     """The description of one observation of a client.
 
     round:     number of the round, 1-based. labels: inferred labels (N,), int64, of the N examples of the update.
-    features:  (N, F) finite features of each example, from `head_features`, or None.
+    features:  (N, F) finite features of each example, from `solve_head_features`, or None.
     reference: (P, F) features of the attacker's own inputs at the weights of this round, or None.
     images:    (N, *shape) in [0, 1], reconstructed from this observation alone, or None.
     problem:   reason why the observation cannot be compared, as text after "round 3: "; "" if it can.
@@ -57,13 +57,13 @@ class Likeness(NamedTuple):
     usual: Tensor
 
 
-def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
+def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
     """Return costs of pairs, at least 0: 1 - cosine of features, or the squared distance of images after pooling by `kernel`.
 
     If all usable observations have both, each cost is divided by its typical value for different examples, and they are added.
     Raises ValueError if usable observations have nothing in common, or if sizes or values are invalid.
     """
-    _check(rounds)
+    _check_rounds(rounds)
     owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
     labels = torch.cat([one.labels for one in rounds])
     usable = [one for one in rounds if one.usable]
@@ -72,36 +72,36 @@ def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "ow
     if not usable:
         return Likeness(cost, owner, torch.empty(0))
     different = (labels[known][:, None] != labels[known][None]) | (owner[known][:, None] == owner[known][None])
-    parts = [part / _typical(part, different) for part in _parts(usable, kernel)]
+    parts = [part / _estimate_typical_cost(part, different) for part in _compute_costs(usable, kernel)]
     total = torch.stack(parts).mean(dim=0) if len(parts) > 1 else parts[0]
-    usual = _sample(total, different)
+    usual = _sample_costs(total, different)
     own = owner[known]
-    possible = may_be_one(labels[known], labels[known], rule, (own, own)) & (own[:, None] != own[None])
+    possible = is_possible_pair(labels[known], labels[known], rule, (own, own)) & (own[:, None] != own[None])
     cost[known[:, None], known[None]] = total.where(possible, IMPOSSIBLE_COST)
     return Likeness(cost, owner, usual)
 
 
-def _parts(usable: Sequence[Described], kernel: int) -> list[Tensor]:
+def _compute_costs(usable: Sequence[Described], kernel: int) -> list[Tensor]:
     parts = []
     features = [one.features for one in usable if one.features is not None]
     if len(features) == len(usable):
-        all_features = torch.cat(comparable(features, [one.reference for one in usable]))
+        all_features = torch.cat(make_comparable(features, [one.reference for one in usable]))
         parts.append(cosine_distances(all_features, all_features).clamp(min=0).float())
     images = [one.images for one in usable if one.images is not None]
     if len(images) == len(usable):
-        small = pooled(torch.cat(images).clamp(0, 1), kernel)
+        small = pool(torch.cat(images).clamp(0, 1), kernel)
         parts.append(squared_distances(small, small).float())
     if not parts:
         raise ValueError("some observations have only features and some only images; give features for all, or images for all")
     return parts
 
 
-def _typical(cost: Tensor, different: Tensor) -> Tensor:
-    sample = _sample(cost, different)
+def _estimate_typical_cost(cost: Tensor, different: Tensor) -> Tensor:
+    sample = _sample_costs(cost, different)
     return sample.median().clamp(min=1e-12) if len(sample) else torch.ones(())
 
 
-def _sample(cost: Tensor, different: Tensor) -> Tensor:
+def _sample_costs(cost: Tensor, different: Tensor) -> Tensor:
     """Return costs of pairs that are certainly different, of other labels or of one observation, in ascending order."""
     at = torch.linspace(0, len(cost) - 1, min(SAMPLED_EXAMPLES, len(cost))).long()
     apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)
@@ -109,7 +109,7 @@ def _sample(cost: Tensor, different: Tensor) -> Tensor:
     return chosen
 
 
-def _check(rounds: Sequence[Described]) -> None:
+def _check_rounds(rounds: Sequence[Described]) -> None:
     for before, after in pairwise(rounds):
         if after.round <= before.round:
             raise ValueError(

@@ -32,7 +32,7 @@ class Passes(NamedTuple):
     examples: int | None
 
 
-def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
+def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     """Divide observations, sorted by round, into passes in which no example occurs twice.
 
     seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
@@ -41,18 +41,18 @@ def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     may be missing and batch sizes may change. If the last two complete passes have N examples each, the remaining observations
     are divided after every N examples, as long as that falls between two observations.
     """
-    alike = _alike(seen)
+    alike = _measure_likeness(seen)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
     starts = [0]
-    while (start := _next(alike, seen.owner, sizes, starts[-1], ends)) is not None:
+    while (start := _find_next_pass(alike, seen.owner, sizes, starts[-1], ends)) is not None:
         starts.append(start)
     closed = [int(sizes[a:b].sum()) for a, b in pairwise(starts)]
     if len(closed) > 1 and closed[-1] == closed[-2]:
-        starts += _cut(sizes, starts[-1], closed[-1])
+        starts += _cut_passes(sizes, starts[-1], closed[-1])
     return Passes(tuple(starts), max(closed, default=None))
 
 
-def _alike(seen: Likeness) -> Tensor:
+def _measure_likeness(seen: Likeness) -> Tensor:
     """Return how much nearer than expected by chance the nearest place of each earlier observation is, (P, R); 0 if it is not."""
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
@@ -66,7 +66,7 @@ def _alike(seen: Likeness) -> Tensor:
     return (seen.usual[at][:, None] - nearest).clamp(min=0)
 
 
-def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
+def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
     A place is the position of one example in an observation; there are P places in R observations.
@@ -99,7 +99,7 @@ def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequenc
     return max(before_double, key=lambda i: float(scores[i]), default=None)
 
 
-def _cut(sizes: Tensor, start: int, examples: int) -> list[int]:
+def _cut_passes(sizes: Tensor, start: int, examples: int) -> list[int]:
     """Return the indices of observations at which passes of `examples` examples begin after `start`, as far as sizes allow."""
     found, filled = [], 0
     for i in range(start, len(sizes)):

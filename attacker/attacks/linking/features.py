@@ -56,11 +56,11 @@ class _Equations(NamedTuple):
     logits: Tensor
     offset: Tensor
 
-    def probabilities(self, c: Tensor) -> Tensor:
+    def compute_probabilities(self, c: Tensor) -> Tensor:
         return (c @ self.logits.T + self.offset).softmax(dim=1)
 
 
-def head_features(
+def solve_head_features(
     weight_gradient: Tensor,
     bias_gradient: Tensor | None,
     labels: Tensor,
@@ -83,27 +83,29 @@ def head_features(
     Otherwise examples with equal labels get their common mean; with a single logit all examples do. Raises ValueError
     for shapes that do not match, and for values that are not finite.
     """
-    _check(weight_gradient, bias_gradient, labels, weight, bias)
+    _check_shapes(weight_gradient, bias_gradient, labels, weight, bias)
     gradient, weight = weight_gradient.double(), weight.double()
     offset = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.double()
     if len(weight) == 1:
-        return _of_one_logit(gradient, bias_gradient, labels)
+        return _solve_single_logit(gradient, bias_gradient, labels)
     with_ones = bias_gradient is not None
     if bias_gradient is not None:
         gradient = torch.cat([gradient, bias_gradient.double()[:, None]], dim=1)
         weight, offset = torch.cat([weight, offset[:, None]], dim=1), torch.zeros_like(offset)
-    best = _solved(gradient, weight, offset, labels, bias_gradient, rng)
+    best = _solve(gradient, weight, offset, labels, bias_gradient, rng)
     tried = {tuple(labels.tolist())}
     while recount and bias_gradient is not None and best.misfit > EXACT_MISFIT and len(tried) <= MAX_RECOUNTS:
-        labels = _counted(best.features @ weight.T + offset, bias_gradient.double())
+        labels = _count_labels(best.features @ weight.T + offset, bias_gradient.double())
         if tuple(labels.tolist()) in tried:
             break
         tried.add(tuple(labels.tolist()))
-        best = min(best, _solved(gradient, weight, offset, labels, bias_gradient, rng), key=lambda found: found.misfit)
+        best = min(best, _solve(gradient, weight, offset, labels, bias_gradient, rng), key=lambda found: found.misfit)
     return best._replace(features=best.features[:, :-1]) if with_ones else best
 
 
-def _check(weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_shapes(
+    weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor, weight: Tensor, bias: Tensor | None
+) -> None:
     vectors = [t for t in (bias_gradient, bias) if t is not None]
     if weight_gradient.shape != weight.shape or any(v.shape != weight.shape[:1] for v in vectors):
         shapes = [tuple(t.shape) for t in (weight_gradient, weight, *vectors)]
@@ -114,35 +116,35 @@ def _check(weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
         raise ValueError("the layer's gradient or weights are not finite, so no features can be computed")
 
 
-def _solved(
+def _solve(
     gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
 ) -> HeadFeatures:
-    """Solve as `head_features` does, without correcting labels; the bias is the last column of weight and gradient."""
+    """Solve as `solve_head_features` does, without correcting labels; the bias is the last column of weight and gradient."""
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
 
-    def equations(rank: int) -> tuple[_Equations, Tensor]:
+    def build_equations(rank: int) -> tuple[_Equations, Tensor]:
         basis = vh[:rank]
         return _Equations(u[:, :rank] * s[:rank], weight @ basis.T, offset), basis
 
     classes, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    system, basis = equations(min(len(classes), len(s)))
-    c, misfit = _of_classes(system, classes, counts, bias_gradient)
+    system, basis = build_equations(min(len(classes), len(s)))
+    c, misfit = _solve_classes(system, classes, counts, bias_gradient)
     shared = counts[place] > 1
     if len(labels) <= min(MAX_SEPARATED, len(s)) and (misfit > EXACT_MISFIT or bool(shared.any())):
-        wide, wide_basis = equations(len(labels))
+        wide, wide_basis = build_equations(len(labels))
         start = c[place] @ (basis @ wide_basis.T)
-        split, split_misfit = _of_each(wide, labels, start, shared, rng)
+        split, split_misfit = _solve_examples(wide, labels, start, shared, rng)
         for _ in range(MAX_STARTS - 1):
             if split_misfit > EXACT_MISFIT:
-                again = _of_each(wide, labels, start, shared, rng)
+                again = _solve_examples(wide, labels, start, shared, rng)
                 split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
         if split_misfit < misfit or split_misfit < EXACT_MISFIT:
-            error = _error(split, s, split_misfit)
+            error = _estimate_error(split, s, split_misfit)
             return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit, error)
-    return HeadFeatures((c @ basis)[place], labels, shared, misfit, _error(c, s, misfit)[place])
+    return HeadFeatures((c @ basis)[place], labels, shared, misfit, _estimate_error(c, s, misfit)[place])
 
 
-def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
+def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
     """Return the estimated norm (B,) of the error of each row of c V^T.
 
     Each row of V^T is assumed to have the error of the gradient divided by its singular value s.
@@ -152,7 +154,7 @@ def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
     return lengths
 
 
-def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
+def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
     """Solve for one row of C per class by the fixed-point iteration, as if examples of a class were equal; return the misfit."""
     size, width = int(counts.sum()), len(system.target)
     one_hot = torch.nn.functional.one_hot(classes, width).double()
@@ -165,8 +167,8 @@ def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradie
     for _ in range(MAX_ITERATIONS):
         a = counts[:, None] * (p - one_hot) / size
         found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
-        p = system.probabilities(found)
-        misfit = _misfit((counts[:, None] * (p - one_hot) / size).T @ found, system.target)
+        p = system.compute_probabilities(found)
+        misfit = _compute_misfit((counts[:, None] * (p - one_hot) / size).T @ found, system.target)
         if misfit < least:
             c, gain, least = found, least - misfit, misfit
             if gain < 1e-3 * least or least < 1e-9:
@@ -174,7 +176,7 @@ def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradie
     return c, least
 
 
-def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
+def _solve_examples(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
     """Solve for one row of C per example by Levenberg-Marquardt from `start`; return C and the misfit.
 
     Noise is added to the rows of `start` that several examples share, so that they can become different.
@@ -182,22 +184,22 @@ def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, 
     size, width = len(labels), len(system.target)
     one_hot = torch.nn.functional.one_hot(labels, width).double()
 
-    def residual(flat: Tensor) -> Tensor:
+    def compute_residual(flat: Tensor) -> Tensor:
         c = flat.reshape(size, -1)
-        return (((system.probabilities(c) - one_hot) / size).T @ c - system.target).flatten()
+        return (((system.compute_probabilities(c) - one_hot) / size).T @ c - system.target).flatten()
 
     apart = torch.randn(start.shape, generator=rng, dtype=torch.float64)
     x = (start * (1 + 0.05 * shared[:, None] * apart)).flatten()
-    error, damping = residual(x), 1e-3
+    error, damping = compute_residual(x), 1e-3
     length = system.target.norm().clamp(min=1e-300)
     for _ in range(MAX_ITERATIONS):
-        jacobian = _jacobian(system, one_hot, x.reshape(size, -1))
+        jacobian = _compute_jacobian(system, one_hot, x.reshape(size, -1))
         normal, slope = jacobian.T @ jacobian, jacobian.T @ error
         while damping < 1e9:
             damped = normal + torch.diag(damping * normal.diagonal() + 1e-300)
-            step = _least_squares(jacobian, error, (damping * normal.diagonal()).sqrt()) if damping < 1e-6 else None
+            step = _solve_least_squares(jacobian, error, (damping * normal.diagonal()).sqrt()) if damping < 1e-6 else None
             step = -torch.linalg.solve(damped, slope) if step is None else step
-            moved = residual(x + step)
+            moved = compute_residual(x + step)
             if moved.norm() < error.norm():
                 break
             damping *= 4
@@ -210,22 +212,22 @@ def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, 
     return x.reshape(size, -1), float(error.norm() / length)
 
 
-def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
+def _compute_jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
     """Return the Jacobian (K D, B D) of A^T C by C, including the dependence of A on C through the probabilities."""
-    size, p = len(c), system.probabilities(c)
+    size, p = len(c), system.compute_probabilities(c)
     slopes = p[:, :, None] * (system.logits[None] - (p @ system.logits)[:, None]) / size
     direct = torch.einsum("ik,de->kdie", (p - one_hot) / size, torch.eye(c.shape[1], dtype=c.dtype))
     return (direct + torch.einsum("ike,id->kdie", slopes, c)).reshape(system.target.numel(), -1)
 
 
-def _least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
+def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
     """Return the damped Gauss-Newton step by least squares, without normal equations, which square the condition number."""
     right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
     step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
     return step
 
 
-def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
+def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
     """Return the features for a single logit: all examples get the mean weighted by p_i - y_i, since no more is determined."""
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
@@ -234,7 +236,7 @@ def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
     return HeadFeatures(row.expand(len(labels), -1), labels, torch.full((len(labels),), many), 1.0 if many else 0.0, error)
 
 
-def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:
+def _count_labels(logits: Tensor, bias_gradient: Tensor) -> Tensor:
     """Return ascending labels with the counts `B (mean p_c - g_c)`, rounded to the sum B."""
     counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
     counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
@@ -243,5 +245,5 @@ def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(whole)), whole)
 
 
-def _misfit(found: Tensor, target: Tensor) -> float:
+def _compute_misfit(found: Tensor, target: Tensor) -> float:
     return float((found - target).norm() / target.norm().clamp(min=1e-300))

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacker.attacks.linking.described import Described, Likeness, likeness
-from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, passes
+from attacker.attacks.linking.described import Described, Likeness, measure_likeness
+from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, find_passes
 from attacker.attacks.linking.links import Links
-from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, assignment, certainty, greedy
+from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, compute_certainty, match_greedily, match_optimally
 
 Matching = Literal["assignment", "greedy"]
 
@@ -42,19 +42,19 @@ def link(
         raise ValueError("linking needs at least one observation, got none")
     if matching not in ("assignment", "greedy"):
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
-    seen = likeness(rounds, kernel=kernel, rule=rule)
+    seen = measure_likeness(rounds, kernel=kernel, rule=rule)
     ends = [len(one.labels) % batch_size != 0 for one in rounds]
-    found = Passes(tuple(range(len(rounds))), None) if whole_passes else passes(seen, ends)
-    example, sure, doubtful = _examples(seen, found, len(rounds), matching, least)
+    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(seen, ends)
+    example, sure, doubtful = _number_examples(seen, found, len(rounds), matching, least)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
     places = tuple(example.split([len(one.labels) for one in rounds]))
-    labels = _labels(torch.cat([one.labels for one in rounds]), example)
+    labels = _vote_labels(torch.cat([one.labels for one in rounds]), example)
     epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
-    return Links(places, confidence.float(), labels, epochs, notes(rounds, found, batch_size, places, doubtful))
+    return Links(places, confidence.float(), labels, epochs, write_notes(rounds, found, batch_size, places, doubtful))
 
 
-def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
     """Return the number of the example at each place, its certainty, and the number of pairs that were too uncertain."""
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
@@ -66,9 +66,9 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
         here = ((seen.owner >= start) & (seen.owner < stop)).nonzero().flatten()
         first = bounds[number - 1] if matching == "greedy" else 0
         earlier = ((seen.owner >= first) & (seen.owner < start)).nonzero().flatten()
-        cost, known = _to_examples(seen.cost[here][:, earlier], example[earlier])
-        pairs = greedy(cost) if matching == "greedy" else assignment(cost)
-        how_sure = certainty(cost, pairs, usual)
+        cost, known = _reduce_to_examples(seen.cost[here][:, earlier], example[earlier])
+        pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
+        how_sure = compute_certainty(cost, pairs, usual)
         for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):
             if certain < least:
                 doubtful += 1
@@ -78,20 +78,20 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
     return example, sure, doubtful
 
 
-def _to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
+def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
     """Reduce costs (N, M) of places to costs (N, E) of the examples at them, by the minimum, and return the examples' numbers."""
     known, at = torch.unique(example, return_inverse=True)
     least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
     return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 
-def _labels(labels: Tensor, example: Tensor) -> Tensor:
+def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
     """Return the most frequent label of the places of each example (E,); ties go to the smaller label."""
     votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 
 
-def notes(
+def write_notes(
     rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
     """Return remarks on the observations: passes, gaps, batch sizes, rounds left out."""
@@ -101,11 +101,11 @@ def notes(
         for one in rounds
         if not (one.problem or one.usable)
     ]
-    said += _gaps([one.round for one in rounds])
-    said += _batches(rounds, batch_size)
+    said += _describe_gaps([one.round for one in rounds])
+    said += _describe_batches(rounds, batch_size)
     bounds = [*found.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
-        said.append(_pass(rounds, places, number, start, stop, found.examples))
+        said.append(_describe_pass(rounds, places, number, start, stop, found.examples))
     if len(found.starts) == 1:
         said.append("no second pass over the examples was found, so no rounds are linked")
     if doubtful:
@@ -113,7 +113,9 @@ def notes(
     return tuple(said)
 
 
-def _pass(rounds: Sequence[Described], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None) -> str:
+def _describe_pass(
+    rounds: Sequence[Described], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None
+) -> str:
     first, last = rounds[start].round, rounds[stop - 1].round
     here = torch.cat(list(places[start:stop]))
     where = f"round {first}" if first == last else f"rounds {first} to {last}"
@@ -125,7 +127,7 @@ def _pass(rounds: Sequence[Described], places: Sequence[Tensor], number: int, st
     return text
 
 
-def _gaps(numbers: Sequence[int]) -> list[str]:
+def _describe_gaps(numbers: Sequence[int]) -> list[str]:
     """Return remarks on missing rounds, judged by the client's usual interval."""
     steps = [b - a for a, b in pairwise(numbers)]
     if not steps or len(set(steps)) == 1:
@@ -138,7 +140,7 @@ def _gaps(numbers: Sequence[int]) -> list[str]:
     return [f"there is no usable round of this client between rounds {shown}; examples that it used there are not known"]
 
 
-def _batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
+def _describe_batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
     """Return remarks on rounds with an unusual batch size."""
     sizes = [len(one.labels) for one in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))

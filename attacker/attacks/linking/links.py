@@ -45,7 +45,7 @@ class Links:
         return tuple(len(places) for places in self.places)
 
 
-def unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
+def build_unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
     """Return links in which no two places hold the same example."""
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     places = tuple(torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False))

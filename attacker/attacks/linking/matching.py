@@ -19,7 +19,7 @@ NEIGHBOUR_COUNT = 64
 different weights."""
 
 
-def pooled(x: Tensor, kernel: int = 2) -> Tensor:
+def pool(x: Tensor, kernel: int = 2) -> Tensor:
     """Return images (N, C, H, W) averaged over squares of `kernel` pixels to reduce noise (AGIC, IV-B); rows (N, F) unchanged."""
     if x.ndim != 4 or kernel == 1:
         return x
@@ -38,7 +38,7 @@ def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
     return 1 - normal(a.double(), dim=1) @ normal(b.double(), dim=1).T
 
 
-def comparable(
+def make_comparable(
     features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0, ridge: float = 0.75
 ) -> list[Tensor]:
     """Whiten the features of rounds with different weights, so that their cosine distinguishes examples.
@@ -49,7 +49,7 @@ def comparable(
     their span. With too small a ridge, all neighbours would become orthogonal, including equal ones.
     """
     plain = [
-        f.double() if r is None else _whitened(f.double(), r.double(), towards_plain)
+        f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)
         for f, r in zip(features, references, strict=True)
     ]
     starts = torch.tensor([0, *map(len, plain)]).cumsum(0).tolist()
@@ -59,11 +59,11 @@ def comparable(
         low = max(0, min((start + stop - NEIGHBOUR_COUNT) // 2, len(everything) - NEIGHBOUR_COUNT))
         near = everything[low : max(stop, low + NEIGHBOUR_COUNT)]
         spanned = min(len(near) - 1, near.shape[1])
-        result.append(_whitened(everything[start:stop], near, ridge * near.shape[1] / spanned) if spanned else near)
+        result.append(_whiten(everything[start:stop], near, ridge * near.shape[1] / spanned) if spanned else near)
     return result
 
 
-def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
+def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
     """Return x (N, F) centred and whitened by the covariance of the reference plus `added` times its mean variance."""
     mean = reference.mean(dim=0)
     _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
@@ -77,7 +77,7 @@ def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
     return white
 
 
-def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a mask (N, M) of the pairs of examples with labels a (N,) and b (M,) that can be the same.
 
     owners: for "lists", the observations of the examples, (N,) and (M,). Labels are then known per observation only (AGIC, IV-B).
@@ -97,7 +97,7 @@ def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor,
     return share[at][:, where]
 
 
-def greedy(cost: Tensor) -> Pairs:
+def match_greedily(cost: Tensor) -> Pairs:
     """Return pairs chosen greedily by ascending cost (N, M), each if both of its ends are still free (AGIC, section IV-B)."""
     pairs: Pairs = []
     rows, columns = set[int](), set[int]()
@@ -111,7 +111,7 @@ def greedy(cost: Tensor) -> Pairs:
     return sorted(pairs)
 
 
-def assignment(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
+def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
     """Return the one-to-one pairs of smallest total cost (N, M), without pairs whose cost is `most` or more."""
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
@@ -123,7 +123,7 @@ def assignment(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
     return [(row, column) for row, column in pairs if bool(cost[row, column].isfinite()) and float(cost[row, column]) < most]
 
 
-def certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
+def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
     """Return the certainty of each pair in [0, 1]: 1 - its cost / the cost of the best alternative pair of either end.
 
     cost:  (N, M), not negative.

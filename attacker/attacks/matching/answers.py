@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, generator_for, oracles_of
-from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, of_prior, of_search, undecided
+from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, build_undecided, judge_prior, judge_search
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
@@ -63,12 +63,12 @@ def _giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
 def _judged(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
     """Return the confidence in the answer to case i. examples: number of examples of the answer."""
     if not batch.attack.sees_gradient:
-        return of_prior(examples, batch.data)
+        return judge_prior(examples, batch.data)
     route = "joint over rounds" if len(batch.views) > 1 else _route(batch, best)
     try:
-        return of_search(_searched(batch, i, best, rng, examples, interrupted), route)
+        return judge_search(_searched(batch, i, best, rng, examples, interrupted), route)
     except KeyboardInterrupt:
-        return replace(undecided(examples, "it was interrupted"), interrupted=True)
+        return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 
 
 def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:

@@ -10,7 +10,7 @@ from torch.func import grad_and_value, vmap
 from attacker.attacks.base import Case
 from attacker.attacks.gradients.hardware import fast
 from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.linking import Links, unlinked
+from attacker.attacks.linking import Links, build_unlinked
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight, total_variation
@@ -234,7 +234,7 @@ def links_of(case: Case, epochs: int) -> Links:
     """
     links = case.links
     if links is None:
-        links = unlinked([observation.num_examples or 0 for observation in case.observations])
+        links = build_unlinked([observation.num_examples or 0 for observation in case.observations])
     places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
     labels = None if links.labels is None else links.labels.repeat(epochs)
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)

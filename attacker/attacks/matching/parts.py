@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from attacker.attacks.base import Need
-from attacker.attacks.labels.rules import LabelRule, inferred
+from attacker.attacks.labels.rules import LabelRule, infer_labels
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior
@@ -24,7 +24,7 @@ class Labels:
                logits of the true examples, the distance is that between logits.
     """
 
-    rule: LabelRule | None = inferred
+    rule: LabelRule | None = infer_labels
     agreement: float = 0.0
 
 

@@ -12,7 +12,7 @@ from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
-from attacker.attacks.linking import Links, link, unlinked
+from attacker.attacks.linking import Links, build_unlinked, link
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation, start
@@ -101,7 +101,7 @@ class Agic:
             rows = [slot.example for slot in found.slots if slot.round == observation.round]
             rows = list(dict.fromkeys(rows))  # each example once, also with several local epochs
             seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
-            missed[observation.round] = seen.missed(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
+            missed[observation.round] = seen.measure_misfit(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
         return merged(found, missed)
 
     def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
@@ -111,7 +111,7 @@ class Agic:
             return case
         sizes = [observation.num_examples or 0 for observation in case.observations]
         if self.compare == "none" or len(sizes) == 1:
-            return replace(case, links=unlinked(sizes, left_out))
+            return replace(case, links=build_unlinked(sizes, left_out))
         describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
         own = within(memory, f"before/{case.key}/")
         described = describer(case, generator_for(rng, case, "linking"), progress, own)
@@ -170,7 +170,7 @@ def agic(
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
-    rule, adam = labels.label_rule(label_rule), optimiser == "adam"
+    rule, adam = labels.get_label_rule(label_rule), optimiser == "adam"
     if rule is None:
         raise ValueError(
             "label_rule cannot be 'joint', since rounds are linked by labels that are known before the search; choose one of "

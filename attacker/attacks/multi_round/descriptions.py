@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from attacker.attacks.base import Case, Memory, Progress
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
-from attacker.attacks.labels.probes import head_inputs, random_inputs
+from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.linking import Described
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.saved_state import within
@@ -35,7 +35,7 @@ class Describer:
         """Return one description for each observation of a case, in order."""
         knows = self.matching.simulation.knows_defense
         model = network_of(case.observations[0]).to(self.device)
-        probes = random_inputs(case.observations[0].data, REFERENCE_INPUTS, rng).to(self.device)
+        probes = draw_inputs(case.observations[0].data, REFERENCE_INPUTS, rng).to(self.device)
         counts = [observation.num_examples or 0 for observation in case.observations]
         known = [None] * len(counts) if case.known_labels is None else list(torch.split(case.known_labels, counts))
         described = []
@@ -63,7 +63,7 @@ class Describer:
             return one
         row = seen.state(0)
         with torch.no_grad():
-            reference, _ = head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
+            reference, _ = compute_head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _images(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attacker.attacks.linking.matching import IMPOSSIBLE_COST, pooled, squared_distances
+from attacker.attacks.linking.matching import IMPOSSIBLE_COST, pool, squared_distances
 from attacker.reconstruction import Reconstruction
 
 MAX_SAME_DISTANCE = 0.1
@@ -78,7 +78,7 @@ def groups_of(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) 
     candidates are joined.
     rounds: for each candidate, the rounds whose slots it fills.
     """
-    cost = squared_distances(*(pooled(x.clamp(0, 1).nan_to_num()),) * 2)
+    cost = squared_distances(*(pool(x.clamp(0, 1).nan_to_num()),) * 2)
     apart = y[:, None] != y[None]
     for i, j in combinations(range(len(x)), 2):
         apart[i, j] = apart[j, i] = bool(apart[i, j]) or bool(rounds[i] & rounds[j])

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
-from attacker.attacks.closed_form.hybrid import Hybrid, judge
+from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
 from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.closed_form.routes import ROUTES
-from attacker.attacks.labels.rules import inferred
+from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic_of_one_round
 from attacker.attacks.papers.matching import cpl, dlg, inverting_gradients
@@ -88,11 +88,11 @@ def hgap(
     criterion: how answers are compared: roughness (the paper's criterion), total_variation, outside (distance to the range of the
     data), or gradient (distance between gradients). paper_mode: as in `rgap`. steps, restarts: of DLG.
     """
-    judge(criterion)
+    get_criterion(criterion)
     return Hybrid(
         name="hgap",
         closed=rgap(paper_mode=paper_mode, knows_defense=knows_defense),
-        search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).changed(rule=inferred),
+        search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).changed(rule=infer_labels),
         criterion=criterion,
         knows_defense=knows_defense,
         needs=SINGLE_EXAMPLE_NEEDS | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),

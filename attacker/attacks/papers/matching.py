@@ -5,9 +5,9 @@ from typing import Annotated
 
 from attacker.attacks.arguments import FilePath, OneOf
 from attacker.attacks.base import Need
-from attacker.attacks.closed_form.warm_start import from_closed_form, from_features
+from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
 from attacker.attacks.labels import rules as labels
-from attacker.attacks.labels.rules import from_rows, inferred
+from attacker.attacks.labels.rules import infer_from_rows, infer_labels
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -46,14 +46,14 @@ def dlg(
         labels=Labels(rule=None),
         search=Search(optimiser=LBFGS(), steps=steps, stop=PLATEAU_STOP, restarts=restarts, compiled=compiled),
     )
-    return from_closed_form(attack) if closed_form_start else attack
+    return add_closed_form_start(attack) if closed_form_start else attack
 
 
 def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
     """Infer the label of one example from the last layer's gradient, then run DLG (Zhao et al. 2020, "iDLG", algorithm 1)."""
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
     base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
-    return base.changed(name="idlg", rule=from_rows, needs=needs)
+    return base.changed(name="idlg", rule=infer_from_rows, needs=needs)
 
 
 def cpl(
@@ -107,7 +107,7 @@ def cpl(
     Layers with small gradients distinguish examples of one class.
     give_up: as in `inverting_gradients`; how often it ends a search of this attack that would have succeeded was not measured.
     """
-    chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
+    chosen, rule = named.optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     needs = (
         {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}
         | ({Need.LINEAR_HEAD} if rule else set())
@@ -131,8 +131,8 @@ def cpl(
         needs=frozenset(needs),
     )
     if closed_form_start:
-        return from_closed_form(attack)
-    return from_features(attack) if features else attack
+        return add_closed_form_start(attack)
+    return add_feature_start(attack) if features else attack
 
 
 def inverting_gradients(
@@ -163,7 +163,7 @@ def inverting_gradients(
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv),
-        labels=Labels(rule=inferred),
+        labels=Labels(rule=infer_labels),
         search=Search(
             optimiser=Adam(learning_rate=learning_rate, signed=signed),
             steps=steps,
@@ -173,4 +173,4 @@ def inverting_gradients(
         ),
         needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())),
     )
-    return from_closed_form(attack) if closed_form_start else attack
+    return add_closed_form_start(attack) if closed_form_start else attack

@@ -10,9 +10,9 @@ from support.contract import Options, cpu_seconds
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described
-from attacker.attacks.linking.described import likeness
+from attacker.attacks.linking.described import measure_likeness
 from attacker.attacks.linking.link import Matching
-from attacker.attacks.linking.matching import Filter, assignment, greedy
+from attacker.attacks.linking.matching import Filter, match_greedily, match_optimally
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
@@ -73,8 +73,8 @@ def _rate(
     The boundary between the epochs is given, as in the paper. Places are sorted by label; a place whose label was inferred
     wrongly counts as a wrong pair.
     """
-    cost = likeness(described, rule=rule).cost[len(found) :, : len(found)]
-    pairs = greedy(cost) if matching == "greedy" else assignment(cost)
+    cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
+    pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
     held = [i for rows in order for i in sorted(rows, key=lambda i: int(found.y[i]))]
     read = [label for one in described for label in one.labels.tolist()]
     held = [i if int(found.y[i]) == label else -1 - at for at, (i, label) in enumerate(zip(held, read, strict=True))]

@@ -14,7 +14,7 @@ from support.calibration.grid import CELLS, UNSEEN
 from support.calibration.reliability import Array, bins, brier, diagram, expected_calibration_error
 from support.contract import Options
 
-from attacker.attacks.confidence.curves import family
+from attacker.attacks.confidence.curves import get_curve_family
 
 Rows = list[dict[str, Any]]
 PICTURE = Path(__file__).parents[3] / "docs" / "reliability.png"
@@ -73,7 +73,7 @@ def undecided_share(answers: Sequence[Answered], route: str = "") -> float:
 
 
 def _named(one: Answered) -> str:
-    return f"{family(one.route)}, {'images' if one.is_image else 'rows'}"
+    return f"{get_curve_family(one.route)}, {'images' if one.is_image else 'rows'}"
 
 
 def _whole(said: Array, right: Array, undecided: float) -> dict[str, Any]:

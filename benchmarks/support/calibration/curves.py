@@ -20,7 +20,7 @@ from support.calibration.grid import CELLS
 from support.calibration.reliability import expected_calibration_error
 from support.contract import Options
 
-from attacker.attacks.confidence.curves import CALIBRATION_FILE, family
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, get_curve_family
 from attacker.attacks.confidence.curves import MIN_PROBABILITY as LEAST_SAID
 
 Array = NDArray[np.float64]
@@ -110,7 +110,7 @@ def _record_answers(asked: Options) -> None:
 def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
     """Return the curve of a route as calibration.json holds it; None where there are no answers."""
     features = FEATURES[route, kind]
-    own = [r for r in records if family(r["route"]) == route and r["is_image"] == (kind == "images")]
+    own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
     if not own:
         return None
     if route in ALIKE:
@@ -118,7 +118,7 @@ def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
     limits = LIMITS.get((route, kind), {})
     own = [kept for r in own if (kept := _within(r, limits))["recovered"]]
     y = np.array([float(right) for r in own for right in r["recovered"]])
-    count = np.array([1.0 if family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
+    count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
     x = _of(own, features).reshape(len(y), len(features))
     x = x.clip(*([limits.get(name, end) for name in features] for limits, end in ENDS)) if features else x

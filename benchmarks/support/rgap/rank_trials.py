@@ -7,7 +7,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.rank.analysis import rank_report
+from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
 from attacker.attacks.networks.chain import Chain, chain_of
@@ -148,7 +148,7 @@ def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
     weights = {name: p.detach() for name, p in network.model.named_parameters()}
     pairs = []
-    report = rank_report(network.chain, prove=prove)
+    report = analyse_rank(network.chain, prove=prove)
     needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
     slopes = true_slopes(network, x, torch.tensor([0]))
     for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):

@@ -78,7 +78,7 @@ def explain(
         else:
             one, twin = simulate.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
-        labels, missed = simulate.labels(one, answer.d[i] * examples / length, spare)
+        labels, missed = simulate.find_labels(one, answer.d[i] * examples / length, spare)
         spare -= len(labels) - 1
         x += [one] * len(labels)
         y += list(labels)
@@ -97,7 +97,7 @@ class _Simulation:
         self.weights = {name: w.double() for name, w in weights.items()}
         self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
 
-    def parts(self, x: Tensor, y: Tensor) -> Tensor:
+    def simulate(self, x: Tensor, y: Tensor) -> Tensor:
         """Return dL/dz, (N, width), of each of the examples x (N, F) with label y (N,), each as a batch of one."""
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
@@ -107,17 +107,17 @@ class _Simulation:
             hook.remove()
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]
 
-    def of_all_labels(self, x: Tensor) -> Tensor:
+    def simulate_all_labels(self, x: Tensor) -> Tensor:
         """Return dL/dz, (N, K, width), of each of the examples x (N, F) with each of the K labels."""
         y = torch.arange(self.classes, device=x.device).repeat(len(x))
-        return self.parts(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
+        return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
 
-    def labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
+    def find_labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
         """Return the labels of x (F,) whose gradients add up to `part` (width,), and the relative norm of the difference.
 
         There are at least one and at most 1 + `spare` labels. More labels are used only if the difference is then ten times less.
         """
-        each, length = self.of_all_labels(x[None])[0], part.norm()
+        each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
         for count in range(1, spare + 2):
             if comb(self.classes + count - 1, count) > MAX_LABEL_COMBINATIONS:
@@ -136,11 +136,13 @@ class _Simulation:
         """
         low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in NORM_RANGE)
         grid = torch.linspace(float(low), float(high), GRID_POINTS, dtype=x.dtype, device=x.device)
-        missed = self._missed(x, part, grid)
+        missed = self._compute_misfit(x, part, grid)
         padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
         valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
         near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
-        found = [self._zoomed(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()]
+        found = [
+            self._refine_norm(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
+        ]
         least = min(missed for _, missed in found)
         lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= least + TWIN_TOLERANCE}.values())
         candidates = [s.exp() * x for s in torch.stack(lengths)]
@@ -150,17 +152,17 @@ class _Simulation:
             return candidates[max(range(len(candidates)), key=lambda i: (-max(outside[i], 1e-6), i))], len(candidates) > 1
         return candidates[-1], len(candidates) > 1
 
-    def _missed(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
+    def _compute_misfit(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
         """Return the relative misfit (G, K) of x at each norm of `grid` (G,), given as logarithms, with each of K labels."""
         lengths = grid.exp()
-        each = self.of_all_labels(lengths[:, None] * x)
+        each = self.simulate_all_labels(lengths[:, None] * x)
         result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()
         return result
 
-    def _zoomed(self, x: Tensor, part: Tensor, place: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
+    def _refine_norm(self, x: Tensor, part: Tensor, place: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
         around, missed = torch.linspace(-1, 1, 9, dtype=x.dtype, device=x.device), torch.tensor(float("inf"))
         for _ in range(REFINEMENTS):
             grid = place + step * around
-            values = self._missed(x, part, grid)[:, label]
+            values = self._compute_misfit(x, part, grid)[:, label]
             place, missed, step = grid[values.argmin()], values.amin(), step / 4
         return place, float(missed)

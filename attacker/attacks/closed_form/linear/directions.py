@@ -9,7 +9,13 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sampling import Space
-from attacker.attacks.closed_form.linear.zeros import MAX_ZERO_COMPONENT, balanced, pattern, separable, unit_rows
+from attacker.attacks.closed_form.linear.zeros import (
+    MAX_ZERO_COMPONENT,
+    compute_balanced_accuracy,
+    find_pattern,
+    measure_separability,
+    normalise_rows,
+)
 
 MAX_TOLERANCE = 0.05
 """Largest tolerance for zeros under noise; beyond it, every direction has zeros."""
@@ -55,33 +61,33 @@ class DirectionPool:
         self.score = space.rows.new_zeros(0)
 
     def add(self, q: Tensor) -> None:
-        off = self.off_in(q, MAX_ZERO_COMPONENT)
+        off = self.find_off_neurons(q, MAX_ZERO_COMPONENT)
         count = off.sum(dim=1)
         order = count.argsort(descending=True, stable=True)
         order = order[count[order] >= self.space.rank + 2]
         q, off = q[order], off[order]
-        fresh = _first_of_alike(off) & ((q @ self.q.T).abs() < 1 - KNOWN_TOLERANCE).all(dim=1)
+        fresh = _find_first_of_alike(off) & ((q @ self.q.T).abs() < 1 - KNOWN_TOLERANCE).all(dim=1)
         q, off = q[fresh], off[fresh]
         if len(q):
-            likeness = self._screened(off)
+            likeness = self._screen(off)
             likeness[: MAX_SCREENED // 2] += 1  # always keep those with most zeros
             promising = likeness.topk(min(MAX_SCREENED, len(off))).indices.sort().values
-            self._take(self.sharpened(q[promising]))
+            self._take(self.sharpen(q[promising]))
 
-    def _screened(self, off: Tensor) -> Tensor:
-        """Return an approximation of the scores of `zeros.separable` (K,), by one linear regression for all directions."""
+    def _screen(self, off: Tensor) -> Tensor:
+        """Return an approximation of the scores of `zeros.measure_separability` (K,), by one linear regression for all directions."""
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
-        x = unit_rows(self.forward)
+        x = normalise_rows(self.forward)
         plane = torch.linalg.lstsq(x, 2.0 * on.to(x.dtype) - 1).solution
-        return balanced(x @ plane > 0, on, ~on)
+        return compute_balanced_accuracy(x @ plane > 0, on, ~on)
 
     def _take(self, q: Tensor) -> None:
-        score = separable(pattern(self.original(q), self.factors), self.forward)
-        off = self.off_in(q, 1e-9)
+        score = measure_separability(find_pattern(self.convert_to_original(q), self.factors), self.forward)
+        off = self.find_off_neurons(q, 1e-9)
         q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
-        order = self._ranked(off, score, WRONG_SIDE_PENALTIES[0])
-        order = order[_first_of_same(q[order])][:POOL_SIZE]
+        order = self._rank(off, score, WRONG_SIDE_PENALTIES[0])
+        order = order[_find_first_of_same(q[order])][:POOL_SIZE]
         self.q, self.off, self.score = q[order], off[order], score[order]
 
     def unmix(self, found: Tensor, doubtful: Tensor) -> None:
@@ -99,31 +105,31 @@ class DirectionPool:
             trial = q[i] - share[..., None] * q[others, None]
             trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
             trial = trial[trial.isfinite().all(dim=1)]
-            off = self.off_in(trial, MAX_ZERO_COMPONENT)
+            off = self.find_off_neurons(trial, MAX_ZERO_COMPONENT)
             most = off.sum(dim=1).topk(min(4 * MAX_UNMIXED, len(off))).indices
             trial, off = trial[most], off[most]
-            self._take(self.sharpened(trial[_first_of_alike(off)][:MAX_UNMIXED]))
+            self._take(self.sharpen(trial[_find_first_of_alike(off)][:MAX_UNMIXED]))
 
-    def original(self, q: Tensor) -> Tensor:
+    def convert_to_original(self, q: Tensor) -> Tensor:
         """Return the directions q (K, R) as unit vectors in the coordinates of the factors, one per column, (R, K)."""
         back = self.space.back @ q.T
         result: Tensor = back / back.norm(dim=0)
         return result
 
-    def off_in(self, q: Tensor, least: float) -> Tensor:
+    def find_off_neurons(self, q: Tensor, least: float) -> Tensor:
         """Return a mask (K, M') of the rows whose component along directions q (K, R) is zero, up to noise or `least`."""
-        return (q @ self.space.rows.T).abs() <= self.space.tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
+        return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 
-    def sharpened(self, q: Tensor) -> Tensor:
+    def sharpen(self, q: Tensor) -> Tensor:
         """Return the directions (K, R) refined to the precision of the data.
 
         Each becomes the direction with the smallest weighted sum of squares over its zero rows (iteratively reweighted).
         """
         rows, rank = self.space.rows, self.space.rank
         for _ in range(SHARPENING_ROUNDS):
-            noise = self.space.noise_along(q)
+            noise = self.space.compute_noise(q)
             size = (q @ rows.T).abs()
-            off = size <= self.space.tolerance(q).clamp(min=MAX_ZERO_COMPONENT).clamp(max=MAX_TOLERANCE)
+            off = size <= self.space.compute_tolerance(q).clamp(min=MAX_ZERO_COMPONENT).clamp(max=MAX_TOLERANCE)
             middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # unsampled zeros
             scale = size.sort(dim=1).values.gather(1, middle[:, None])
             least = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)
@@ -134,19 +140,19 @@ class DirectionPool:
             q = torch.where((off.sum(dim=1) >= rank)[:, None], found, q)
         return q
 
-    def on_for(self) -> Tensor:
+    def find_on_neurons(self) -> Tensor:
         """Return a mask (M, K) of the neurons that are on in the K directions that certainly belong to examples."""
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
-        return pattern(self.original(self.q[: self.space.rank][sure]), self.factors).on
+        return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on
 
-    def chosen(self, penalty: float) -> list[int] | None:
+    def choose(self, penalty: float) -> list[int] | None:
         """Return the indices of the first R independent directions, sorted with this penalty (see WRONG_SIDE_PENALTIES).
 
         None if fewer.
         """
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)
-        for i in self._ranked(self.off, self.score, penalty).tolist():
+        for i in self._rank(self.off, self.score, penalty).tolist():
             new = left @ self.q[i]
             if float(new.norm()) > MIN_INDEPENDENT:
                 left = left - torch.outer(new, new) / new.square().sum()
@@ -155,12 +161,12 @@ class DirectionPool:
                 return found
         return None
 
-    def _ranked(self, off: Tensor, score: Tensor, penalty: float) -> Tensor:
+    def _rank(self, off: Tensor, score: Tensor, penalty: float) -> Tensor:
         wrong = (1 - score) * len(self.space.live)
         return (off.sum(dim=1) - penalty * wrong).argsort(descending=True, stable=True)
 
 
-def _first_of_alike(off: Tensor) -> Tensor:
+def _find_first_of_alike(off: Tensor) -> Tensor:
     """Return a mask (K,) that keeps the first of all directions with nearly the same zeros."""
     z = off.to(torch.float32)
     common, size = z @ z.T, z.sum(dim=1)
@@ -168,6 +174,6 @@ def _first_of_alike(off: Tensor) -> Tensor:
     return ~torch.tril(alike, diagonal=-1).any(dim=1)
 
 
-def _first_of_same(q: Tensor) -> Tensor:
+def _find_first_of_same(q: Tensor) -> Tensor:
     """Return a mask (K,) that keeps the first of all unit directions that are equal up to sign."""
     return ~torch.tril((q @ q.T).abs() > 1 - EQUAL_TOLERANCE, diagonal=-1).any(dim=1)

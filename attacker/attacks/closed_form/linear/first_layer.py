@@ -16,10 +16,10 @@ from math import prod
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.linear.isolation import Groups, independent, parallel_rows, rounding_of
+from attacker.attacks.closed_form.linear.isolation import Groups, estimate_rounding, group_parallel_rows, select_independent
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
-from attacker.attacks.closed_form.linear.zeros import agreement, pattern
+from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 from attacker.attacks.networks.chain import Chain, Layer
 
 MAX_SAMPLES = 2**15
@@ -82,25 +82,25 @@ def recover_linear(
     It never raises an error because of values that a client sent, such as noise, NaN or zeros.
     """
     layer = chain.layers[0]
-    if (reason := _refused(layer, gradient)) is not None:
-        return _nothing(layer, reason)
+    if (reason := _explain_refusal(layer, gradient)) is not None:
+        return _build_empty_answer(layer, reason)
     task = _Task(chain, weights, gradient, bounds)
     if examples == 1:
-        return task.ratio(1, "")
+        return task.recover_single(1, "")
     factors = factorise(task.rows, examples)
     if factors is not None and factors.rank == 1:
-        return task.ratio(1, _of_one(examples))
+        return task.recover_single(1, _note_single(examples))
     if layer.activation.name != "relu":
         what = "no activation" if layer.activation.name == "identity" else layer.activation.name
-        return _nothing(
+        return _build_empty_answer(
             layer,
             f"layer {layer.name or 'one'} is followed by {what}, which causes no zeros in the gradient, and without zeros the "
             "examples of a batch cannot be separated: any answer would be a mixture of them",
             rank=factors.rank if factors else 0,
         )
     if factors is None or factors.saturated:
-        return task.isolated(examples, _without_rank(task.rows, examples, factors))
-    return task.batch(factors, examples, rng, samples)
+        return task.recover_isolated(examples, _explain_missing_rank(task.rows, examples, factors))
+    return task.recover_batch(factors, examples, rng, samples)
 
 
 class _Task:
@@ -108,15 +108,15 @@ class _Task:
 
     def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
         layer = self.layer = chain.layers[0]
-        self.rows = _augmented(layer, gradient)
-        self.weight = _augmented(layer, weights)
+        self.rows = _augment(layer, gradient)
+        self.weight = _augment(layer, weights)
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
         self.biased = layer.bias is not None
         self.uniform = len(chain.layers) == 2 and chain.layers[1].shape[0] <= 2
         """Whether each example's row of D is determined by a sign and its zeros. Neurons that are on for the same examples then
         have parallel rows, so that parallel rows are no evidence of a single example."""
 
-    def ratio(self, rank: int, note: str) -> LinearAnswer:
+    def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
 
         An entry that is zero while others in its row and column are not counts as not sent, and is left out.
@@ -130,13 +130,13 @@ class _Task:
             side = 1.0 if float((self.weight @ x[0]) @ d[0].abs()) >= 0 else -1.0  # neurons with a gradient are on
             x, d = (side * x, side * d) if self.layer.activation.name == "relu" else (x, d)
             explained = value[:1].square() / value.square().sum()
-            return LinearAnswer(
-                x=x, d=d, certainty=explained, rank=rank, how="ratio", note=_joined(note, _UNSCALED), scaled=False
-            )
+            return LinearAnswer(x=x, d=d, certainty=explained, rank=rank, how="ratio", note=_join(note, _UNSCALED), scaled=False)
         d, seen = rows[:, -1], rows[:, :-1] != 0
         power = d.square() @ seen.to(d.dtype)
         if not bool((d != 0).any()):
-            return _nothing(self.layer, "the gradient of the bias is zero, and the weight gradient is divided by it", rank=rank)
+            return _build_empty_answer(
+                self.layer, "the gradient of the bias is zero, and the weight gradient is divided by it", rank=rank
+            )
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
@@ -144,42 +144,44 @@ class _Task:
         said = f"{1 - known:.0%} of its values were not sent, or are zero" if known < 1 else ""
         certainty = known * (1 - missed).clamp(0, 1).reshape(1)
         return LinearAnswer(
-            x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_joined(note, said)
+            x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_join(note, said)
         )  # fmt: skip
 
-    def batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
+    def recover_batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
         """Recover all examples of a batch, from isolated neurons if each example has some, otherwise from sparse directions.
 
         If neither succeeds, return the examples that could be recovered.
         """
         forward, constant = self.weight @ factors.basis.T, factors.basis[:, -1] if self.biased else None
-        groups = parallel_rows(factors.coordinates, factors.noise, factors.live)
-        found = _of_groups(groups, factors, forward, constant)
+        groups = group_parallel_rows(factors.coordinates, factors.noise, factors.live)
+        found = _combine_groups(groups, factors, forward, constant)
         if found is not None and bool((found.agreement >= MIN_AGREEMENT).all()):
-            return self._whole(factors, found, examples, "isolated")
+            return self._recover_all(factors, found, examples, "isolated")
         found = search(factors, forward, rng, samples=samples, constant=constant)
-        whole = None if found is None else self._whole(factors, found, examples, "sparse directions")
+        whole = None if found is None else self._recover_all(factors, found, examples, "sparse directions")
         if whole is not None and whole.found == factors.rank:
             return whole
-        alone = self._some(groups.directions @ factors.basis, groups, factors.rank, examples, _fewer(factors.rank, examples))
+        alone = self._recover_some(
+            groups.directions @ factors.basis, groups, factors.rank, examples, _note_fewer(factors.rank, examples)
+        )
         sure = int((alone.certainty > SINGLE_NEURON_CERTAINTY).sum())
         return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
 
-    def isolated(self, examples: int | None, note: str) -> LinearAnswer:
+    def recover_isolated(self, examples: int | None, note: str) -> LinearAnswer:
         """Recover the examples that are the only ones to activate some neuron, if the rank of the gradient is not known."""
-        groups = parallel_rows(self.rows, rounding_of(self.rows), self.rows.norm(dim=1) > 0)
-        return self._some(groups.directions, groups, 0, examples, note)
+        groups = group_parallel_rows(self.rows, estimate_rounding(self.rows), self.rows.norm(dim=1) > 0)
+        return self._recover_some(groups.directions, groups, 0, examples, note)
 
-    def _some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
+    def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
         """Recover examples from groups of parallel rows with the directions (K, F').
 
         Groups of several rows come first. Groups of a single row are used, up to the number of examples, if their input lies
         within the bounds of the data.
         """
-        chosen = independent(directions)
-        x, fits = self._inputs(directions[chosen])
+        chosen = select_independent(directions)
+        x, fits = self._compute_inputs(directions[chosen])
         several = groups.confirmed[chosen] & fits & (not self.uniform)
-        lone = ~several & fits & self._within(x)
+        lone = ~several & fits & self._is_within_bounds(x)
         most = min(rank or len(x), examples or len(x))
         order = torch.cat([several.nonzero()[:, 0], lone.nonzero()[:, 0]])[:most]
         agreeing = groups.count[chosen].clamp(min=2).double()
@@ -188,11 +190,11 @@ class _Task:
         said = f"{len(order)} of {total} examples are alone at some neuron" if len(order) else _NONE_ALONE
         return LinearAnswer(
             x=x[order], d=x.new_zeros(len(order), len(self.rows)), certainty=certainty, rank=rank,
-            how="isolated" if len(order) else "", note=_joined(note, said, "" if self.biased or not len(order) else _UNSCALED),
+            how="isolated" if len(order) else "", note=_join(note, said, "" if self.biased or not len(order) else _UNSCALED),
             scaled=self.biased,
         )  # fmt: skip
 
-    def _whole(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
+    def _recover_all(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
         """Recover the inputs of the layer for a batch from the R directions of its examples, see `sparse`.
 
         Along an example's direction, a neuron is zero if ReLU turns it off for that example. If inputs and zeros
@@ -204,20 +206,20 @@ class _Task:
         """
         p, info = torch.linalg.inv_ex(found.q)
         if int(info):
-            return _nothing(self.layer, "no independent directions were found", rank=factors.rank)
-        seen = pattern(found.q, factors)
+            return _build_empty_answer(self.layer, "no independent directions were found", rank=factors.rank)
+        seen = find_pattern(found.q, factors)
         x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
         sure = certainty >= MIN_AGREEMENT
-        settled = self._settled(factors, x, seen.on, sure)
+        settled = self._fit_gradient(factors, x, seen.on, sure)
         if settled is not None:
             (x, d), certainty, sure = settled, certainty.clamp(min=MIN_AGREEMENT), torch.ones_like(sure)
-        side = self._side(x, seen.on)
+        side = self._find_scales(x, seen.on)
         x, d = x / side[:, None], d * side
         sure = sure & torch.isfinite(x).all(dim=1)
         x = x[:, :-1] if self.biased else x
         missing = factors.rank - int(sure.sum())
-        words = _joined(
-            _fewer(factors.rank, examples),
+        words = _join(
+            _note_fewer(factors.rank, examples),
             f"{missing} of {factors.rank} examples could not be separated" if missing else "",
             "" if self.biased or missing == factors.rank else _UNSCALED,
         )
@@ -226,7 +228,7 @@ class _Task:
             how=how if bool(sure.any()) else "", note=words, scaled=self.biased,
         )  # fmt: skip
 
-    def _settled(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _fit_gradient(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return inputs x (R, F') and gradients D (M, R) that explain the observed gradient up to its noise, or None.
 
         D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors.
@@ -236,7 +238,7 @@ class _Task:
         rows, noise, live = self.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
         there, on = x, seen
         for _ in range(MAX_ALTERNATIONS):
-            on = (self.weight @ (there / self._side(there, on)[:, None]).T) > 0
+            on = (self.weight @ (there / self._find_scales(there, on)[:, None]).T) > 0
             d, there, error = polish(rows, noise, on[live], there)
             if not bool(torch.isfinite(there).all()):
                 break
@@ -247,7 +249,7 @@ class _Task:
         d, there, error = polish(rows, noise, seen[live], x)
         return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
-    def _side(self, x: Tensor, on: Tensor) -> Tensor:
+    def _find_scales(self, x: Tensor, on: Tensor) -> Tensor:
         """Return the scale and sign (R,) of vectors x (R, F') that equal inputs of the layer up to a factor.
 
         With a bias it is the last entry of x, which must be 1. Without, it is the norm with the sign that fits the neurons `on`.
@@ -259,7 +261,7 @@ class _Task:
         length: Tensor = x.norm(dim=1) * torch.where(positive >= negative, 1.0, -1.0)
         return length
 
-    def _inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (K, F) of directions (K, F'), and a mask (K,) of those that do not activate a dead neuron.
 
         A neuron whose gradient is zero is off for all examples of the batch.
@@ -274,7 +276,7 @@ class _Task:
         fits = (z[:, off] * torch.sign(last) <= 1e-6).all(dim=1)
         return directions[:, :-1] / torch.where(there, last, 1), there[:, 0] & fits
 
-    def _within(self, x: Tensor) -> Tensor:
+    def _is_within_bounds(self, x: Tensor) -> Tensor:
         if self.bounds is None or not self.biased:
             return torch.zeros(len(x), dtype=torch.bool, device=x.device)
         low, high = self.bounds
@@ -282,32 +284,32 @@ class _Task:
         return ((x >= low - slack) & (x <= high + slack)).all(dim=1)
 
 
-def _of_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
+def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
     """Return the directions of all examples from groups of parallel rows; None if there are too few independent groups."""
     sure = groups.directions[groups.confirmed]
-    chosen = independent(sure)
+    chosen = select_independent(sure)
     if len(chosen) < factors.rank:
         return None
     q, info = torch.linalg.inv_ex(sure[chosen])
-    return None if int(info) else Directions(q, agreement(q, pattern(q, factors), forward, constant), 0)
+    return None if int(info) else Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0)
 
 
 _UNSCALED = "the layer has no bias, so the norm of its input is not known"
 _NONE_ALONE = "no neuron is certain to be activated by a single example"
 
 
-def _augmented(layer: Layer, tensors: Tensors) -> Tensor:
+def _augment(layer: Layer, tensors: Tensors) -> Tensor:
     """Return weight and bias of a layer in one matrix (width, F + 1), or (width, F) if it has no bias, in float64."""
     weight = tensors[layer.weight].double()
     return weight if layer.bias is None else torch.cat([weight, tensors[layer.bias].double()[:, None]], dim=1)
 
 
-def _refused(layer: Layer, gradient: Tensors) -> str | None:
+def _explain_refusal(layer: Layer, gradient: Tensors) -> str | None:
     if layer.kernel is not None:
         return f"its first layer, {layer.name}, is a convolution, and a linear layer is needed"
     if prod(layer.inputs) != prod(layer.taken):
         return f"pooling before its first layer, {layer.name}, reduces {prod(layer.inputs)} input values to {prod(layer.taken)}"
-    rows = _augmented(layer, gradient)
+    rows = _augment(layer, gradient)
     if not bool(torch.isfinite(rows).all()):
         return f"the gradient of layer {layer.name} contains NaN or infinite values"
     if not bool((rows != 0).any()):
@@ -315,7 +317,7 @@ def _refused(layer: Layer, gradient: Tensors) -> str | None:
     return None
 
 
-def _nothing(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
+def _build_empty_answer(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
     return LinearAnswer(
         x=torch.zeros(0, prod(layer.taken), dtype=torch.float64),
         d=torch.zeros(0, layer.shape[0], dtype=torch.float64),
@@ -323,17 +325,17 @@ def _nothing(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
     )  # fmt: skip
 
 
-def _of_one(examples: int | None) -> str:
-    return "" if examples == 1 else _fewer(1, examples)
+def _note_single(examples: int | None) -> str:
+    return "" if examples == 1 else _note_fewer(1, examples)
 
 
-def _fewer(rank: int, examples: int | None) -> str:
+def _note_fewer(rank: int, examples: int | None) -> str:
     if examples is None or rank >= examples:
         return ""
     return f"the gradient has rank {rank} for {examples} examples: some are equal, or smaller than its rounding or noise"
 
 
-def _without_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
+def _explain_missing_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
     if factors is not None:
         return f"its gradient has full rank, {factors.rank}: there may be more examples than that, which cannot be separated"
     zeros = float((rows == 0).double().mean())
@@ -341,5 +343,5 @@ def _without_rank(rows: Tensor, examples: int | None, factors: Factors | None) -
     return f"its gradient has no clear rank, as that of {examples or 'few'} examples would have: {why}"
 
 
-def _joined(*words: str) -> str:
+def _join(*words: str) -> str:
     return "; ".join(word for word in words if word)

@@ -37,7 +37,7 @@ class Groups:
         return (self.count > 1) & (self.count - 1 > 5 * self.chance)
 
 
-def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
+def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     """Group the rows (M, F) by direction, up to sign and noise.
 
     Rows that contain different examples, or mixtures of them, are parallel only by chance, so that parallel rows are evidence of
@@ -55,12 +55,12 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     for start in range(0, len(first), PAIRS_PER_CHUNK):
         part = slice(start, start + PAIRS_PER_CHUNK)
         a, b = first[part], second[part]
-        near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= _allowed(error[a], error[b])
+        near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= _compute_tolerance(error[a], error[b])
     near = near | near.T | torch.eye(len(unit), dtype=torch.bool, device=rows.device)
-    return _grouped(unit, error, near)
+    return _group_greedily(unit, error, near)
 
 
-def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
+def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
     """Group rows greedily: repeatedly form a group of the row with most neighbours and these neighbours."""
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances = [], [], []
@@ -73,23 +73,23 @@ def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
         mean = ((weight * side / weight.max())[:, None] * unit[members]).sum(dim=0)
         directions.append(mean / mean.norm())
         counts.append(int(members.sum()))
-        chances.append((_allowed(error[centre], error[free]) ** (unit.shape[1] - 1)).sum())
+        chances.append((_compute_tolerance(error[centre], error[free]) ** (unit.shape[1] - 1)).sum())
         free = free & ~members
     return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), torch.stack(chances))
 
 
-def _allowed(first: Tensor, second: Tensor) -> Tensor:
+def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:
     """Return the largest distance at which two unit directions with these standard deviations count as equal."""
     both = first.hypot(second)
     return torch.maximum(NOISE_LEVEL * both, (MAX_DEVIATIONS * both).clamp(max=MAX_CLOSE_DISTANCE)).clamp(max=MAX_DISTANCE)
 
 
-def rounding_of(rows: Tensor) -> Tensor:
+def estimate_rounding(rows: Tensor) -> Tensor:
     """Return the standard deviation (M,) of the rounding errors in rows (M, F) that were stored in float32."""
     return (SUM_ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
-def independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
+def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
     """Return the indices of unit directions (K, F) whose distance to the span of earlier ones exceeds `least`."""
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])

@@ -15,7 +15,9 @@ MAX_UNEXPLAINED = 1e-3
 """Largest unexplained share of a neuron's gradient at which the neuron is used to determine labels."""
 
 
-def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int) -> Tensor:
+def assign_labels(
+    chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int
+) -> Tensor:
     """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
@@ -30,17 +32,17 @@ def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, lo
     d = rows @ torch.linalg.pinv(inputs)
     missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
     seen = (missed <= MAX_UNEXPLAINED * length) & (length > 0)
-    expected = _backward(chain, weights, x, loss, classes) / examples
+    expected = _compute_gradients(chain, weights, x, loss, classes) / examples
     off: Tensor = (expected - d.T)[..., seen].square().sum(dim=-1)
     return off.argmin(dim=0)
 
 
-def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:
+def _compute_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:
     """Return the gradient of each example's own loss at the first layer's outputs for every label, (classes, K, width)."""
     first, measure = chain.layers[0], models.loss_of(loss)
     with torch.enable_grad():
-        z = _forward(chain, weights, x, 0, 1).detach().requires_grad_()
-        logits = _forward(chain, weights, first.activation.forward(z), 1, len(chain.layers))
+        z = _compute_outputs(chain, weights, x, 0, 1).detach().requires_grad_()
+        logits = _compute_outputs(chain, weights, first.activation.forward(z), 1, len(chain.layers))
         found = []
         for label in range(classes):
             total = len(x) * measure(logits, torch.full((len(x),), label, device=x.device))
@@ -48,7 +50,7 @@ def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int
     return torch.stack(found)
 
 
-def _forward(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
+def _compute_outputs(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
     """Compute the pre-activations of layer `end - 1` from the inputs x of layer `begin`."""
     for i, layer in enumerate(chain.layers[begin:end], start=begin):
         z = layer.product(apply_maps(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])

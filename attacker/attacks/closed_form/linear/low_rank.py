@@ -63,12 +63,12 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
     found: Factors | None = None
     for _ in range(2):
         values, vectors = torch.linalg.svd(rows * weight[:, None], full_matrices=False)[1:]
-        rank, gap = _rank(values, examples)
+        rank, gap = _estimate_rank(values, examples)
         if not rank:
             return found
         basis = vectors[:rank]
         coordinates = rows @ basis.T
-        noise = _noise(rows, coordinates, basis)
+        noise = _estimate_noise(rows, coordinates, basis)
         live = (length > 0) & (coordinates.norm(dim=1) > NOISE_LEVEL * noise * rank**0.5)
         saturated = rank >= min(int(live.sum()), int(rows.any(dim=0).sum()))
         found = Factors(coordinates, basis, noise, live, gap, saturated)
@@ -76,7 +76,7 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
     return found
 
 
-def _rank(values: Tensor, examples: int | None) -> tuple[int, float]:
+def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
     """Return the numerical rank, or 0 if there is no clear gap, and the gap. values: singular values, descending."""
     smallest = values[0] * torch.finfo(values.dtype).eps * len(values)
     values = values.clamp(min=float(smallest))
@@ -93,7 +93,7 @@ def _rank(values: Tensor, examples: int | None) -> tuple[int, float]:
     return rank, float(ratio[rank - 1])
 
 
-def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
+def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     """Return the noise (M,) of each row: its root mean square outside the span, but at least float32 rounding."""
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)

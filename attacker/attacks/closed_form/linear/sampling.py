@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.zeros import MAX_ZERO_COMPONENT, logistic, unit_rows, zero_threshold
+from attacker.attacks.closed_form.linear.zeros import MAX_ZERO_COMPONENT, compute_zero_threshold, fit_logistic, normalise_rows
 
 SAMPLES_PER_BATCH = 2048
 """Number of samples drawn at once."""
@@ -51,28 +51,28 @@ class Space(NamedTuple):
             unit = unit / length[:, None]
         return Space(unit, back, noise / length, factors.live)
 
-    def tolerance(self, q: Tensor) -> Tensor:
+    def compute_tolerance(self, q: Tensor) -> Tensor:
         """Return the magnitude (K, M') up to which a row's component along unit directions q (K, R) counts as noise."""
-        return zero_threshold(self.noise_along(q), self.rank**-0.5)
+        return compute_zero_threshold(self.compute_noise(q), self.rank**-0.5)
 
-    def noise_along(self, q: Tensor) -> Tensor:
+    def compute_noise(self, q: Tensor) -> Tensor:
         """Return the standard deviation (K, M') of the noise of the rows along unit directions q (K, R)."""
         result: Tensor = (q @ self.back.T).norm(dim=1)[:, None] * self.level[None]
         return result
 
 
-def likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
+def score_likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
     """Return scores (SAMPLES_PER_BATCH, M') for how likely each informative neuron is on, standardised per sample.
 
     A ridge logistic regression on the neurons' weights predicts which neurons are on for a mean example. Each sample then uses a
     random point around that mean. forward: weights of the neurons, (M, R). on: neurons that are on for the K examples found so
     far, (M, K).
     """
-    unit = unit_rows(forward)
+    unit = normalise_rows(forward)
     share = factors.live.to(unit.dtype)
     if on.shape[1]:
         share = share * (0.1 + 0.8 * on.to(unit.dtype).mean(dim=1))
-    mean = logistic(unit, share[:, None], torch.ones_like(share[:, None]))[0]
+    mean = fit_logistic(unit, share[:, None], torch.ones_like(share[:, None]))[0]
     around = torch.randn(SAMPLES_PER_BATCH, len(mean), generator=rng, dtype=unit.dtype).to(unit.device)
     around = (
         around
@@ -85,20 +85,20 @@ def likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> 
     return result
 
 
-def sampled(space: Space, likely: Tensor, rng: Generator) -> Tensor:
+def sample_directions(space: Space, likely: Tensor, rng: Generator) -> Tensor:
     """Sample unit directions (K, R), each orthogonal to R - 1 independent rows that are drawn without replacement.
 
-    likely: scores of `likely_on`; rows that are probably off are drawn first.
+    likely: scores of `score_likely_on`; rows that are probably off are drawn first.
     """
     low, high = SHARPNESS_RANGE
     drawn = torch.rand(len(likely), 1, generator=rng, dtype=likely.dtype).to(likely.device)
     sharp = low * (high / low) ** drawn
     uniform = torch.rand(likely.shape, generator=rng, dtype=likely.dtype).to(likely.device)
     order = (-(-uniform.clamp(min=1e-300).log()).log() - sharp * likely).topk(min(4 * space.rank, likely.shape[1]), dim=1).indices
-    return _orthogonal(space.rows, order)
+    return _find_orthogonal(space.rows, order)
 
 
-def _orthogonal(rows: Tensor, order: Tensor) -> Tensor:
+def _find_orthogonal(rows: Tensor, order: Tensor) -> Tensor:
     """Return for each sequence of row indices, a row of `order` (N, K), the direction orthogonal to R - 1 of its rows.
 
     These are its first R - 1 linearly independent rows; dependent ones are skipped. Sequences with fewer are left out.

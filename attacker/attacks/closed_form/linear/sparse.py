@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.directions import WRONG_SIDE_PENALTIES, DirectionPool
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, Space, likely_on, sampled
-from attacker.attacks.closed_form.linear.zeros import agreement, pattern
+from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, Space, sample_directions, score_likely_on
+from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
 MIN_AGREEMENT = 0.98
 """Smallest share of neurons whose zeros agree with those that the example itself causes, for an accepted example."""
@@ -61,7 +61,7 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
     pool, best = DirectionPool(space, factors, forward), None
     rounds = max(1, int(samples * min(1.0, (LARGE_BATCH / space.rank) ** 2)) // SAMPLES_PER_BATCH)
     for done in range(1, rounds + 1):
-        pool.add(sampled(space, likely_on(factors, forward, pool.on_for(), rng), rng))
+        pool.add(sample_directions(space, score_likely_on(factors, forward, pool.find_on_neurons(), rng), rng))
         found = _choose(pool, factors, forward, constant)
         if found is None:
             continue
@@ -81,14 +81,14 @@ def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Te
     For each penalty in WRONG_SIDE_PENALTIES, the first R independent directions in its order are a candidate set. In the best
     set, those that do not agree are exchanged for others as long as this increases the agreement.
     """
-    q = pool.original(pool.q)
-    seen = pattern(q, factors)
+    q = pool.convert_to_original(pool.q)
+    seen = find_pattern(q, factors)
     best: tuple[float, list[int], Tensor] | None = None
     for penalty in WRONG_SIDE_PENALTIES:
-        chosen = pool.chosen(penalty)
+        chosen = pool.choose(penalty)
         if chosen is None:
             return None
-        score = agreement(q[:, chosen], seen.of(chosen), forward, constant)
+        score = measure_agreement(q[:, chosen], seen.select(chosen), forward, constant)
         if best is None or float(score.sum()) > best[0]:
             best = (float(score.sum()), chosen, score)
     assert best is not None
@@ -97,7 +97,7 @@ def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Te
     spare = [i for i in range(len(pool.q)) if i not in chosen]
     for other, place in [(other, place) for other in spare for place in bad][:MAX_EXCHANGES]:
         trial = [other if k == place else i for k, i in enumerate(chosen)]
-        new = agreement(q[:, trial], seen.of(trial), forward, constant)
+        new = measure_agreement(q[:, trial], seen.select(trial), forward, constant)
         if float(new.sum()) > total + 1e-9:
             total, chosen, score = float(new.sum()), trial, new
     return Directions(q[:, chosen], score, 0)

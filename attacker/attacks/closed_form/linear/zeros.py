@@ -29,12 +29,12 @@ class Pattern(NamedTuple):
     on: Tensor
     told: Tensor
 
-    def of(self, columns: Sequence[int]) -> "Pattern":
+    def select(self, columns: Sequence[int]) -> "Pattern":
         columns = list(columns)
         return Pattern(self.on[:, columns], self.told[:, columns])
 
 
-def pattern(q: Tensor, factors: Factors) -> Pattern:
+def find_pattern(q: Tensor, factors: Factors) -> Pattern:
     """Return the zero pattern of directions q (R, K).
 
     A neuron counts as zero with certainty if the noise is small compared with the direction's nonzero values.
@@ -42,11 +42,11 @@ def pattern(q: Tensor, factors: Factors) -> Pattern:
     d, noise = (factors.coordinates @ q).abs(), factors.noise[:, None] * q.norm(dim=0)
     on = d > NOISE_LEVEL * noise
     typical = (d * on).sum(dim=0) / on.sum(dim=0).clamp(min=1)
-    on = d > zero_threshold(noise, typical)
+    on = d > compute_zero_threshold(noise, typical)
     return Pattern(on, on | (NOISE_LEVEL * noise < typical / 10))
 
 
-def zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
+def compute_zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
     """Return the magnitude up to which a value counts as zero.
 
     It is NOISE_LEVEL standard deviations of noise, or more if nonzero values are far larger: rounding differs between directions.
@@ -57,7 +57,7 @@ def zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
     )
 
 
-def agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
+def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
     """Return for each direction of q (R, R) the share (R,) of neurons that are zero along it exactly if its example is off there.
 
     It is 0 if noise hides most zeros, or if all neurons are on, since both are no evidence.
@@ -76,7 +76,7 @@ def agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None
     return both.amax(dim=0) / count * enough
 
 
-def separable(seen: Pattern, forward: Tensor) -> Tensor:
+def measure_separability(seen: Pattern, forward: Tensor) -> Tensor:
     """Return for each of K directions how well a plane separates the neurons that are on along it from those that are off.
 
     A neuron is on if w x + b > 0, with known w and b, so that the neurons that are on for a single example lie on one side of a
@@ -84,23 +84,23 @@ def separable(seen: Pattern, forward: Tensor) -> Tensor:
     logistic regression: 1 for the direction of a single example.
     """
     on, off = seen.on, seen.told & ~seen.on
-    x, both = unit_rows(forward), seen.told.to(forward.dtype)
+    x, both = normalise_rows(forward), seen.told.to(forward.dtype)
     enough = (on.sum(dim=0) > 0) & (off.sum(dim=0) >= MIN_ZEROS)
-    side = x @ logistic(x, on.to(x.dtype), both, ridges=(1.0, 0.1, 0.01, 1e-3, 1e-4)).T > 0
-    return (balanced(side, on, off) * enough).nan_to_num(nan=0.0)
+    side = x @ fit_logistic(x, on.to(x.dtype), both, ridges=(1.0, 0.1, 0.01, 1e-3, 1e-4)).T > 0
+    return (compute_balanced_accuracy(side, on, off) * enough).nan_to_num(nan=0.0)
 
 
-def balanced(side: Tensor, on: Tensor, off: Tensor) -> Tensor:
+def compute_balanced_accuracy(side: Tensor, on: Tensor, off: Tensor) -> Tensor:
     right = (side & on).sum(dim=0) / on.sum(dim=0).clamp(min=1) + (~side & off).sum(dim=0) / off.sum(dim=0).clamp(min=1)
     return right / 2
 
 
-def unit_rows(forward: Tensor) -> Tensor:
+def normalise_rows(forward: Tensor) -> Tensor:
     result: Tensor = forward / forward.norm(dim=1, keepdim=True).clamp(min=torch.finfo(forward.dtype).tiny)
     return result
 
 
-def logistic(x: Tensor, y: Tensor, weight: Tensor, ridges: tuple[float, ...] = (0.05,)) -> Tensor:
+def fit_logistic(x: Tensor, y: Tensor, weight: Tensor, ridges: tuple[float, ...] = (0.05,)) -> Tensor:
     """Fit K ridge logistic regressions of y (M, K) in [0, 1] on x (M, R) by Newton's method, and return their weights (K, R).
 
     weight: (M, K) weight of each row. ridges: regularisation strengths, used one after the other as warm starts; the last counts.

@@ -11,8 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rank.counting import Count, count, dead_values, pooled_rank
-from attacker.attacks.closed_form.rank.generic import generic_ranks
+from attacker.attacks.closed_form.rank.counting import Count, compute_pooled_rank, count_dead_values, count_equations
+from attacker.attacks.closed_form.rank.generic import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
@@ -108,7 +108,7 @@ class RankReport:
         return max(0, self.layers[0].unknowns - self.layers[0].near)
 
 
-def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankReport:
+def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankReport:
     """Analyse how many values of each layer's input the gradient of one example determines.
 
     dead:  assumed share of outputs, in [0, 1), that are 0 after a ReLU and give no weight constraint.
@@ -120,17 +120,17 @@ def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRep
     if not 0 <= dead < 1:
         raise ValueError(f"dead must be at least 0 and below 1, got {dead}")
     footprints = [build_footprint(layer) for layer in chain.layers]
-    live = _live(chain, footprints)
+    live = _find_live_values(chain, footprints)
     shares = [dead if layer.activation is RELU else 0.0 for layer in chain.layers]
     counts = [
-        _matrix(layer) if layer.kernel is None else count(shape, mask, share)
+        _count_linear(layer) if layer.kernel is None else count_equations(shape, mask, share)
         for layer, shape, mask, share in zip(chain.layers, footprints, live, shares, strict=True)
     ]
     left = [one.unknowns - one.gradients for one in counts]
-    found = generic_ranks(chain, footprints, live, left, dead=dead, columns=prove) if prove else [None] * len(counts)
-    virtual = virtual_constraints(chain)
+    found = compute_generic_ranks(chain, footprints, live, left, dead=dead, columns=prove) if prove else [None] * len(counts)
+    virtual = count_virtual_constraints(chain)
     ranks = [one.rank if better is None else min(one.rank, better) for one, better in zip(counts, found, strict=True)]
-    near = _near(chain, counts, ranks)
+    near = _count_locally_independent(chain, counts, ranks)
     layers = tuple(
         LayerRank(
             name=layer.name,
@@ -140,10 +140,10 @@ def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRep
             virtual=virtual[i],
             index=prod(layer.inputs) - prod(layer.shape) - prod(layer.outputs) - virtual[i],
             used=counts[i].unknowns,
-            known=_known(layer, live[i], shares[i]),
+            known=_count_known(layer, live[i], shares[i]),
             rank=ranks[i],
             alone=min(counts[i].gradients, ranks[i]),
-            proved=layer.kernel is None or (found[i] is not None and not _by_data(chain, i, dead)),
+            proved=layer.kernel is None or (found[i] is not None and not _depends_on_data(chain, i, dead)),
             near=near[i],
         )
         for i, layer in enumerate(chain.layers)
@@ -152,7 +152,7 @@ def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRep
     return RankReport(layers=layers, dead=dead if depends else None, readable=chain.layers[-1].kernel is None)
 
 
-def virtual_constraints(chain: Chain) -> list[int]:
+def count_virtual_constraints(chain: Chain) -> list[int]:
     """Return |V|, the number of virtual constraints of R-GAP, for each layer i.
 
     It is the surplus of weight constraints in the layers n < i, minus the equations that those layers lack:
@@ -166,7 +166,7 @@ def virtual_constraints(chain: Chain) -> list[int]:
     return totals
 
 
-def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
+def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
     """Return for each layer a mask of the output values of one channel that later layers depend on."""
     masks: list[Tensor] = []
     for layer, shape, used in zip(chain.layers, footprints, [*find_used_values(chain)[1:], None], strict=True):
@@ -178,29 +178,29 @@ def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
     return masks
 
 
-def _by_data(chain: Chain, at: int, dead: float) -> bool:
+def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
     """Return whether the rank of a layer depends on the data: on zeros of a ReLU, or on signs before a pooled leaky ReLU."""
     activation = chain.layers[at].activation
     pooled = at + 1 < len(chain.layers) and not only_reshapes(chain.layers[at + 1].before)
     return not activation.smooth and bool(dead if activation is RELU else pooled)
 
 
-def _matrix(layer: Layer) -> Count:
+def _count_linear(layer: Layer) -> Count:
     """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input."""
     unknowns = prod(layer.inputs)
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
-    rank = prod(layer.taken) if pool is None else layer.inputs[0] * pooled_rank(pool)
+    rank = prod(layer.taken) if pool is None else layer.inputs[0] * compute_pooled_rank(pool)
     weights = min(layer.shape[0], rank)
     return Count(unknowns, rank, weights, weights, rank)
 
 
-def _known(layer: Layer, live: Tensor, dead: float) -> int:
+def _count_known(layer: Layer, live: Tensor, dead: float) -> int:
     if layer.kernel is None:
         return layer.shape[0] - int(dead * layer.shape[0])
-    return layer.shape[0] * (int(live.sum()) - dead_values(dead, live))
+    return layer.shape[0] * (int(live.sum()) - count_dead_values(dead, live))
 
 
-def _near(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[int]:
+def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[int]:
     """Return the number of independent equations for each layer's input from it and all later layers, to first order.
 
     As long as the later layers are fully determined, it is the layer's rank. Otherwise the equations for the next layer's input
@@ -210,14 +210,14 @@ def _near(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[i
     for layer, one, rank in zip(reversed(chain.layers), reversed(counts), reversed(ranks), strict=True):
         if not complete:
             passed = min(one.weights, behind)
-            both = max(_shared_still(layer, one), one.shared - (one.weights - passed))
+            both = max(_count_shared(layer, one), one.shared - (one.weights - passed))
             rank = min(rank, one.gradients + max(0, passed - both))
         near.append(rank)
         behind, complete = rank, complete and rank >= one.unknowns
     return near[::-1]
 
 
-def _shared_still(layer: Layer, one: Count) -> int:
+def _count_shared(layer: Layer, one: Count) -> int:
     """Return the number of dependencies between weight and gradient constraints that hold even if z is not known.
 
     They arise because the next layer's gradient determines products <k_a, z_b> of channels a and b: all of them without an

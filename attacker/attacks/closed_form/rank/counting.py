@@ -49,26 +49,26 @@ class Count:
     rank: int
 
 
-def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
+def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
     """Count the independent equations of a layer.
 
     live: mask of the output values of one channel that later layers depend on.
     dead: share of its outputs at which a ReLU is 0. Each loses a weight constraint, and most relations between constraints.
     """
     unknowns = layer.channels * int(layer.find_used_values(live).sum())
-    ceiling = unknowns if layer.before is None else min(unknowns, layer.channels * pooled_rank(layer.before))
-    parts = groups(layer, live)
+    ceiling = unknowns if layer.before is None else min(unknowns, layer.channels * compute_pooled_rank(layer.before))
+    parts = group_taps(layer, live)
     open_taps = torch.cat([part.taps for part in parts if not part.full] or [torch.zeros(0, dtype=torch.long)])
-    alive = layer.filters * (1 - dead_values(dead, live) / max(1, int(live.sum())))
+    alive = layer.filters * (1 - count_dead_values(dead, live) / max(1, int(live.sum())))
     gradients = layer.channels * sum(min(part.rows, len(part.values)) for part in parts)
     everywhere = torch.cat([part.taps for part in parts] or [open_taps])
-    weights = min(_weights(layer, live, everywhere, alive), ceiling)
-    shared = _shared(layer, live, open_taps, dead)
-    rank = min(gradients + _weights(layer, live, open_taps, alive) - shared, ceiling)
+    weights = min(_count_weight_constraints(layer, live, everywhere, alive), ceiling)
+    shared = _count_relations(layer, live, open_taps, dead)
+    rank = min(gradients + _count_weight_constraints(layer, live, open_taps, alive) - shared, ceiling)
     return Count(unknowns, min(gradients, ceiling), weights, shared, rank)
 
 
-def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
+def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
     """Return the taps that see values from live places, in groups that share no value with each other.
 
     live: mask of the output values of one channel that later layers depend on.
@@ -79,7 +79,7 @@ def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
     sees = torch.where(places, layer.sees, -1)
     masks = torch.zeros(len(sees), layer.taken + 1, dtype=torch.bool).scatter_(1, sees % (layer.taken + 1), True)[:, :-1]
     meets = masks.float() @ masks.float().T > 0
-    rows = _outputs_meeting(layer, live).sum(dim=0).clamp(max=layer.filters)
+    rows = _find_meeting_outputs(layer, live).sum(dim=0).clamp(max=layer.filters)
     found, left = [], meets.any(dim=1)
     while left.any():
         member = torch.zeros_like(left)
@@ -92,23 +92,23 @@ def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
     return found
 
 
-def dead_values(dead: float, live: Tensor) -> int:
+def count_dead_values(dead: float, live: Tensor) -> int:
     """Return the number of live output values of a channel at which a ReLU is 0, for the share `dead`."""
     return int(dead * int(live.sum()))
 
 
-def pooled_rank(matrix: Tensor) -> int:
+def compute_pooled_rank(matrix: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix.double()))
 
 
-def _outputs_meeting(layer: LayerFootprint, live: Tensor) -> Tensor:
+def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
     """Return a mask (output values, taps): whether the output value is live and the tap lies inside the image."""
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]
 
 
-def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
+def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
     """Return the number of independent weight constraints on the values that `taps` see.
 
     Each place has at most `alive` of them, the number of channels that are not zero, and at most as many as values.
@@ -122,10 +122,10 @@ def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) ->
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))
 
 
-def _shared(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
+def _count_relations(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
     """Return the number of relations between the weight and gradient constraints on the values that `taps` see."""
     filters = min(layer.filters, layer.channels * len(taps))
-    places = int(_outputs_meeting(layer, live)[:, taps].any(dim=1).sum())
+    places = int(_find_meeting_outputs(layer, live)[:, taps].any(dim=1).sum())
     every = filters * min(layer.filters, places)
     if not dead:
         return every

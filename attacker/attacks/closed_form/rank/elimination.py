@@ -13,17 +13,17 @@ PANEL_COLUMNS = 64
 """Number of columns that are eliminated at once."""
 
 
-def modulo(x: Tensor) -> Tensor:
+def reduce_modulo(x: Tensor) -> Tensor:
     """Reduce integers below 2^53 modulo PRIME, to [0, PRIME)."""
     return x - PRIME * torch.floor(x / PRIME)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def multiply(a: Tensor, b: Tensor) -> Tensor:
     """Return the matrix product a @ b modulo PRIME."""
-    total = modulo(a[..., :PANEL_COLUMNS] @ b[..., :PANEL_COLUMNS, :])
+    total = reduce_modulo(a[..., :PANEL_COLUMNS] @ b[..., :PANEL_COLUMNS, :])
     for start in range(PANEL_COLUMNS, a.shape[-1], PANEL_COLUMNS):
         end = start + PANEL_COLUMNS
-        total = modulo(total + a[..., start:end] @ b[..., start:end, :])
+        total = reduce_modulo(total + a[..., start:end] @ b[..., start:end, :])
     return total
 
 
@@ -32,7 +32,7 @@ def draw(*shape: int, rng: torch.Generator) -> Tensor:
     return torch.randint(1, PRIME, shape, generator=rng).double()
 
 
-def rank(matrix: Tensor) -> int:
+def compute_rank(matrix: Tensor) -> int:
     """Return the rank modulo PRIME of a matrix of integers in [0, PRIME)."""
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
@@ -41,9 +41,9 @@ def rank(matrix: Tensor) -> int:
         order, low, pivots = _factor(left[:, :PANEL_COLUMNS])
         rest = left[order, PANEL_COLUMNS:]
         for row in range(1, pivots):
-            rest[row] = modulo(rest[row] - low[row, :row] @ rest[:row])
+            rest[row] = reduce_modulo(rest[row] - low[row, :row] @ rest[:row])
         found += pivots
-        left = modulo(rest[pivots:] - low[pivots:, :pivots] @ rest[:pivots])
+        left = reduce_modulo(rest[pivots:] - low[pivots:, :pivots] @ rest[:pivots])
         if not len(left) or start + PANEL_COLUMNS >= matrix.shape[1]:
             break
     return found
@@ -63,16 +63,16 @@ def _factor(panel: Tensor) -> tuple[Tensor, Tensor, int]:
         swap = [pivots, pivots + int(candidates[0])]
         for t in (panel, order, low):
             t[swap] = t[swap[::-1]]
-        multiples = modulo(panel[pivots + 1 :, column] * pow(int(panel[pivots, column]), -1, PRIME))
+        multiples = reduce_modulo(panel[pivots + 1 :, column] * pow(int(panel[pivots, column]), -1, PRIME))
         low[pivots + 1 :, pivots] = multiples
-        panel[pivots + 1 :, column:] = modulo(panel[pivots + 1 :, column:] - multiples[:, None] * panel[pivots, column:])
+        panel[pivots + 1 :, column:] = reduce_modulo(panel[pivots + 1 :, column:] - multiples[:, None] * panel[pivots, column:])
         pivots += 1
         if pivots == len(panel):
             break
     return order, low, pivots
 
 
-def null_space(matrix: Tensor) -> Tensor:
+def find_null_space(matrix: Tensor) -> Tensor:
     """Return a basis (columns, columns - rank) of the null space modulo PRIME of a matrix of integers in [0, PRIME)."""
     left, row = matrix.clone(), 0
     leading: list[int] = []
@@ -84,14 +84,14 @@ def null_space(matrix: Tensor) -> Tensor:
             continue
         swap = [row, row + int(candidates[0])]
         left[swap] = left[swap[::-1]]
-        left[row] = modulo(left[row] * pow(int(left[row, column]), -1, PRIME))
+        left[row] = reduce_modulo(left[row] * pow(int(left[row, column]), -1, PRIME))
         multiples = left[:, column].clone()
         multiples[row] = 0
-        left = modulo(left - multiples[:, None] * left[row])
+        left = reduce_modulo(left - multiples[:, None] * left[row])
         leading.append(column)
         row += 1
     free = [column for column in range(matrix.shape[1]) if column not in set(leading)]
     basis = torch.zeros(matrix.shape[1], len(free), dtype=matrix.dtype)
     basis[free] = torch.eye(len(free), dtype=matrix.dtype)
-    basis[leading] = modulo(-left[:row][:, free])
+    basis[leading] = reduce_modulo(-left[:row][:, free])
     return basis

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rank.counting import dead_values, groups, pooled_rank
-from attacker.attacks.closed_form.rank.elimination import draw, modulo, null_space, product, rank
+from attacker.attacks.closed_form.rank.counting import compute_pooled_rank, count_dead_values, group_taps
+from attacker.attacks.closed_form.rank.elimination import compute_rank, draw, find_null_space, multiply, reduce_modulo
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_pooling_matrix
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer
@@ -19,7 +19,7 @@ MAX_MATRIX_ENTRIES = 25_000_000
 """Largest number of entries of the matrices that are created or eliminated (200 MB)."""
 
 
-def generic_ranks(
+def compute_generic_ranks(
     chain: Chain, footprints: list[LayerFootprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
 ) -> list[int | None]:
     """Return the rank of each layer; None for linear layers, which need no elimination, and for layers that are too large.
@@ -33,41 +33,46 @@ def generic_ranks(
     below: Tensor | None = None
     parts = [*zip(chain.layers, footprints, live, open_ones, strict=True)]
     for layer, shape, mask, left in reversed(parts):
-        if layer.kernel is None or left > columns or _largest(shape) > MAX_MATRIX_ENTRIES or not _surjective(shape):
+        if (
+            layer.kernel is None
+            or left > columns
+            or _estimate_largest_matrix(shape) > MAX_MATRIX_ENTRIES
+            or not _is_surjective(shape)
+        ):
             ranks.append(None)
-            below = _through_pooling(layer, rng)
+            below = _draw_pooled_gradient(layer, rng)
             continue
         gradient = draw(shape.filters, len(mask), rng=rng) if below is None else below.reshape(shape.filters, -1)
-        slope = _slopes(layer.activation, mask.expand_as(gradient), dead, rng)
-        given = modulo(gradient * slope)
+        slope = _draw_slopes(layer.activation, mask.expand_as(gradient), dead, rng)
+        given = reduce_modulo(gradient * slope)
         known = (slope != 0) & mask
-        k = given if shape.after is None else product(given, shape.after.double())
+        k = given if shape.after is None else multiply(given, shape.after.double())
         weight = draw(shape.filters, shape.channels, len(shape.sees), rng=rng)
-        ranks.append(_rank(shape, weight, k, known, mask, columns, rng))
-        below = _below(shape, weight, k)
+        ranks.append(_compute_rank(shape, weight, k, known, mask, columns, rng))
+        below = _backpropagate(shape, weight, k)
     return ranks[::-1]
 
 
-def _through_pooling(layer: Layer, rng: torch.Generator) -> Tensor | None:
+def _draw_pooled_gradient(layer: Layer, rng: torch.Generator) -> Tensor | None:
     """Draw a random gradient at the input of a layer, (channels, values); None if the layer does not pool its input.
 
     Pooling restricts the possible gradients; without it, the caller draws any gradient.
     """
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
-    return None if pool is None else product(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
+    return None if pool is None else multiply(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 
-def _largest(shape: LayerFootprint) -> int:
+def _estimate_largest_matrix(shape: LayerFootprint) -> int:
     """Return the number of entries of the largest matrix that is created before the elimination."""
     taps, places = shape.sees.shape
     return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
 
 
-def _surjective(shape: LayerFootprint) -> bool:
-    return shape.before is None or pooled_rank(shape.before) == shape.taken
+def _is_surjective(shape: LayerFootprint) -> bool:
+    return shape.before is None or compute_pooled_rank(shape.before) == shape.taken
 
 
-def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
+def _draw_slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
     """Draw random derivatives of an activation, in the shape of the mask `live`; 0 where it is false.
 
     They are 1 without an activation, one of two values for a leaky ReLU, random for a smooth activation, and 1 for a ReLU but 0
@@ -75,7 +80,7 @@ def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Genera
     """
     if activation is RELU:
         order = torch.rand(live.shape, generator=rng).masked_fill(~live, 2).argsort(dim=1).argsort(dim=1)
-        return (live & (order >= dead_values(dead, live[0]))).double()
+        return (live & (order >= count_dead_values(dead, live[0]))).double()
     if activation is IDENTITY:
         return live.double()
     if activation.smooth:
@@ -84,7 +89,7 @@ def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Genera
     return torch.where(torch.rand(live.shape, generator=rng) < 0.5, low, 1.0).double() * live
 
 
-def _rank(
+def _compute_rank(
     shape: LayerFootprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
 ) -> int | None:
     """Return the rank of a layer's equations, or None if the elimination would be too large.
@@ -93,7 +98,7 @@ def _rank(
     unknowns that these leave undetermined.
     """
     used = replace(shape, before=None).find_used_values(live)
-    left = _left_open(shape, k, live, used)
+    left = _find_null_space(shape, k, live, used)
     unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * left.shape[1]
     if open_ones > columns:
         return None
@@ -103,25 +108,25 @@ def _rank(
     for chosen in (some, known):
         if int(chosen.sum()) * open_ones > MAX_MATRIX_ENTRIES:
             return None
-        found = rank(_weight_rows(shape, weight, left, chosen))
+        found = compute_rank(_build_weight_rows(shape, weight, left, chosen))
         if found == open_ones:
             break
     return unknowns - open_ones + found
 
 
-def _left_open(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
+def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
     """Return a basis (values, dimensions) of the null space of one channel's gradient constraints."""
     places, pieces = shape.find_live_places(live), []
-    for group in groups(shape, live):
+    for group in group_taps(shape, live):
         rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)
         where = torch.where(places, shape.sees[group.taps], -1) % (shape.taken + 1)
         rows.scatter_(2, where.expand(shape.filters, -1, -1), k[:, None].expand(-1, len(group.taps), -1))
-        free = null_space(rows.flatten(0, 1)[:, group.values])
+        free = find_null_space(rows.flatten(0, 1)[:, group.values])
         piece = torch.zeros(shape.taken, free.shape[1], dtype=k.dtype)
         piece[group.values] = free
         pieces.append(piece)
     unmet = used.clone()
-    for group in groups(shape, live):
+    for group in group_taps(shape, live):
         unmet[group.values] = False
     alone = torch.zeros(shape.taken, int(unmet.sum()), dtype=k.dtype)
     alone[unmet] = torch.eye(alone.shape[1], dtype=k.dtype)
@@ -134,7 +139,7 @@ def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
     return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
 
 
-def _weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
+def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
     """Return the chosen weight constraints in the null space `left`: a matrix (constraints, channels * dimensions)."""
     padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
     which = chosen.any(dim=0)
@@ -145,18 +150,18 @@ def _weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Te
             seen = padded[:, start : start + 128][shape.sees]  # (taps, places, some dimensions)
             if shape.after is None:
                 seen = seen[:, which]
-            given = product(weight[:, channel], seen.flatten(1)).reshape(shape.filters, seen.shape[1], -1)
+            given = multiply(weight[:, channel], seen.flatten(1)).reshape(shape.filters, seen.shape[1], -1)
             if shape.after is not None:
-                given = product(shape.after[which].double(), given)
+                given = multiply(shape.after[which].double(), given)
             rows.append(given[chosen[:, which]])
         blocks.append(torch.cat(rows, dim=1))
     return torch.cat(blocks, dim=1)
 
 
-def _below(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
+def _backpropagate(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
     """Return the gradient at the layer's input, (channels, values), by the transposes of convolution and pooling."""
-    columns = product(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
+    columns = multiply(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
     taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)
     taken.scatter_add_(1, (shape.sees % (shape.taken + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))
-    taken = modulo(taken[:, :-1])
-    return taken if shape.before is None else product(taken, shape.before.double())
+    taken = reduce_modulo(taken[:, :-1])
+    return taken if shape.before is None else multiply(taken, shape.before.double())

@@ -3,7 +3,7 @@
 from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
-def headline(report: RankReport) -> str:
+def write_headline(report: RankReport) -> str:
     """Return one line that says whether the network can leak."""
     if report.full:
         return "yes, exactly: a closed form computes the input"
@@ -12,16 +12,16 @@ def headline(report: RankReport) -> str:
     return "in part: the gradient does not determine the input, and a prior has to fill in the rest"
 
 
-def verdict(report: RankReport) -> list[str]:
+def write_verdict(report: RankReport) -> list[str]:
     """Return the reasons as sentences: which layers lack how many equations, and which layers compensate."""
     if report.full:
         said = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "
                 "layer by layer from the gradient of one example, up to rounding."]  # fmt: skip
     else:
         said = [] if report.readable else ["Its last layer is a convolution, and closed forms need a linear last layer."]
-        said += [_lack(i, report) for i in reversed(report.deficient_layers)]
-        said += [_unused(report)] * bool(report.unused)
-        said.append(_together(report))
+        said += [_describe_lack(i, report) for i in reversed(report.deficient_layers)]
+        said += [_describe_unused(report)] * bool(report.unused)
+        said.append(_describe_whole(report))
     if report.dead is not None:
         said.append(f"This assumes that {report.dead:.0%} of each ReLU's outputs are 0, each of which hides a pre-activation.")
     if unproved := [str(i + 1) for i, layer in enumerate(report.layers) if not layer.proved]:
@@ -30,7 +30,7 @@ def verdict(report: RankReport) -> list[str]:
     return said
 
 
-def _lack(position: int, report: RankReport) -> str:
+def _describe_lack(position: int, report: RankReport) -> str:
     layer = report.layers[position]
     ends = " R-GAP, which starts at the last layer, ends there." if position == report.deficient_layers[-1] else ""
     return (
@@ -39,11 +39,11 @@ def _lack(position: int, report: RankReport) -> str:
     )
 
 
-def _unused(report: RankReport) -> str:
+def _describe_unused(report: RankReport) -> str:
     return f"{report.unused:,} of the input's {report.layers[0].unknowns:,} values are not used by the network, and cannot leak."
 
 
-def _together(report: RankReport) -> str:
+def _describe_whole(report: RankReport) -> str:
     size = report.layers[0].unknowns
     if report.locally_unique:
         return (

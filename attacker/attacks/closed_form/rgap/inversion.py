@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import more_than_one
+from attacker.attacks.closed_form.heads import has_rank_above_one
 from attacker.attacks.closed_form.observations import Observed
-from attacker.attacks.closed_form.plausibility import outside
+from attacker.attacks.closed_form.plausibility import measure_outside
 from attacker.attacks.closed_form.rgap.walk import (
     DEFAULT_WALK,
     Point,
@@ -34,7 +34,7 @@ class ClosedFormAnswer:
     route:      name of the closed form. notes: remarks for the user.
     doubts:     reasons why it may be wrong; dropped if the answer's gradient turns out to be exact.
     stays:      (B,) in [0, 1], the share of each example that is stable, if the closed form measures it; it enters the
-                confidence, see `confidence.of_closed_form`.
+                confidence, see `confidence.judge_closed_form`.
     twin:       another x with the same gradient, if there is one.
     determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
     likeliest:  whether it is a MAP estimate, which does not fit noise.
@@ -91,7 +91,7 @@ def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: W
     judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
     scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
-        scores = scores + torch.stack([outside(observed.data.denormalise(p.f)) for p in points])
+        scores = scores + torch.stack([measure_outside(observed.data.denormalise(p.f)) for p in points])
     fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
     order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
     first, second = _choose_points(points, order[0]), _choose_points(points, order[1])
@@ -133,7 +133,7 @@ def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = D
 
 def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Choose between two examples with the same gradient: the one in [0, 1], or if both are, the one with more contrast."""
-    off = outside(x), outside(other)
+    off = measure_outside(x), measure_outside(other)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
     larger = other.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
     swap = readings.twins & torch.where(both, larger, off[1] < off[0])
@@ -156,7 +156,7 @@ def _describe_twins(kept: Tensor, left: Tensor) -> str:
 
 def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
     head = point.head
-    several = more_than_one(gradient[chain.layers[-1].weight])
+    several = has_rank_above_one(gradient[chain.layers[-1].weight])
     found = []
     for many, clamped, misfit in zip(several.tolist(), head.clamped.tolist(), head.misfit.tolist(), strict=True):
         words = []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacker.attacks.closed_form.rank.elimination import PRIME, draw, modulo, null_space, product, rank
+from attacker.attacks.closed_form.rank.elimination import PRIME, compute_rank, draw, find_null_space, multiply, reduce_modulo
 
 
 @pytest.fixture
@@ -15,29 +15,29 @@ def rng() -> torch.Generator:
     ("rows", "columns", "true"), [(90, 40, 25), (40, 90, 25), (64, 64, 64), (200, 129, 128), (5, 300, 5), (3, 3, 0)]
 )
 def test_the_rank_of_a_product_is_that_of_its_thinnest_factor(rows: int, columns: int, true: int, rng: torch.Generator) -> None:
-    matrix = product(draw(rows, true, rng=rng), draw(true, columns, rng=rng)) if true else torch.zeros(rows, columns).double()
-    assert rank(matrix) == true
+    matrix = multiply(draw(rows, true, rng=rng), draw(true, columns, rng=rng)) if true else torch.zeros(rows, columns).double()
+    assert compute_rank(matrix) == true
     matrix[:, : columns // 2] = 0  # leading columns without a pivot
-    assert rank(matrix) == min(true, columns - columns // 2)
+    assert compute_rank(matrix) == min(true, columns - columns // 2)
     matrix = matrix[:, torch.randperm(columns, generator=rng)]
-    basis = null_space(matrix)
-    assert basis.shape == (columns, columns - rank(matrix))
-    assert not product(matrix, basis).any()
-    assert rank(basis) == basis.shape[1]
+    basis = find_null_space(matrix)
+    assert basis.shape == (columns, columns - compute_rank(matrix))
+    assert not multiply(matrix, basis).any()
+    assert compute_rank(basis) == basis.shape[1]
 
 
 def test_products_stay_whole_numbers_however_long(rng: torch.Generator) -> None:
     a, b = draw(3, 500, rng=rng), draw(500, 2, rng=rng)
     exact = [[sum(int(p) * int(q) for p, q in zip(row, column, strict=True)) % PRIME for column in b.T] for row in a]
-    assert product(a, b).tolist() == exact
+    assert multiply(a, b).tolist() == exact
 
 
 def test_numbers_are_brought_between_0_and_the_prime() -> None:
     numbers = torch.tensor([-1.0, 0, PRIME, 2.0**52 + 1, -(2.0**51)], dtype=torch.float64)
-    assert modulo(numbers).tolist() == [int(n) % PRIME for n in numbers]
+    assert reduce_modulo(numbers).tolist() == [int(n) % PRIME for n in numbers]
 
 
 def test_a_dependence_of_real_numbers_too_fine_for_floating_point_is_found() -> None:
     nearly = torch.tensor([[1.0, 1], [1, 1 + 2.0**-40]], dtype=torch.float64) * 2**40
-    assert rank(modulo(nearly)) == 2
-    assert rank(modulo(torch.tensor([[3.0, 7], [6, 14]], dtype=torch.float64))) == 1
+    assert compute_rank(reduce_modulo(nearly)) == 2
+    assert compute_rank(reduce_modulo(torch.tensor([[3.0, 7], [6, 14]], dtype=torch.float64))) == 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, cpl, exact
-from attacker.attacks.closed_form.features import likeliest
+from attacker.attacks.closed_form.features import find_map_estimate
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, smooth_spread
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
@@ -72,7 +72,7 @@ def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
     spread = smooth_spread(data)
     matrix = torch.randn(5, 16, generator=seeded(1), dtype=torch.float64)
     x = 0.5 + spread(torch.randn(1, 4, 4, generator=seeded(2), dtype=torch.float64))
-    found = likeliest(lambda one: matrix.to(one) @ one.flatten(), matrix @ x.flatten(), spread, data.shape)
+    found = find_map_estimate(lambda one: matrix.to(one) @ one.flatten(), matrix @ x.flatten(), spread, data.shape)
     root = torch.stack([spread(e.reshape(1, 4, 4)).flatten() for e in torch.eye(16, dtype=torch.float64)])
     covariance = root @ root.T
     expected = 0.5 + covariance @ matrix.T @ torch.linalg.solve(matrix @ covariance @ matrix.T, matrix @ (x.flatten() - 0.5))

@@ -14,9 +14,9 @@ from attacker.attacks.closed_form.heads import (
     LOSS_EQUATION_MINIMISER,
     LOSS_EQUATION_MINIMUM,
     HeadReading,
-    logistic_roots,
-    more_than_one,
+    has_rank_above_one,
     read_heads,
+    solve_logistic,
 )
 from fedsim.models import loss_of
 
@@ -29,7 +29,7 @@ def slope_of_loss(mu: float) -> float:
 
 
 def roots(s: float) -> tuple[float, float, bool, bool]:
-    lower, upper, two, clamped = logistic_roots(torch.tensor([s], dtype=F64))
+    lower, upper, two, clamped = solve_logistic(torch.tensor([s], dtype=F64))
     return lower.item(), upper.item(), bool(two), bool(clamped)
 
 
@@ -378,16 +378,16 @@ def test_a_single_logit_with_a_bias_does_not_fit_other_weights() -> None:
 def test_one_example_is_told_from_several_at_any_length(outputs: int) -> None:
     p = problem(outputs, count=30, seed=7)
     for scale in (1e-10, 1.0, 1e10):
-        assert not more_than_one(scale * p.gradient.float().double()).any()
+        assert not has_rank_above_one(scale * p.gradient.float().double()).any()
         pairs = scale * (p.gradient[:15] + p.gradient[15:])
-        assert more_than_one(pairs).float().mean() > 0.9
+        assert has_rank_above_one(pairs).float().mean() > 0.9
 
 
 def test_of_one_or_two_logits_nobody_can_tell_and_zeros_are_not_several() -> None:
     for outputs in (1, 2):
         gradient = problem(outputs, count=8).gradient
-        assert more_than_one(gradient[:4] + gradient[4:]).tolist() == [False] * 4
-    assert more_than_one(torch.zeros(2, 3, 9)).tolist() == [False] * 2
+        assert has_rank_above_one(gradient[:4] + gradient[4:]).tolist() == [False] * 4
+    assert has_rank_above_one(torch.zeros(2, 3, 9)).tolist() == [False] * 2
 
 
 def test_one_reading_or_the_other() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.ndimage import correlate
 
-from attacker.attacks.closed_form.plausibility import CRITERIA, outside, roughness, total_variation
+from attacker.attacks.closed_form.plausibility import CRITERIA, measure_outside, measure_roughness, total_variation
 
 
 def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() -> None:
@@ -17,7 +17,7 @@ def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() ->
             count = correlate(np.ones_like(channel), np.ones((3, 3)), mode="constant")
             off.append(channel - correlate(channel, np.ones((3, 3)), mode="constant") / count)
         expected.append(np.mean(np.square(off)))
-    assert roughness(x).numpy() == pytest.approx(expected)
+    assert measure_roughness(x).numpy() == pytest.approx(expected)
 
 
 def test_the_variation_of_a_step_is_its_height() -> None:
@@ -29,7 +29,7 @@ def test_the_variation_of_a_step_is_its_height() -> None:
 
 def test_only_what_is_beyond_the_range_of_data_is_outside() -> None:
     x = torch.tensor([[[[0.0, 1.0], [-0.5, 1.5]]], [[[0.2, 0.4], [0.6, 1.0]]]])
-    assert outside(x).tolist() == pytest.approx([0.125, 0.0])
+    assert measure_outside(x).tolist() == pytest.approx([0.125, 0.0])
 
 
 @pytest.mark.parametrize("name", sorted(CRITERIA))

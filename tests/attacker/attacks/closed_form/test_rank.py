@@ -16,8 +16,8 @@ from support.rgap.rank_trials import (
 from torch import nn
 from torch.func import functional_call, grad, jacfwd
 
-from attacker.attacks.closed_form.rank.analysis import RankReport, rank_report, virtual_constraints
-from attacker.attacks.closed_form.rank.verdict import headline, verdict
+from attacker.attacks.closed_form.rank.analysis import RankReport, analyse_rank, count_virtual_constraints
+from attacker.attacks.closed_form.rank.verdict import write_headline, write_verdict
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_last_layer, solve_layers
@@ -30,14 +30,14 @@ THIRTY = range(30)
 
 def report_of(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 2, prove: int = 0) -> RankReport:
     model = models.layout(ModelSpec(name=name), DataSpec(shape=shape, num_classes=classes))
-    return rank_report(chain_of(model, shape), prove=prove)
+    return analyse_rank(chain_of(model, shape), prove=prove)
 
 
 def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, prove: int = 3000) -> RankReport:
     with torch.device("meta"):
         features = nn.Sequential(*layers, nn.Flatten())
         width = prod(features(torch.empty(1, *shape)).shape)
-    return rank_report(chain_of(nn.Sequential(*features, nn.Linear(width, 3)), shape), dead=dead, prove=prove)
+    return analyse_rank(chain_of(nn.Sequential(*features, nn.Linear(width, 3)), shape), dead=dead, prove=prove)
 
 
 # the paper
@@ -46,7 +46,7 @@ def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, 
 @pytest.mark.parametrize(("index", "channels"), [(-484, (4,)), (405, (3,)), (-208, (9, 4)), (316, (6, 10, 4))])
 def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]) -> None:
     assert PAPER[index] == channels
-    report = rank_report(chain_of(paper_network(channels), (3, 32, 32)), prove=0)
+    report = analyse_rank(chain_of(paper_network(channels), (3, 32, 32)), prove=0)
     assert report.index == index
     assert report.layers[report.critical].index == index
     assert report.critical == len(channels) - 1
@@ -54,14 +54,14 @@ def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]
 
 def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None:
     chain = chain_of(paper_network((9, 4)), (3, 32, 32))
-    second = rank_report(chain, prove=0).layers[1]
+    second = analyse_rank(chain, prove=0).layers[1]
     assert (second.unknowns, second.gradients, second.weights) == (9 * 29**2, 9 * 4 * 16, 4 * 26**2)
-    assert second.virtual == virtual_constraints(chain)[1] == 9 * 29**2 - 3 * 32**2
+    assert second.virtual == count_virtual_constraints(chain)[1] == 9 * 29**2 - 3 * 32**2
     assert second.index + second.virtual > 0 > second.index
 
 
 def test_what_a_layer_lacks_is_taken_off_its_surplus_of_virtual_constraints() -> None:
-    first, second = rank_report(chain_of(paper_network((3,)), (3, 32, 32)), prove=0).layers
+    first, second = analyse_rank(chain_of(paper_network((3,)), (3, 32, 32)), prove=0).layers
     assert (first.virtual, second.virtual) == (0, -first.index) == (0, -405)
 
 
@@ -111,7 +111,7 @@ def test_a_counted_rank_is_never_too_low_and_seldom_too_high(thirty: list[Random
 
 
 def test_the_thirty_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
-    reports = [rank_report(network.chain) for network in thirty]
+    reports = [analyse_rank(network.chain) for network in thirty]
     assert 8 <= sum(report.full for report in reports) <= 22
     assert any(report.deficient_layers and report.deficient_layers[0] > 0 for report in reports)
     assert any(layer.unknowns > layer.used for report in reports for layer in report.layers[1:])
@@ -135,7 +135,7 @@ def attacked(network: RandomNetwork) -> float:
 def test_full_networks_are_walked_back_through_exactly_and_no_others(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
         error = attacked(network)
-        assert error < 1e-12 if rank_report(network.chain, prove=3000).full else error > 1e-4, network.words
+        assert error < 1e-12 if analyse_rank(network.chain, prove=3000).full else error > 1e-4, network.words
 
 
 def derivative(network: RandomNetwork) -> torch.Tensor:
@@ -156,7 +156,7 @@ def derivative(network: RandomNetwork) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # in torch, of forward-mode derivatives
 def test_the_count_near_the_input_is_the_rank_of_the_gradients_own_derivative(thirty: list[RandomNetwork]) -> None:
-    judged = [(network, rank_report(network.chain, prove=3000)) for network in thirty]
+    judged = [(network, analyse_rank(network.chain, prove=3000)) for network in thirty]
     judged = [(network, report) for network, report in judged if not report.full and report.layers[0].unknowns <= 220]
     assert len(judged) >= 6
     for network, report in judged:
@@ -230,24 +230,24 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
 
 
 def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
-    assert headline(report_of("cnn6")).startswith("yes, exactly")
+    assert write_headline(report_of("cnn6")).startswith("yes, exactly")
     deficient = report_of("cnn6_d")
-    assert headline(deficient).startswith("yes, by a search")
-    words = " ".join(verdict(deficient))
+    assert write_headline(deficient).startswith("yes, by a search")
+    words = " ".join(write_verdict(deficient))
     assert "Layer 2 of 7 has 3,188 independent equations for 3,468 unknowns: 280 are missing" in words
     assert "found by counting" in words
     lost = report_of("lenet_cpl", (3, 128, 128), classes=10)
-    assert headline(lost).startswith("in part")
-    assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(verdict(lost))
+    assert write_headline(lost).startswith("in part")
+    assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(write_verdict(lost))
     relu = convolutions(nn.Conv2d(1, 8, 3), nn.ReLU(), shape=(1, 8, 8), dead=0.25)
-    assert any("25% of each ReLU's outputs are 0" in sentence for sentence in verdict(relu))
+    assert any("25% of each ReLU's outputs are 0" in sentence for sentence in write_verdict(relu))
 
 
 def test_a_convolution_as_the_last_layer_is_not_read_however_many_equations_there_are() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 6), nn.Flatten())
-    report = rank_report(chain_of(model, (1, 6, 6)))
+    report = analyse_rank(chain_of(model, (1, 6, 6)))
     assert not report.full
-    assert "Its last layer is a convolution" in verdict(report)[0]
+    assert "Its last layer is a convolution" in write_verdict(report)[0]
 
 
 @pytest.mark.parametrize("dead", [-0.1, 1.0, float("nan")])

@@ -160,8 +160,8 @@ def test_both_twins_have_the_observed_gradient() -> None:
     observed = observe([of_logit(1.0, torch.rand(1, 3, 32, 32, generator=seeded(5)))])
     (answer,) = run_rgap(observed)
     assert answer.twin is not None
-    assert observed.missed(0, answer.x, answer.y) < 1e-4
-    assert observed.missed(0, answer.twin, answer.y) < 1e-4
+    assert observed.measure_misfit(0, answer.x, answer.y) < 1e-4
+    assert observed.measure_misfit(0, answer.twin, answer.y) < 1e-4
     ratio = answer.twin / answer.x
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-6)
     assert not 0.9 < float(ratio.mean()) < 1.1
@@ -187,7 +187,7 @@ def test_the_search_starts_where_the_closed_form_ended(image_case: Make) -> None
     noisy = altered(case, disturbed)
     observed = observe([noisy])
     (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=20)([noisy], rng=seeded())
-    off = [observed.missed(0, found.x, found.y) for found in (closed, routed)]
+    off = [observed.measure_misfit(0, found.x, found.y) for found in (closed, routed)]
     assert EXACT_DISTANCE < off[0] < 1
     assert routed.route == "optimisation from layers"
     assert off[1] < off[0]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
-from attacker.attacks.confidence import curve, evidence, probabilities
+from attacker.attacks.confidence import estimate_probabilities, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -145,7 +145,7 @@ def test_more_examples_than_any_calibration_saw_leave_confidence_undecided(obser
 
 def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
     own = Curve(("misfit",), (-1.0,), 0.0, (-9.0,), (9.0,), {}, 10, 5, unsure=(0.1, 0.9))
-    said = probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
+    said = estimate_probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
     assert said.isnan().tolist() == [False, True, True, True, False]
     assert float(said[0]) > 0.9
     assert float(said[4]) < 0.1
@@ -160,13 +160,15 @@ def test_the_calibration_file_and_the_code_agree() -> None:
         ("prior alone", "images"), ("prior alone", "rows"),
     }  # fmt: skip
     for one in told:
-        own = curve(one["route"], is_image=one["data"] == "images")
+        own = find_curve(one["route"], is_image=one["data"] == "images")
         assert own is not None
         assert set(own.features) <= known
         assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)
         assert 0 <= own.recovered <= own.answers
         for ends in (own.low, own.high):
-            said = probabilities(own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1)
+            said = estimate_probabilities(
+                own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1
+            )
             assert float(said[0]) == pytest.approx(min(max(float(said[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
 
 

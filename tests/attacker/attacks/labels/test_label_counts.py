@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.labels.counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
+from attacker.attacks.labels.counts import (
+    count_by_balance,
+    count_by_class_features,
+    count_by_impact,
+    estimate_bias_gradient,
+    round_counts,
+)
 
 
 def head_gradient(features: Tensor, y: Tensor, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -16,30 +22,30 @@ def head_gradient(features: Tensor, y: Tensor, weight: Tensor, offset: Tensor) -
 
 
 def test_the_largest_remainders_are_rounded_up() -> None:
-    assert whole(torch.tensor([1.6, 0.2, 2.2]), 4).tolist() == [2, 0, 2]
-    assert whole(torch.tensor([3.0, -1.0, 1.0]), 8).tolist() == [6, 0, 2]
+    assert round_counts(torch.tensor([1.6, 0.2, 2.2]), 4).tolist() == [2, 0, 2]
+    assert round_counts(torch.tensor([3.0, -1.0, 1.0]), 8).tolist() == [6, 0, 2]
 
 
 @pytest.mark.parametrize(
     "counts", [torch.zeros(4), -torch.ones(4), torch.tensor([torch.nan, 1, 1, 1]), torch.full((4,), torch.inf)]
 )
 def test_where_nothing_is_known_all_classes_share_alike(counts: Tensor) -> None:
-    assert sorted(whole(counts, 6).tolist()) == [1, 1, 2, 2]
+    assert sorted(round_counts(counts, 6).tolist()) == [1, 1, 2, 2]
 
 
 def test_counts_by_balance_of_a_hand_example() -> None:
     # labels 0, 0, 1 of three classes, and p = (1/2, 1/4, 1/4) for all: g = p - (2/3, 1/3, 0)
     p = torch.tensor([1 / 2, 1 / 4, 1 / 4])
-    assert by_balance(p - torch.tensor([2 / 3, 1 / 3, 0]), p, 3).tolist() == [2, 1, 0]
+    assert count_by_balance(p - torch.tensor([2 / 3, 1 / 3, 0]), p, 3).tolist() == [2, 1, 0]
 
 
 def test_counts_by_impact_of_a_hand_example() -> None:
     # n = 4, K = 4: impact -(1.4 + 0.4) * 5/4 / 4 = -0.5625; each negative class once leaves -0.8375 and 0.1625
-    assert by_impact(torch.tensor([-1.4, 0.9, -0.4, 0.9]), 4).tolist() == [3, 0, 1, 0]
+    assert count_by_impact(torch.tensor([-1.4, 0.9, -0.4, 0.9]), 4).tolist() == [3, 0, 1, 0]
 
 
 def test_more_negative_classes_than_examples_are_taken_from_the_most_negative_on() -> None:
-    assert by_impact(torch.tensor([-1.0, -3.0, -2.0, 6.0]), 2).tolist() == [0, 1, 1, 0]
+    assert count_by_impact(torch.tensor([-1.0, -3.0, -2.0, 6.0]), 2).tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -48,12 +54,12 @@ def test_one_feature_a_class_is_exact_where_features_hardly_move_the_logits(seed
     weight, offset = 1e-3 * torch.randn(5, 7, generator=rng), torch.randn(5, generator=rng)  # the mean p is not uniform
     y = torch.tensor([0, 1, 1, 1, 3, 3, 4, 4, 4, 4, 4])
     rows, bias = head_gradient(torch.rand(len(y), 7, generator=rng), y, weight, offset)
-    assert by_class_features(rows, bias, weight, offset, len(y)).tolist() == [1, 3, 0, 2, 5]
+    assert count_by_class_features(rows, bias, weight, offset, len(y)).tolist() == [1, 3, 0, 2, 5]
 
 
 def test_one_feature_a_class_gives_counts_whatever_the_gradient() -> None:
     for value in (0.0, torch.nan, torch.inf, 1e30):
-        counts = by_class_features(torch.full((3, 4), value), torch.full((3,), value), torch.ones(3, 4), torch.ones(3), 5)
+        counts = count_by_class_features(torch.full((3, 4), value), torch.full((3,), value), torch.ones(3, 4), torch.ones(3), 5)
         assert counts.sum() == 5
 
 
@@ -63,4 +69,4 @@ def test_what_stands_in_for_the_bias_is_its_gradient_where_a_direction_is_the_sa
     features[:, 2] = 3.0  # as a bias would be
     weight, offset = torch.randn(4, 6, generator=rng), torch.zeros(4)
     rows, bias = head_gradient(features[:7], torch.tensor([0, 1, 1, 2, 3, 3, 3]), weight, offset)
-    torch.testing.assert_close(stand_in_bias(rows, features[7:]), bias, atol=5e-3, rtol=0)
+    torch.testing.assert_close(estimate_bias_gradient(rows, features[7:]), bias, atol=5e-3, rtol=0)

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.labels.rules import LABEL_RULES, Evidence, Head, from_bias, from_rows, ilrg, inferred, label_rule
+from attacker.attacks.labels.rules import (
+    LABEL_RULES,
+    Evidence,
+    Head,
+    get_label_rule,
+    ilrg,
+    infer_from_bias,
+    infer_from_rows,
+    infer_labels,
+)
 from fedsim.models import loss_of, probabilities
 
 
@@ -37,13 +46,13 @@ def network(activation: nn.Module, seed: int, *, bias: bool = True, outputs: int
 @pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Tanh(), nn.ReLU(), nn.LeakyReLU(0.5)])
 def test_the_bias_gives_the_label_of_one_example_whatever_the_features(activation: nn.Module, seed: int) -> None:
     y = torch.tensor([seed])
-    assert from_bias(evidence_of(network(activation, seed), torch.rand(1, 12), y)).tolist() == [seed]
+    assert infer_from_bias(evidence_of(network(activation, seed), torch.rand(1, 12), y)).tolist() == [seed]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_row_sums_give_it_for_features_that_are_not_negative(seed: int) -> None:
     y = torch.tensor([seed])
-    assert from_rows(evidence_of(network(nn.Sigmoid(), seed), torch.rand(1, 12), y)).tolist() == [seed]
+    assert infer_from_rows(evidence_of(network(nn.Sigmoid(), seed), torch.rand(1, 12), y)).tolist() == [seed]
 
 
 def test_row_sums_fail_for_negative_features_and_inferred_does_not() -> None:
@@ -51,15 +60,15 @@ def test_row_sums_fail_for_negative_features_and_inferred_does_not() -> None:
     with torch.no_grad():
         net[0].bias -= 20
     evidence = evidence_of(net, torch.rand(1, 12), torch.tensor([4]))
-    assert from_rows(evidence).tolist() != [4]
-    assert inferred(evidence).tolist() == [4]
+    assert infer_from_rows(evidence).tolist() != [4]
+    assert infer_labels(evidence).tolist() == [4]
 
 
 def test_without_a_bias_the_rows_are_used() -> None:
     evidence = evidence_of(network(nn.Sigmoid(), 3, bias=False), torch.rand(1, 12), torch.tensor([7]))
-    assert inferred(evidence).tolist() == [7]
+    assert infer_labels(evidence).tolist() == [7]
     with pytest.raises(ValueError, match="needs a bias"):
-        from_bias(evidence)
+        infer_from_bias(evidence)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -67,9 +76,9 @@ def test_counts_of_a_batch_behind_a_clip_that_is_known(seed: int) -> None:
     y = torch.tensor([1, 1, 4, 8])
     evidence = evidence_of(network(nn.Sigmoid(), seed), torch.rand(4, 12), y)
     clipped = evidence._replace(gradient={name: 0.1 * g for name, g in evidence.gradient.items()}, shortened=True)
-    assert torch.equal(from_bias(clipped), y)
-    assert not torch.equal(from_bias(clipped._replace(shortened=False)), y)
-    assert torch.equal(from_bias(evidence._replace(shortened=True)), y)
+    assert torch.equal(infer_from_bias(clipped), y)
+    assert not torch.equal(infer_from_bias(clipped._replace(shortened=False)), y)
+    assert torch.equal(infer_from_bias(evidence._replace(shortened=True)), y)
 
 
 @pytest.mark.parametrize("outputs", [1, 10])
@@ -79,26 +88,26 @@ def test_where_the_bias_was_not_sent_the_rows_are_used(outputs: int) -> None:
     assert evidence.bias is not None
     unsent = torch.zeros_like(evidence.gradient[evidence.bias])
     withheld = evidence._replace(gradient={**evidence.gradient, evidence.bias: unsent})
-    assert inferred(withheld).tolist() == y.tolist()
-    assert from_bias(withheld).tolist() != y.tolist()
+    assert infer_labels(withheld).tolist() == y.tolist()
+    assert infer_from_bias(withheld).tolist() != y.tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_of_a_batch_with_duplicates_on_an_untrained_network(seed: int) -> None:
     y = torch.tensor([1, 1, 1, 4, 4, 9, 0, 5, 5, 5, 5, 2, 2, 8, 8, 8]).sort().values
-    assert torch.equal(from_bias(evidence_of(network(nn.Sigmoid(), seed), torch.rand(16, 12), y)), y)
+    assert torch.equal(infer_from_bias(evidence_of(network(nn.Sigmoid(), seed), torch.rand(16, 12), y)), y)
 
 
 def test_distinct_labels_of_a_batch_by_rows() -> None:
     y = torch.tensor([0, 3, 8])
-    assert torch.equal(from_rows(evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(3, 12), y)), y)
+    assert torch.equal(infer_from_rows(evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(3, 12), y)), y)
 
 
 def test_noise_that_drowns_the_bias_leaves_labels_all_the_same() -> None:
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(4, 12), torch.tensor([0, 1, 2, 3]))
     for value in (100.0, torch.nan, torch.inf):
         drowned = {**evidence.gradient, "2.bias": torch.full((10,), value)}
-        labels = from_bias(evidence._replace(gradient=drowned))
+        labels = infer_from_bias(evidence._replace(gradient=drowned))
         assert labels.shape == (4,)
         assert 0 <= labels.min() <= labels.max() < 10
 
@@ -106,7 +115,7 @@ def test_noise_that_drowns_the_bias_leaves_labels_all_the_same() -> None:
 def test_more_examples_than_classes_cannot_have_distinct_labels() -> None:
     evidence = evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(11, 12), torch.arange(11) % 10)
     with pytest.raises(ValueError, match="11 examples"):
-        from_rows(evidence)
+        infer_from_rows(evidence)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -116,8 +125,8 @@ def test_the_sign_of_a_single_logits_bias_is_the_label_whatever_the_features(
     activation: nn.Module, label: int, seed: int
 ) -> None:
     evidence = evidence_of(network(activation, seed, outputs=1), torch.rand(1, 12), torch.tensor([label]), "logistic")
-    assert from_bias(evidence).tolist() == [label]
-    assert inferred(evidence).tolist() == [label]
+    assert infer_from_bias(evidence).tolist() == [label]
+    assert infer_labels(evidence).tolist() == [label]
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -127,10 +136,10 @@ def test_the_sign_of_a_single_logits_row_is_the_label_for_features_that_are_posi
     with torch.no_grad():
         net[0].bias += 1
     evidence = evidence_of(net, torch.rand(1, 12), y, "logistic")
-    assert inferred(evidence).tolist() == from_rows(evidence).tolist() == [label]
+    assert infer_labels(evidence).tolist() == infer_from_rows(evidence).tolist() == [label]
     with torch.no_grad():
         net[0].bias -= 20
-    assert from_rows(evidence_of(net, torch.rand(1, 12), y, "logistic")).tolist() == [1 - label]
+    assert infer_from_rows(evidence_of(net, torch.rand(1, 12), y, "logistic")).tolist() == [1 - label]
 
 
 @pytest.mark.parametrize("ones", range(7))
@@ -139,9 +148,9 @@ def test_of_several_examples_behind_a_single_logit_the_mean_is_told(ones: int) -
     for bias in (True, False):
         net = network(nn.Sigmoid(), 1, bias=bias, outputs=1)
         evidence = evidence_of(net, torch.rand(6, 12), y, "logistic", look=True)
-        assert inferred(evidence).tolist() == y.tolist()
+        assert infer_labels(evidence).tolist() == y.tolist()
         if bias:
-            assert from_bias(evidence).tolist() == y.tolist()
+            assert infer_from_bias(evidence).tolist() == y.tolist()
 
 
 @pytest.mark.parametrize("outputs", [1, 10])
@@ -152,9 +161,9 @@ def test_without_a_bias_several_labels_need_the_head_or_distinct_rows(outputs: i
         ilrg(evidence)
     if outputs == 1:
         with pytest.raises(ValueError, match="cannot separate 2 examples of a model with a single logit"):
-            inferred(evidence)
+            infer_labels(evidence)
     else:
-        assert inferred(evidence).tolist() == [0, 1]
+        assert infer_labels(evidence).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("name", LABEL_RULES)
@@ -184,7 +193,7 @@ def test_every_rule_gives_as_many_labels_in_order_whatever_the_gradient(name: st
 def test_labels_of_a_batch_that_is_larger_than_the_number_of_classes(seed: int, bias: bool) -> None:
     y = torch.tensor([0, 1, 1, 1, 3, 3, 3, 3, 5, 5, 6, 8, 8, 9, 9, 9])
     evidence = evidence_of(network(nn.Sigmoid(), seed, bias=bias), torch.rand(16, 12), y, look=True)
-    assert inferred(evidence).tolist() == y.tolist()
+    assert infer_labels(evidence).tolist() == y.tolist()
     assert ilrg(evidence).tolist() == y.tolist()
 
 
@@ -193,14 +202,14 @@ def test_labels_behind_a_clip_that_bites_and_behind_one_that_does_not(y: list[in
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(len(y), 12), torch.tensor(y), look=True)
     for factor in (0.02, 0.3, 1.0):
         clipped = {name: factor * g for name, g in evidence.gradient.items()}
-        assert inferred(evidence._replace(gradient=clipped, shortened=True)).tolist() == y
+        assert infer_labels(evidence._replace(gradient=clipped, shortened=True)).tolist() == y
 
 
 def test_a_gradient_with_noise_is_left_to_the_bias() -> None:
     y = torch.tensor([0, 0, 3, 5, 5, 5])
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(6, 12), y, look=True)
     noisy = {name: g + 0.02 * torch.randn(g.shape) for name, g in evidence.gradient.items()}
-    assert inferred(evidence._replace(gradient=noisy)).tolist() == from_bias(evidence._replace(gradient=noisy)).tolist()
+    assert infer_labels(evidence._replace(gradient=noisy)).tolist() == infer_from_bias(evidence._replace(gradient=noisy)).tolist()
 
 
 def test_features_of_zeros_leave_the_bias_to_tell() -> None:
@@ -210,7 +219,7 @@ def test_features_of_zeros_leave_the_bias_to_tell() -> None:
         net[0].bias.fill_(-1)
     evidence = evidence_of(net, torch.rand(3, 12), y, look=True)
     assert not evidence.gradient[evidence.weight].any()
-    assert inferred(evidence).tolist() == from_bias(evidence).tolist() == y.tolist()
+    assert infer_labels(evidence).tolist() == infer_from_bias(evidence).tolist() == y.tolist()
 
 
 def test_the_head_tells_labels_of_a_sure_model_that_the_bias_mistakes() -> None:
@@ -224,14 +233,14 @@ def test_the_head_tells_labels_of_a_sure_model_that_the_bias_mistakes() -> None:
         x = torch.rand(3, 12)
         y = torch.multinomial(net(x).softmax(dim=1), 1)[:, 0].sort().values
         evidence = evidence_of(net, x, y, look=True)
-        found += torch.equal(inferred(evidence), y)
-        by_bias += torch.equal(from_bias(evidence), y)
+        found += torch.equal(infer_labels(evidence), y)
+        by_bias += torch.equal(infer_from_bias(evidence), y)
     assert found >= 8
     assert found > by_bias
 
 
 def test_rules_are_chosen_by_name() -> None:
-    assert label_rule("inferred") is inferred
-    assert label_rule("joint") is None
+    assert get_label_rule("inferred") is infer_labels
+    assert get_label_rule("joint") is None
     with pytest.raises(ValueError, match=r"'guess'.*bias, rows, llg, ilrg, inferred, joint"):
-        label_rule("guess")
+        get_label_rule("guess")

@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-from attacker.attacks.labels.probes import head_inputs, random_inputs
+from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from fedsim.recording import DataSpec
 
 PICTURES = DataSpec(shape=(3, 32, 32), num_classes=10)
 
 
 def drawn(count: int, seed: int, data: DataSpec = PICTURES) -> torch.Tensor:
-    return random_inputs(data, count, torch.Generator().manual_seed(seed))
+    return draw_inputs(data, count, torch.Generator().manual_seed(seed))
 
 
 def test_they_are_in_range_and_the_seed_is_all_that_they_depend_on() -> None:
@@ -41,7 +41,7 @@ def test_the_heads_inputs_give_the_logits() -> None:
     other = {name: 2 * p.detach() for name, p in model.named_parameters()}
     x = torch.rand(4, 3, 8, 8)
     with torch.no_grad():
-        features, logits = head_inputs(model, other, x)
+        features, logits = compute_head_inputs(model, other, x)
     assert features.shape == (4, 72)
     torch.testing.assert_close(features @ other["3.weight"].T + other["3.bias"], logits)
     assert not any(module._forward_pre_hooks for module in model.modules())

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks.linking import HeadFeatures, head_features
+from attacker.attacks.linking import HeadFeatures, solve_head_features
 
 
 class Layer:
@@ -23,7 +23,7 @@ class Layer:
 
     def read(self, labels: Tensor | None = None, *, recount: bool = False, sign: float = 1.0) -> HeadFeatures:
         gradient, bias_gradient = (*self.gradient, None)[:2]
-        return head_features(
+        return solve_head_features(
             sign * gradient,
             None if bias_gradient is None else sign * bias_gradient,
             self.labels if labels is None else labels,
@@ -90,7 +90,7 @@ def test_a_single_logit_says_no_more_than_one_row() -> None:
     def read(count: int) -> HeadFeatures:
         gradient = (slope[:count, None] * features[:count]).mean(dim=0)[None]
         bias = slope[:count].mean()[None]
-        return head_features(gradient, bias, torch.zeros(count).long(), weight=weight, bias=torch.zeros(1), rng=rng)
+        return solve_head_features(gradient, bias, torch.zeros(count).long(), weight=weight, bias=torch.zeros(1), rng=rng)
 
     assert torch.allclose(read(1).features.float(), features[:1])
     assert (read(1).shared.tolist(), read(3).shared.tolist()) == ([False], [True] * 3)
@@ -100,15 +100,15 @@ def test_what_cannot_be_read_is_refused() -> None:
     rng, weight, bias = torch.Generator(), torch.zeros(3, 5), torch.zeros(3)
     y = torch.tensor([0])
     with pytest.raises(ValueError, match="must have the shapes"):
-        head_features(torch.zeros(3, 4), bias, y, weight=weight, bias=bias, rng=rng)
+        solve_head_features(torch.zeros(3, 4), bias, y, weight=weight, bias=bias, rng=rng)
     with pytest.raises(ValueError, match="each from 0 to 2"):
-        head_features(weight, bias, torch.tensor([3]), weight=weight, bias=bias, rng=rng)
+        solve_head_features(weight, bias, torch.tensor([3]), weight=weight, bias=bias, rng=rng)
     with pytest.raises(ValueError, match="not finite"):
-        head_features(torch.full((3, 5), torch.nan), bias, y, weight=weight, bias=bias, rng=rng)
+        solve_head_features(torch.full((3, 5), torch.nan), bias, y, weight=weight, bias=bias, rng=rng)
 
 
 def test_a_gradient_of_zeros_gives_no_features_and_does_not_fail() -> None:
-    found = head_features(
+    found = solve_head_features(
         torch.zeros(3, 5),
         torch.zeros(3),
         torch.tensor([0, 1]),
@@ -127,7 +127,9 @@ def test_the_error_of_rows_that_hardly_differ_is_told() -> None:
     weight[8] += 0.15
     labels = torch.tensor([0, 0, 1, 2])
     a = ((features @ weight.T).softmax(dim=1) - torch.nn.functional.one_hot(labels, 10)) / 4
-    found = head_features((a.T @ features).float(), a.sum(dim=0).float(), labels, weight=weight, bias=torch.zeros(10), rng=rng)
+    found = solve_head_features(
+        (a.T @ features).float(), a.sum(dim=0).float(), labels, weight=weight, bias=torch.zeros(10), rng=rng
+    )
     off = torch.stack([(found.features[i] - features).norm(dim=1)[labels == labels[i]].min() for i in range(4)])
     assert float(found.error[:2].min()) > 3 * float(found.error[2:].max())
     assert bool((off <= 10 * found.error).all())

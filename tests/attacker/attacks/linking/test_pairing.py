@@ -7,13 +7,13 @@ import torch
 
 from attacker.attacks.linking.matching import (
     IMPOSSIBLE_COST,
-    assignment,
-    certainty,
-    comparable,
+    compute_certainty,
     cosine_distances,
-    greedy,
-    may_be_one,
-    pooled,
+    is_possible_pair,
+    make_comparable,
+    match_greedily,
+    match_optimally,
+    pool,
     squared_distances,
 )
 
@@ -22,17 +22,17 @@ TRAP = torch.tensor([[0.10, 0.20], [0.15, 0.90]])
 
 
 def test_greedy_takes_the_cheapest_pair_first_and_falls_into_the_trap() -> None:
-    assert greedy(TRAP) == [(0, 0), (1, 1)]
+    assert match_greedily(TRAP) == [(0, 0), (1, 1)]
 
 
 def test_the_assignment_is_the_best_in_all() -> None:
-    assert assignment(TRAP) == [(0, 1), (1, 0)]
+    assert match_optimally(TRAP) == [(0, 1), (1, 0)]
     cost = torch.rand(5, 5, generator=torch.Generator().manual_seed(3))
     best = min(permutations(range(5)), key=lambda p: sum(float(cost[i, j]) for i, j in enumerate(p)))
-    assert assignment(cost) == list(enumerate(best))
+    assert match_optimally(cost) == list(enumerate(best))
 
 
-@pytest.mark.parametrize("pair_up", [greedy, assignment])
+@pytest.mark.parametrize("pair_up", [match_greedily, match_optimally])
 def test_pairs_that_cannot_be_are_never_made(pair_up) -> None:
     cost = torch.tensor([[IMPOSSIBLE_COST, IMPOSSIBLE_COST], [0.5, IMPOSSIBLE_COST]])
     assert pair_up(cost) == [(1, 0)]
@@ -41,36 +41,36 @@ def test_pairs_that_cannot_be_are_never_made(pair_up) -> None:
 
 
 def test_the_assignment_makes_as_many_pairs_as_can_be() -> None:
-    assert assignment(torch.tensor([[0.0, 5.0], [5.0, IMPOSSIBLE_COST]])) == [(0, 1), (1, 0)]
+    assert match_optimally(torch.tensor([[0.0, 5.0], [5.0, IMPOSSIBLE_COST]])) == [(0, 1), (1, 0)]
 
 
 def test_the_assignment_leaves_alone_what_costs_too_much() -> None:
     cost = torch.tensor([[0.1, 0.8, 0.9], [0.7, 0.6, 0.9]])
-    assert assignment(cost) == [(0, 0), (1, 1)]
-    assert assignment(cost, most=0.5) == [(0, 0)]
-    assert assignment(cost, most=0.05) == []
+    assert match_optimally(cost) == [(0, 0), (1, 1)]
+    assert match_optimally(cost, most=0.5) == [(0, 0)]
+    assert match_optimally(cost, most=0.05) == []
 
 
 def test_a_pair_is_as_certain_as_the_best_other_pair_of_its_ends_is_worse() -> None:
     cost = torch.tensor([[0.2, 0.8, IMPOSSIBLE_COST], [0.4, 0.3, IMPOSSIBLE_COST], [IMPOSSIBLE_COST, IMPOSSIBLE_COST, 0.5]])
-    assert certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])
-    assert certainty(cost, [(0, 1)], usual=1.0).tolist() == [0.0]
+    assert compute_certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])
+    assert compute_certainty(cost, [(0, 1)], usual=1.0).tolist() == [0.0]
 
 
 def test_only_equal_labels_pass_the_filter_or_lists_that_share_one() -> None:
     a, b = torch.tensor([0, 1]), torch.tensor([1, 2, 0])
     owners = torch.tensor([0, 1]), torch.tensor([0, 0, 1])
-    assert may_be_one(a, b, "own").tolist() == [[False, False, True], [True, False, False]]
-    assert may_be_one(a, b, "lists", owners).tolist() == [[False, False, True], [True, True, False]]
-    assert may_be_one(a, b, "none").all()
+    assert is_possible_pair(a, b, "own").tolist() == [[False, False, True], [True, False, False]]
+    assert is_possible_pair(a, b, "lists", owners).tolist() == [[False, False, True], [True, True, False]]
+    assert is_possible_pair(a, b, "none").all()
     with pytest.raises(ValueError, match="owners"):
-        may_be_one(a, b, "lists")
+        is_possible_pair(a, b, "lists")
 
 
 def test_pooling_averages_squares_and_lets_rows_be() -> None:
     image = torch.arange(16.0).reshape(1, 1, 4, 4)
-    assert pooled(image).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
-    assert pooled(torch.ones(2, 5)).shape == (2, 5)
+    assert pool(image).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert pool(torch.ones(2, 5)).shape == (2, 5)
 
 
 def test_distances_by_hand() -> None:
@@ -82,11 +82,11 @@ def test_distances_by_hand() -> None:
 def test_examples_that_are_near_in_time_are_known_again_though_they_span_few_dimensions() -> None:
     rng = torch.Generator().manual_seed(0)
     examples = torch.randn(8, 256, generator=rng)
-    found = comparable(
+    found = make_comparable(
         [one[None] + 0.3 * torch.randn(1, 256, generator=rng) for one in (*examples, *examples.flip(0))], [None] * 16
     )
     cost = cosine_distances(torch.cat(found[:8]), torch.cat(found[8:]))
-    assert assignment(cost) == [(i, 7 - i) for i in range(8)]
+    assert match_optimally(cost) == [(i, 7 - i) for i in range(8)]
     assert cost.flip(1).diagonal().max() < 0.5 * cost.median()
 
 
@@ -97,7 +97,7 @@ def test_features_are_compared_without_what_all_share_and_whatever_the_weights_d
     before = [examples + 50]
     after = [(examples * scales - 20)[torch.arange(39, -1, -1)]]
     plain = cosine_distances(before[0], after[0])
-    apart = cosine_distances(*comparable(before + after, [inputs + 50, inputs * scales - 20], towards_plain=0.1))
+    apart = cosine_distances(*make_comparable(before + after, [inputs + 50, inputs * scales - 20], towards_plain=0.1))
     right = [(i, 39 - i) for i in range(40)]
-    assert assignment(apart) == right
-    assert assignment(plain) != right
+    assert match_optimally(apart) == right
+    assert match_optimally(plain) != right

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.isolation import independent, parallel_rows, rounding_of
+from attacker.attacks.closed_form.linear.isolation import estimate_rounding, group_parallel_rows, select_independent
 from attacker.attacks.closed_form.linear.low_rank import factorise, polish
-from attacker.attacks.closed_form.linear.sampling import Space, sampled
-from attacker.attacks.closed_form.linear.zeros import agreement, pattern
+from attacker.attacks.closed_form.linear.sampling import Space, sample_directions
+from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -24,7 +24,7 @@ def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple
 def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
     a, b, c = drawn(3, 20)
     rows = torch.stack([a, -2 * a, b, 1e-4 * a, b * 3, c]).float().double()
-    groups = parallel_rows(rows, rounding_of(rows), torch.ones(6, dtype=torch.bool))
+    groups = group_parallel_rows(rows, estimate_rounding(rows), torch.ones(6, dtype=torch.bool))
     assert groups.count.tolist() == [3, 2, 1]
     assert groups.confirmed.tolist() == [True, True, False]
     for direction, true in zip(groups.directions, (a, b, c), strict=True):
@@ -34,7 +34,7 @@ def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
 def test_of_two_values_rows_agree_by_chance() -> None:
     """In two dimensions, a few hundred noisy rows are nearly parallel by chance."""
     rows = drawn(300, 2)
-    groups = parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
+    groups = group_parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
     assert int(groups.count.max()) > 1
     assert not groups.confirmed.any()
 
@@ -42,7 +42,7 @@ def test_of_two_values_rows_agree_by_chance() -> None:
 def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
     a, b, c = (v / v.norm() for v in drawn(3, 4))
     between = (a - b) / (a - b).norm()
-    assert independent(torch.stack([a, b, between, c])) == [0, 1, 3]
+    assert select_independent(torch.stack([a, b, between, c])) == [0, 1, 3]
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3])
@@ -72,10 +72,10 @@ def test_the_true_directions_agree_with_their_examples_and_a_mixture_does_not() 
     assert factors is not None
     forward, constant = weight @ factors.basis.T, factors.basis[:, -1]
     q = torch.linalg.inv(x @ factors.basis.T)
-    assert float(agreement(q, pattern(q, factors), forward, constant).min()) > 0.98
+    assert float(measure_agreement(q, find_pattern(q, factors), forward, constant).min()) > 0.98
     mixed = q.clone()
     mixed[:, 0] += q[:, 1] * q[:, 0].norm() / q[:, 1].norm()
-    score = agreement(mixed, pattern(mixed, factors), forward, constant)
+    score = measure_agreement(mixed, find_pattern(mixed, factors), forward, constant)
     assert float(score[:2].max()) < 0.9  # its own zeros, and the example that it should be orthogonal to
     assert float(score[2:].min()) > 0.98
 
@@ -85,7 +85,7 @@ def test_a_sample_is_orthogonal_to_one_row_less_than_the_rank() -> None:
     factors = factorise(rows.float())
     assert factors is not None
     space = Space.of(factors)
-    q = sampled(space, torch.zeros(50, len(space.rows), dtype=torch.float64), torch.Generator().manual_seed(0))
+    q = sample_directions(space, torch.zeros(50, len(space.rows), dtype=torch.float64), torch.Generator().manual_seed(0))
     assert ((q @ space.rows.T).abs() < 1e-6).sum(dim=1).min() >= space.rank - 1
 
 
