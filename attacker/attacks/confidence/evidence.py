@@ -21,7 +21,7 @@ MAX_EXACT_MISFIT = 1e-10
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 EVALUATIONS_PER_ITERATION = 40
-"""Gradient evaluations of a search for each iteration of `Posterior.estimate_error`, which thus costs at most a tenth of the search."""
+"""Gradient evaluations per iteration of `Posterior.estimate_error`, which thus costs at most a tenth of the search."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but the last two are decimal logarithms.
 

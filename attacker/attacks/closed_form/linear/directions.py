@@ -75,7 +75,7 @@ class DirectionPool:
             self._take(self.sharpen(q[promising]))
 
     def _screen(self, off: Tensor) -> Tensor:
-        """Return an approximation of the scores of `zeros.measure_separability` (K,), by one linear regression for all directions."""
+        """Return approximate scores of `zeros.measure_separability` (K,), by one linear regression for all directions."""
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
         x = normalise_rows(self.forward)
