@@ -6,6 +6,7 @@ from attacker.commands.replay import replay
 from attacker.commands.report import demo, rank, report
 from attacker.commands.score import score
 from attacker.commands.serve import serve
+from attacker.commands.sweep import sweep
 from fedsim.commands.console import make_command_line, run_and_exit
 
 app = make_command_line("Attack a recording, score the reconstructions, and show the results.")
@@ -16,6 +17,7 @@ app.command(epilog="Example:  attacker score runs/first")(score)
 app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")(report)
 app.command(epilog="Example:  attacker rank cnn6_d --input 3x32x32 --out rank.png")(rank)
 app.command(epilog="Example:  attacker serve runs --truth own")(serve)
+app.command(epilog="Example:  attacker sweep deploy/experiments/grid.toml --out runs/grid --workers 2")(sweep)
 app.command(epilog="Example:  attacker demo --out runs/demo")(demo)
 
 

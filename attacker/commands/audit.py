@@ -54,7 +54,7 @@ def audit(
         from fedsim.recording import Recording
 
         limit = _parse_grade(fail_above, GRADES)
-        seconds = parse_budget(budget)
+        seconds = parse_duration("--budget", budget)
         run = _run_experiment(run) if run.suffix == ".toml" else run
         folder = run if (run / "manifest.json").is_file() else run / "recording"
         run = folder.parent if folder.name == "recording" else folder
@@ -78,11 +78,11 @@ def audit(
             raise typer.Exit(EXIT_ABOVE)
 
 
-def parse_budget(text: str) -> float:
-    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError for anything else."""
+def parse_duration(option: str, text: str) -> float:
+    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError, naming the option, for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if match is None or float(match[1]) <= 0:
-        raise ValueError(f"--budget {text!r} is no positive time: write it as 90s, 10m or 2h")
+        raise ValueError(f"{option} {text!r} is no positive time: write it as 90s, 10m or 2h")
     return float(match[1]) * UNITS[match[2]]
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attacker.cli import app
-from attacker.commands.audit import EXIT_ABOVE, parse_budget
+from attacker.commands.audit import EXIT_ABOVE, parse_duration
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
@@ -95,4 +95,4 @@ def test_nonsense_is_refused_with_the_mend(run: Path, words: list[str], mend: st
 
 
 def test_a_budget_is_seconds_minutes_or_hours() -> None:
-    assert [parse_budget(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
+    assert [parse_duration("--budget", text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]

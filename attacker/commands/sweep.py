@@ -1,0 +1,88 @@
+"""Command `attacker sweep`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from attacker.commands.audit import parse_duration
+from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, progress_bar, report_errors
+
+if TYPE_CHECKING:
+    from attacker.sweep import Grid, SweepProgress, SweepState
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="A grid (TOML): defenses, training settings, attacks and seeds.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Folder of all federations and tables; runs/GRID by default.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Wall-clock time after which no new part begins, such as 30m or 8h.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one federation at a time.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that runs the attacks; local starts one here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train, record, attack and score every federation of a grid, and compare the defenses.
+
+    Tables (CSV, LaTeX, HTML with the plot of leakage against utility) are written into the folder. Repeating the command
+    continues where it stopped, also after a crash.
+
+    Exit status: 0; 1 if a federation failed; 3 if the time budget ended before the grid; 2 for wrong arguments; 130 after Ctrl-C.
+    """
+    with report_errors(kept="finished federations are kept; repeat the command to continue"):
+        from attacker.sweep import compare_settings, read_grid
+        from attacker.sweep.tables import describe_comparison, describe_training, list_cells, write_tables
+
+        if ray is not None and workers > 1:
+            raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
+        seconds = float("inf") if budget is None else parse_duration("--budget", budget)
+        resolved = read_grid(grid)
+        target = folder or Path("runs") / grid.stem
+        state = _run_shown(resolved, target, workers=workers, ray=ray, seconds=seconds)
+        settings, comparisons = compare_settings(resolved, state.results)
+        files = write_tables(resolved, settings, comparisons, target)
+        if as_json:
+            print_json(
+                {
+                    "settings": [list_cells(one) for one in settings],
+                    "comparisons": [describe_comparison(one) for one in comparisons],
+                }
+            )
+        else:
+            for one in settings:
+                out.print(escape(", ".join(filter(None, list_cells(one)))), soft_wrap=True)
+            for comparison in comparisons:
+                out.print(
+                    f"{describe_training(comparison.winner.training)}: {escape(describe_comparison(comparison))}", soft_wrap=True
+                )
+            for file in files:
+                out.print(str(file), soft_wrap=True)
+        failed = [one for one in settings if one.failed]
+        for one in failed:
+            err.print(f"[yellow]{escape(one.name)} failed[/]: {escape(one.failed)}")
+        if state.unfinished:
+            err.print(f"{state.unfinished} of {len(resolved.federations)} federations are not finished; repeat the command")
+            raise typer.Exit(EXIT_UNFINISHED)
+        if failed:
+            raise typer.Exit(EXIT_FAILURES)
+
+
+def _run_shown(grid: "Grid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepState":
+    """Run a sweep with a progress bar, and return its results."""
+    from attacker.sweep import run_sweep
+
+    attacks = ", ".join(one.name for one in grid.attacks)
+    err.print(f"{len(grid.federations)} federations, each attacked by {escape(attacks)}; writes to {escape(str(folder))}")
+    with progress_bar() as bar:
+        task = bar.add_task("sweep", total=len(grid.federations), words="")
+
+        def show(progress: "SweepProgress") -> None:
+            left = "" if progress.seconds_left is None else f", about {progress.seconds_left / 60:.0f} min left"
+            bar.update(task, completed=progress.done, words=f"{escape(progress.name)}{left}")
+
+        return run_sweep(grid, folder, workers=workers, ray=ray, seconds=seconds, watch=show)

@@ -1,0 +1,224 @@
+"""Comparison of the settings of a sweep: leakage under the strongest attack, Pareto front, paired tests between defenses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from attacker.scoring.significance import adjust, t_test
+from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, clusters_of, mean, share
+from attacker.sweep.federations import FederationResult
+from attacker.sweep.grid import UNDEFENDED, Grid, GridFederation, describe_settings
+
+ExampleKey = tuple[int, int]
+"""Seed of the federation, and index of the example in the data set."""
+LEVEL = 0.05
+Training = tuple[int, str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """The scores of one attack on one setting, over all seeds.
+
+    rmse:      root mean squared error of the reconstructions, data in [0, 1]; small values mean that much leaks.
+    null_rmse: mean of the null. recovered, null_recovered: shares of recovered examples. psnr: mean in dB; None for tables.
+    knows:     whether the attack models the defense. refused: why it could not run, or "".
+    errors:    RMSE by example. cases: case by example.
+    """
+
+    name: str
+    specs: tuple[str, ...]
+    knows: bool
+    refused: str = ""
+    rmse: Estimate | None = None
+    null_rmse: float | None = None
+    recovered: Estimate | None = None
+    null_recovered: float | None = None
+    psnr: float | None = None
+    errors: Mapping[ExampleKey, float]
+    cases: Mapping[ExampleKey, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingResult:
+    """The results of one strength of one defense in one kind of training, over all seeds.
+
+    training:  batch size, local work and rounds. settings: what the defense sets, as text.
+    accuracy, loss, bytes_up: means over seeds. epsilon: the largest; None if infinite.
+    finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
+    strongest: name of the attack with the smallest mean RMSE, which counts; "" without any.
+    audited:   whether an attack knows how the defense changes the update.
+    on_front:  whether no other audited setting of the same training has both a higher accuracy and a higher RMSE.
+    """
+
+    training: Training
+    defense: str
+    strength: int
+    settings: str
+    finished: int
+    seeds: int
+    failed: str = ""
+    accuracy: float | None = None
+    loss: float | None = None
+    bytes_up: float | None = None
+    epsilon: float | None = None
+    attacks: Mapping[str, AttackResult]
+    strongest: str = ""
+    audited: bool = False
+    on_front: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return defense and strength as text."""
+        return self.defense if self.defense == UNDEFENDED else f"{self.defense} {self.strength}"
+
+    @property
+    def leak(self) -> AttackResult | None:
+        """Return the scores of the strongest attack."""
+        return self.attacks.get(self.strongest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedComparison:
+    """A paired comparison of the winner with another setting, by the RMSE of the strongest attack on the same examples.
+
+    difference: winner minus other. Its interval holds for all comparisons of the same training together (Bonferroni).
+    adjusted:   two-sided p-value, adjusted for the number of comparisons (Holm 1979); None with too few batches.
+    """
+
+    winner: SettingResult
+    other: SettingResult
+    difference: Estimate
+    adjusted: float | None
+
+
+def compare_settings(
+    grid: Grid, results: Iterable[tuple[GridFederation, FederationResult | None]]
+) -> tuple[list[SettingResult], list[PairedComparison]]:
+    """Return the results of all settings in the order of the grid, and for each kind of training the comparisons of its winner.
+
+    The winner is the audited setting with the highest RMSE under its strongest attack, among those whose accuracy is at most
+    `grid.max_accuracy_loss` below that of the undefended federation.
+    """
+    groups: dict[tuple[Training, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
+    for federation, result in results:
+        groups.setdefault((federation.training, federation.defense, federation.strength), []).append((federation, result))
+    settings = _mark_front([_summarise(group) for group in groups.values()])
+    comparisons = []
+    for training in dict.fromkeys(one.training for one in settings):
+        comparisons += _compare_with_winner([one for one in settings if one.training == training], grid.max_accuracy_loss)
+    return settings, comparisons
+
+
+def _summarise(group: Sequence[tuple[GridFederation, FederationResult | None]]) -> SettingResult:
+    first = group[0][0]
+    done = [(federation, result) for federation, result in group if result is not None and not result.failed]
+    names = dict.fromkeys(name for _, result in done for name in result.attacks)
+    attacks = {name: _summarise_attack(name, done) for name in names}
+    scored = [one for one in attacks.values() if one.rmse is not None]
+    strongest = min(scored, key=lambda one: fmean(one.errors.values()), default=None)
+
+    def average(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    epsilons = [result.epsilon for _, result in done]
+    return SettingResult(
+        training=first.training,
+        defense=first.defense,
+        strength=first.strength,
+        settings=describe_settings(first.settings),
+        finished=len(done),
+        seeds=len(group),
+        failed=next((result.failed for _, result in group if result is not None and result.failed), ""),
+        accuracy=average(result.accuracy for _, result in done),
+        loss=average(result.loss for _, result in done),
+        bytes_up=average(result.bytes_up for _, result in done),
+        epsilon=max((one for one in epsilons if one is not None), default=None) if None not in epsilons else None,
+        attacks=attacks,
+        strongest=strongest.name if strongest else "",
+        audited=strongest is not None and (first.defense == UNDEFENDED or any(one.knows for one in scored)),
+    )
+
+
+def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, FederationResult]]) -> AttackResult:
+    own = [(federation.experiment.seed, result.attacks[name]) for federation, result in done if name in result.attacks]
+    rows = [((seed, one["index"]), f"{seed}/{one['case']}", one) for seed, scores in own for one in scores.examples]
+    refused = next((scores.refused for _, scores in own if scores.refused), "")
+    specs = tuple(dict.fromkeys(scores.spec for _, scores in own))
+    knows = all(scores.knows for _, scores in own)
+    errors, cases = {key: one["rmse"] for key, _, one in rows}, {key: case for key, case, _ in rows}
+    if not rows:
+        return AttackResult(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})
+    clusters = clusters_of((key, case) for key, case, _ in rows)
+    groups = [clusters[key] for key, _, _ in rows]
+    quality = [one["psnr"] for _, _, one in rows if one["psnr"] is not None]
+    return AttackResult(
+        name=name,
+        specs=specs,
+        knows=knows,
+        refused=refused,
+        rmse=mean(list(errors.values()), groups),
+        null_rmse=fmean(one["null_rmse"] for _, _, one in rows),
+        recovered=share([one["success"] for _, _, one in rows], groups),
+        null_recovered=fmean(one["null_success"] for _, _, one in rows),
+        psnr=fmean(quality) if quality else None,
+        errors=errors,
+        cases=cases,
+    )
+
+
+def _mark_front(settings: Sequence[SettingResult]) -> list[SettingResult]:
+    return [replace(one, on_front=_is_ranked(one) and not any(_dominates(other, one) for other in settings)) for one in settings]
+
+
+def _is_ranked(one: SettingResult) -> bool:
+    return one.audited and one.accuracy is not None
+
+
+def _dominates(other: SettingResult, one: SettingResult) -> bool:
+    """Return whether `other` is at least as accurate and as protective as `one`, and better in one of both."""
+    if other.training != one.training or not _is_ranked(other):
+        return False
+    mine, its = (one.accuracy, _protection(one)), (other.accuracy, _protection(other))
+    return its != mine and all(b >= a for a, b in zip(mine, its, strict=True) if a is not None and b is not None)
+
+
+def _protection(one: SettingResult) -> float:
+    return fmean(one.leak.errors.values()) if one.leak else 0.0
+
+
+def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
+    """Compare the winner among settings of one training with all others that are acceptable."""
+    plain = next((one.accuracy for one in settings if one.defense == UNDEFENDED), None)
+    able = [
+        one
+        for one in settings
+        if _is_ranked(one) and (plain is None or (one.accuracy is not None and one.accuracy >= plain - max_loss))
+    ]
+    if len(able) < 2:
+        return []
+    winner = max(able, key=_protection)
+    comparisons = [
+        found for other in able if other is not winner and (found := _compare_pair(winner, other, len(able) - 1)) is not None
+    ]
+    known = [one.adjusted for one in comparisons if one.adjusted is not None]
+    adjusted = iter(adjust(known))
+    return [replace(one, adjusted=None if one.adjusted is None else next(adjusted)) for one in comparisons]
+
+
+def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> PairedComparison | None:
+    """Return the comparison with its p-value before adjustment, or None if both share no example."""
+    mine, its = winner.leak, other.leak
+    assert mine is not None  # both are audited
+    assert its is not None
+    shared = [key for key in mine.errors if key in its.errors]
+    if not shared:
+        return None
+    clusters = clusters_of((key, case) for one in (mine, its) for key, case in one.cases.items())
+    groups = [clusters[key] for key in shared]
+    values = [mine.errors[key] - its.errors[key] for key in shared]
+    difference = mean(values, groups, level=1 - LEVEL / number)
+    p = None
+    if len(set(groups)) >= FEWEST_CLUSTERS:
+        p = min(1.0, 2 * min(t_test(values, groups), t_test([-value for value in values], groups)))
+    return PairedComparison(winner=winner, other=other, difference=difference, adjusted=p)

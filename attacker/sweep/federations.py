@@ -1,0 +1,201 @@
+"""One federation of a sweep: trained, recorded, attacked and scored, with a result file from which a sweep continues."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from attacker.attacks import AttackSpec
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer, ScoreRow, summarise
+from attacker.scoring.paired import average_by_example, fill_failures, pair
+from attacker.sweep.grid import Grid, GridAttack, GridFederation
+from fedsim.recording import Recording
+from fedsim.recording.files import make_private, write_json
+from fedsim.recording.round_metrics import read_metrics
+from fedsim.recording.safe_files import read_json
+
+RESULT_FILE = "sweep.json"
+MAX_RESULT_BYTES = 100_000_000
+RECONSTRUCTIONS, TUNING = "reconstructions", "tuning"
+"""Folders of a run for the reconstructions that are reported, and for those that choose settings."""
+
+
+class OutOfTime(Exception):
+    """Raised before work that would begin after the end of the time budget. What is finished is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackScores:
+    """The scores of one attack on one federation, by example.
+
+    spec:      the attack with the settings that were used. knows: whether it models the defense.
+    refused:   why the attack could not run; "" if it ran.
+    outcome:   verdict against the null, see `attacker.scoring.verdict`.
+    examples:  one mapping per distinct example: `index` in the data set, `case`, `rmse` and `null_rmse` (root of the mean squared
+               error, data in [0, 1]), `psnr` (None for rows of tables), `success` and `null_success`, `labels`.
+    """
+
+    spec: str
+    knows: bool
+    refused: str = ""
+    outcome: str = ""
+    examples: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationResult:
+    """The results of one federation.
+
+    accuracy, loss: after the last round. bytes_up: sent by all clients in all rounds. epsilon: over all rounds; None if infinite.
+    failed:  why the federation did not run to its end; "" if it did.
+    attacks: by the attack's name in the grid.
+    """
+
+    accuracy: float | None = None
+    loss: float | None = None
+    bytes_up: int = 0
+    epsilon: float | None = None
+    failed: str = ""
+    attacks: Mapping[str, AttackScores]
+
+
+def read_result(grid: Grid, federation: GridFederation, out: Path) -> FederationResult | None:
+    """Return the stored result of a federation, or None if it is not finished, or was made with other settings."""
+    path = out / federation.name / RESULT_FILE
+    if not path.exists():
+        return None
+    told = read_json(path, limit=MAX_RESULT_BYTES)
+    if told.pop("digest", None) != grid.digest(federation):
+        return None
+    attacks = {name: AttackScores(**{**one, "examples": tuple(one["examples"])}) for name, one in told.pop("attacks").items()}
+    return FederationResult(**told, attacks=attacks)
+
+
+def measure_federation(
+    grid: Grid, federation: GridFederation, out: Path, *, deadline: float = float("inf"), ray: str | None = None
+) -> FederationResult:
+    """Train, record, attack and score one federation, and store the result. Finished parts are not done again.
+
+    deadline: value of `time.monotonic` after which no further part begins. ray: address of a Ray cluster for the attacks.
+    Raises OutOfTime if a part is left.
+    """
+    if (found := read_result(grid, federation, out)) is not None:
+        return found
+    run = out / federation.name
+    _check_time(deadline)
+    failed = _train(federation, run)
+    attacks: dict[str, AttackScores] = {}
+    for attack in () if failed else grid.attacks:
+        _check_time(deadline)
+        attacks[attack.name] = _measure_attack(grid, federation, attack, run, deadline=deadline, ray=ray)
+    result = FederationResult(**_read_utility(run), failed=failed, attacks=attacks)
+    make_private(run)
+    write_json(run / RESULT_FILE, {"digest": grid.digest(federation), **asdict(result)}, below=run)
+    return result
+
+
+def _check_time(deadline: float) -> None:
+    if monotonic() >= deadline:
+        raise OutOfTime
+
+
+def _train(federation: GridFederation, run: Path) -> str:
+    """Run the federation to its end, unless it is done, and return why it failed, or ""."""
+    from fedsim.engine import engines
+    from fedsim.engine.run import FederationRun
+
+    seed = federation.experiment.seed
+    job = FederationRun(experiment=federation.experiment, out=run.absolute(), client_seed=seed, resume=True)
+    try:
+        if not job.is_done():
+            engines.run(job, engine="local")
+    except (engines.EngineError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _read_utility(run: Path) -> dict[str, Any]:
+    rows = read_metrics(run)
+    if not rows:
+        return {}
+    last, epsilon = rows[-1], rows[-1].get("privacy", {}).get("epsilon")
+    return {
+        "accuracy": last.get("accuracy"),
+        "loss": last.get("loss"),
+        "bytes_up": sum(row.get("bytes_up", 0) for row in rows),
+        "epsilon": epsilon if isinstance(epsilon, int | float) and isfinite(epsilon) else None,
+    }
+
+
+def _measure_attack(
+    grid: Grid, federation: GridFederation, attack: GridAttack, run: Path, *, deadline: float, ray: str | None
+) -> AttackScores:
+    """Attack and score one federation. The settings are those that are best on the tuning clients."""
+    recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
+    reported, tuning = choose_clients(recording, grid)
+    knows = attack.knows(federation.experiment)
+
+    def score(spec: AttackSpec, clients: Sequence[str], out: str) -> list[ScoreRow]:
+        rows: list[ScoreRow] = []
+        for null in (False, True):
+            _check_time(deadline)
+            replay = Replay(
+                recording=recording, spec=replace(spec, null=null), out=run / out, clients=frozenset(clients), ray=ray
+            )
+            keys = {case.key for case in replay.plan.cases}
+            rows += [row for row in scorer.score(replay.run().folder) if row.case in keys]
+        return rows
+
+    spec = attack.candidates[0]
+    try:
+        if len(attack.candidates) > 1:
+            spec = min(attack.candidates, key=lambda one: _mean_error(score(one, tuning, TUNING)))
+        rows = score(spec, reported, RECONSTRUCTIONS)
+    except ValueError as error:
+        return AttackScores(spec=str(spec), knows=False, refused=str(error))
+    (summary,) = summarise(rows)
+    outcome = summary.verdict.outcome if summary.verdict else "no verdict"
+    return AttackScores(spec=str(spec), knows=knows, outcome=outcome, examples=tuple(_list_examples(rows)))
+
+
+def choose_clients(recording: Recording, grid: Grid) -> tuple[list[str], list[str]]:
+    """Return the clients whose updates are attacked and reported, and the others that tune the attacks, by name.
+
+    Raises ValueError if there are not enough clients for both.
+    """
+    names = list(dict.fromkeys(row.client for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"))
+    left = len(names) - grid.attacked.tuning_clients
+    if left < 1:
+        raise ValueError(f"{len(names)} clients sent updates, and attacked.tuning_clients is {grid.attacked.tuning_clients}")
+    return names[: min(grid.attacked.clients, left)], names[left:]
+
+
+def _mean_error(rows: Sequence[ScoreRow]) -> float:
+    values = [one["rmse"] for one in _list_examples(rows)]
+    return sum(values) / len(values) if values else float("inf")
+
+
+def _list_examples(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
+    """Return the scores of each distinct example that attack and null finished, see `AttackScores`."""
+    both = pair([row for row in rows if not row.null and row.is_finished], [row for row in rows if row.null and row.is_finished])
+    mine: dict[str, Mapping[int, float]] = {}
+    for prefix, own in (("", both.attack), ("null_", fill_failures(both.null))):
+        mine |= {f"{prefix}{score}": average_by_example(own, score) for score in ("mse", "psnr", "success", "label_success")}
+    cases = {row.index: row.case for row in both.attack}
+    return [
+        {
+            "index": index,
+            "case": case,
+            "rmse": mine["mse"][index] ** 0.5,
+            "null_rmse": mine["null_mse"][index] ** 0.5,
+            "psnr": mine["psnr"].get(index),
+            "success": mine["success"].get(index, 0.0),
+            "null_success": mine["null_success"].get(index, 0.0),
+            "labels": mine["label_success"].get(index),
+        }
+        for index, case in cases.items()
+        if index in mine["mse"] and index in mine["null_mse"]
+    ]

@@ -1,0 +1,37 @@
+"""The plot of leakage against utility with its Pareto front, as SVG."""
+
+import io
+from collections.abc import Sequence
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from attacker.sweep.comparison import SettingResult
+
+SIZE_INCHES = (6.4, 4.0)
+
+
+def draw_front(settings: Sequence[SettingResult]) -> str:
+    """Return an SVG with one point per audited setting, the front as a line; equal numbers give equal bytes. "" without points.
+
+    Up is more accurate, right is better protected. Settings that are not audited are not drawn, since nothing is known of them.
+    """
+    points = [
+        (one.leak.rmse.value, one.accuracy, one)
+        for one in settings
+        if one.audited and one.accuracy is not None and one.leak is not None and one.leak.rmse is not None
+    ]
+    if not points:
+        return ""
+    with mpl.rc_context({"svg.hashsalt": "fedleak sweep", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        for x, y, one in points:
+            axes.plot(x, y, marker="o" if one.on_front else ".", color="tab:blue" if one.on_front else "tab:gray")
+            axes.annotate(one.name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        front = sorted((x, y) for x, y, one in points if one.on_front)
+        axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1)
+        axes.set(xlabel="RMSE of the strongest attack (right: less leaks)", ylabel="accuracy")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]

@@ -1,0 +1,210 @@
+"""The grid of a sweep: read once from TOML, validated strictly, and expanded into federations and attacks."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from attacker.attacks import AttackSpec
+from attacker.attacks.base import effort_of
+from fedsim.config import experiment as experiments
+from fedsim.config.experiment import Experiment
+from fedsim.recording.array_archives import read_toml
+
+UNDEFENDED = "none"
+"""Name of the federation without a defense, which every grid has as its baseline."""
+DEFENSE_KEYS = ("defense", "gradient", "network", "inputs", "secure_aggregation", "strategy")
+"""Keys of an experiment that a defense of a grid may set."""
+Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Strength = str | dict[Literal["defense", "gradient", "network", "inputs", "secure_aggregation", "strategy"], Any]
+
+
+class GridError(ValueError):
+    """Error for a grid that cannot be run. The message names file and key."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Attacked(_Frozen):
+    """Selection of the updates that are attacked: rounds "1" or "1-5" or "all", and the number of clients.
+
+    tuning_clients: number of further clients whose updates only choose the settings of the attacks.
+    """
+
+    rounds: str = "1"
+    clients: Positive = 16
+    tuning_clients: Annotated[int, Field(ge=0)] = 0
+
+
+class _GridFile(_Frozen):
+    experiment: Path
+    seeds: list[Seed] = Field(default=[0], min_length=1)
+    batch_sizes: list[Positive] | None = Field(default=None, min_length=1)
+    local_steps: list[Positive] | None = Field(default=None, min_length=1)
+    rounds: list[Positive] | None = Field(default=None, min_length=1)
+    attacked: Attacked = Attacked()
+    max_accuracy_loss: float = Field(default=0.05, ge=0, le=1)
+    defenses: dict[str, list[Strength]] = Field(min_length=1)
+    attacks: dict[str, dict[str, Any]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_no_second_baseline(self) -> "_GridFile":
+        if UNDEFENDED in self.defenses:
+            raise ValueError(f"defenses.{UNDEFENDED}: every grid has the undefended federation as its baseline; leave it out")
+        if empty := [name for name, strengths in self.defenses.items() if not strengths]:
+            raise ValueError(f"defenses.{empty[0]} lists no strength; give at least one")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAttack:
+    """An attack of a grid. candidates: its settings; with more than one, the tuning clients choose among them."""
+
+    name: str
+    candidates: tuple[AttackSpec, ...]
+
+    def knows(self, experiment: Experiment) -> bool:
+        """Return whether the attack models the defense of an experiment.
+
+        A search with `knows_defense` does, unless the defense transforms the inputs, which no attack models. A closed form uses
+        the update as it was received.
+        """
+        spec = self.candidates[0]
+        return spec.knows_defense and effort_of(spec.build()).evaluations > 1 and not experiment.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFederation:
+    """One federation of a grid.
+
+    defense:  name of its defense, "none" for the baseline. strength: place in the list of strengths, from 1; 0 for the baseline.
+    settings: the keys of the experiment that the defense sets.
+    """
+
+    defense: str
+    strength: int
+    settings: Mapping[str, Any]
+    experiment: Experiment
+
+    @property
+    def training(self) -> tuple[int, str, int]:
+        """Return batch size, local work and rounds, which identify the federations that are compared with each other."""
+        training = self.experiment.training
+        return training.batch_size, describe_local_work(self.experiment), self.experiment.rounds
+
+    @property
+    def name(self) -> str:
+        """Return the name of the federation's folder, unique within a grid."""
+        digest = hashlib.sha256(self.experiment.to_toml().encode()).hexdigest()[:8]
+        return f"{re.sub(r'[^A-Za-z0-9_-]', '-', self.defense)}-{self.strength}-{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """All federations and attacks of a sweep. max_accuracy_loss: largest loss of accuracy of an acceptable defense."""
+
+    source: str
+    federations: tuple[GridFederation, ...]
+    attacks: tuple[GridAttack, ...]
+    attacked: Attacked
+    max_accuracy_loss: float
+
+    @property
+    def trials(self) -> int:
+        """Return the number of settings that each tuned attack may try."""
+        return max(len(one.candidates) for one in self.attacks)
+
+    def digest(self, federation: GridFederation) -> str:
+        """Return a hash of everything that determines the results of one federation."""
+        attacks = {one.name: [str(spec) for spec in one.candidates] for one in self.attacks}
+        facts = [federation.experiment.to_toml(), attacks, self.attacked.model_dump()]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def describe_local_work(experiment: Experiment) -> str:
+    """Return the local work of a client in one round as text, such as "2 steps"."""
+    training = experiment.training
+    count, unit = (training.steps, "step") if training.steps is not None else (training.epochs or 1, "epoch")
+    return f"{count} {unit}{'s' * (count != 1)}"
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    """Return the keys of a defense as text; an update's defense is printed without its key."""
+    return ", ".join(str(value) if key == "defense" else f"{key}={value}" for key, value in settings.items())
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid and expand it. Raises GridError, naming file and key, for anything that cannot be run.
+
+    The experiment is read relative to the folder of the grid.
+    """
+    try:
+        file = _GridFile.model_validate(read_toml(path))
+    except FileNotFoundError:
+        raise GridError(f"{path}: no such file; an example is deploy/experiments/grid.toml") from None
+    except ValidationError as error:
+        raise GridError(experiments.told(error, str(path), _GridFile)) from None
+    except ValueError as error:
+        raise GridError(str(error)) from None
+    grid = Grid(
+        source=str(path),
+        federations=tuple(_expand_federations(path, file)),
+        attacks=tuple(_read_attack(path, name, table) for name, table in file.attacks.items()),
+        attacked=file.attacked,
+        max_accuracy_loss=file.max_accuracy_loss,
+    )
+    _check_tuning(path, grid)
+    return grid
+
+
+def _check_tuning(path: Path, grid: Grid) -> None:
+    tuned = {one.name: len(one.candidates) for one in grid.attacks if len(one.candidates) > 1}
+    if tuned and not grid.attacked.tuning_clients:
+        raise GridError(f"{path}: attacked.tuning_clients is 0, but {', '.join(tuned)} has several settings; set it to 1")
+    if len(set(tuned.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in tuned.items())
+        raise GridError(f"{path}: attacks: every attack gets the same number of settings to try, got {told}")
+
+
+def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]:
+    strengths = [(UNDEFENDED, 0, dict[str, Any]())]
+    for name, values in file.defenses.items():
+        strengths += [(name, place, _settings_of(value)) for place, value in enumerate(values, start=1)]
+    axes = {"training.batch_size": file.batch_sizes, "training.steps": file.local_steps, "rounds": file.rounds}
+    given = {key: values for key, values in axes.items() if values is not None}
+    for chosen in product(*given.values()):
+        for name, place, settings in strengths:
+            for seed in file.seeds:
+                overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
+                overrides.append(("record.rounds", file.attacked.rounds))
+                try:
+                    experiment = experiments.read(path.parent / file.experiment, overrides, own=True)
+                except ValueError as error:
+                    raise GridError(f"{path}: {name} {describe_settings(settings)}: {error}") from None
+                yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
+
+
+def _settings_of(strength: Strength) -> dict[str, Any]:
+    return {"defense": strength} if isinstance(strength, str) else {str(key): value for key, value in strength.items()}
+
+
+def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
+    """Return an attack from its table: arguments, `attack` if its registered name differs, and `settings` to choose from."""
+    fixed = {key: value for key, value in table.items() if key not in ("attack", "settings")}
+    choices = table.get("settings", [{}])
+    try:
+        if not isinstance(choices, list) or not choices or not all(isinstance(one, dict) for one in choices):
+            raise ValueError(f"settings must be a list of tables of arguments, got {choices!r}")
+        specs = (AttackSpec(name=str(table.get("attack", name)), arguments={**fixed, **one}) for one in choices)
+        return GridAttack(name=name, candidates=tuple(specs))
+    except ValueError as error:
+        raise GridError(f"{path}: attacks.{name}: {error}") from None

@@ -1,0 +1,140 @@
+"""Run of a sweep: all federations of a grid, in this process or in several, within a time budget."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic, sleep
+
+from attacker.sweep.federations import FederationResult, OutOfTime, measure_federation, read_result
+from attacker.sweep.grid import Grid, GridFederation
+
+PARENT_SECONDS = 0.2
+"""Seconds between two looks of a worker whether the process that started it still runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepProgress:
+    """The progress of a sweep. seconds_left: expected time of the rest; None before the first federation is finished."""
+
+    done: int
+    total: int
+    name: str
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepState:
+    """The results of a sweep in the order of the grid; None for a federation that is not finished."""
+
+    results: tuple[tuple[GridFederation, FederationResult | None], ...]
+
+    @property
+    def unfinished(self) -> int:
+        """Return the number of federations that are not finished."""
+        return sum(result is None for _, result in self.results)
+
+
+Watch = Callable[[SweepProgress], None]
+
+
+def read_state(grid: Grid, out: Path) -> SweepState:
+    """Return what a sweep in the folder `out` has finished so far."""
+    return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
+
+
+def run_sweep(
+    grid: Grid,
+    out: Path,
+    *,
+    workers: int = 1,
+    ray: str | None = None,
+    seconds: float = float("inf"),
+    watch: Watch = lambda progress: None,
+) -> SweepState:
+    """Run every federation that is not finished, and return all results.
+
+    workers: number of processes, each with one federation at a time. ray: address of a Ray cluster that runs the attacks of one
+    federation after the other. seconds: time budget; no part begins after it.
+    A sweep that was stopped or killed continues where it was.
+    """
+    left = [one for one, result in read_state(grid, out).results if result is None]
+    total, started, deadline = len(grid.federations), monotonic(), monotonic() + seconds
+    out.mkdir(parents=True, exist_ok=True)
+    names = _measure_all(grid, left, out, workers=workers, ray=ray, deadline=deadline)
+    for finished, name in enumerate(names, start=1):
+        pace = (monotonic() - started) / finished
+        rest = len(left) - finished
+        watch(SweepProgress(done=total - rest, total=total, name=name, seconds_left=pace * rest))
+    return read_state(grid, out)
+
+
+def _measure_all(
+    grid: Grid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
+) -> Iterator[str]:
+    """Yield the name of each federation when it is finished; end early when the time is over."""
+    if workers > 1 and len(left) > 1:
+        yield from _measure_in_processes(grid, left, out, workers, deadline - monotonic())
+        return
+    with _join(ray):
+        for federation in left:
+            try:
+                measure_federation(grid, federation, out, deadline=deadline, ray=ray)
+            except OutOfTime:
+                return
+            yield federation.name
+
+
+def _join(ray: str | None) -> AbstractContextManager[None]:
+    if ray is None:
+        return nullcontext()
+    from attacker.replay.executors.ray_cluster import joined
+
+    return joined(ray)
+
+
+def _measure_in_processes(grid: Grid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float) -> Iterator[str]:
+    """Measure federations in processes of one thread each; the clocks of the processes need not agree."""
+    begun = monotonic()
+    queue = list(left)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare)
+    running: dict[Future[bool], str] = {}
+    try:
+        while queue or running:
+            while queue and len(running) < workers:
+                rest = seconds - (monotonic() - begun)
+                one = queue.pop(0)
+                running[pool.submit(_measure_in_worker, grid, one, out, rest)] = one.name
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(future)
+                if future.result():
+                    yield name
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepare() -> None:
+    """Prepare a worker: one thread, and an end with the process that started it, even if that is killed."""
+    import torch
+
+    torch.set_num_threads(1)
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _exit_with(parent: int) -> None:
+    while os.getppid() == parent:
+        sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
+def _measure_in_worker(grid: Grid, federation: GridFederation, out: Path, seconds: float) -> bool:
+    """Return whether the federation is finished, rather than out of time."""
+    try:
+        measure_federation(grid, federation, out, deadline=monotonic() + seconds)
+    except OutOfTime:
+        return False
+    return True

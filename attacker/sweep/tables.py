@@ -1,0 +1,162 @@
+"""Tables of a sweep: CSV with one line per setting and attack, LaTeX and HTML with one line per setting."""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from attacker.scoring.statistics import Estimate
+from attacker.sweep.comparison import AttackResult, PairedComparison, SettingResult
+from attacker.sweep.figure import draw_front
+from attacker.sweep.grid import Grid
+from fedsim.recording.files import write_bytes
+
+NOT_AUDITED = "not audited"
+COLUMNS = ("batch", "local work", "rounds", "defense", "accuracy", "MB sent", "epsilon", "strongest attack", "RMSE", "recovered")
+LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def write_tables(grid: Grid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison], out: Path) -> list[Path]:
+    """Write sweep.csv, sweep.tex and sweep.html into `out`, and return their paths."""
+    contents = {
+        "sweep.csv": to_csv(settings),
+        "sweep.tex": to_latex(settings),
+        "sweep.html": to_html(grid, settings, comparisons),
+    }
+    for name, text in contents.items():
+        write_bytes(out / name, text.encode())
+    return [out / name for name in contents]
+
+
+def to_csv(settings: Sequence[SettingResult]) -> str:
+    """Return one line per setting and attack. `counts` marks the strongest attack of a setting, which decides."""
+    text = StringIO()
+    rows = [_describe_attack(one, name) for one in settings for name in (*one.attacks, *([] if one.attacks else [""]))]
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _describe_attack(one: SettingResult, name: str) -> dict[str, Any]:
+    attack = one.attacks.get(name) or AttackResult(name="", specs=(), knows=False, errors={}, cases={})
+    rmse, recovered = attack.rmse, attack.recovered
+    batch, work, rounds = one.training
+    return {
+        "batch_size": batch,
+        "local_work": work,
+        "rounds": rounds,
+        "defense": one.defense,
+        "strength": one.strength,
+        "settings": one.settings,
+        "seeds": one.finished,
+        "seeds_wanted": one.seeds,
+        "failed": one.failed,
+        "accuracy": _round(one.accuracy),
+        "loss": _round(one.loss),
+        "bytes_up": _round(one.bytes_up),
+        "epsilon": _round(one.epsilon),
+        "attack": name,
+        "spec": "; ".join(attack.specs),
+        "knows_defense": attack.knows,
+        "refused": attack.refused,
+        "counts": name == one.strongest and bool(name),
+        "audited": one.audited,
+        "on_front": one.on_front,
+        "examples": len(attack.errors),
+        "rmse": _round(rmse.value if rmse else None),
+        "rmse_low": _round(rmse.low if rmse else None),
+        "rmse_high": _round(rmse.high if rmse else None),
+        "null_rmse": _round(attack.null_rmse),
+        "psnr": _round(attack.psnr),
+        "recovered": _round(recovered.value if recovered else None),
+        "recovered_low": _round(recovered.low if recovered else None),
+        "recovered_high": _round(recovered.high if recovered else None),
+        "null_recovered": _round(attack.null_recovered),
+    }
+
+
+def _round(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def list_cells(one: SettingResult) -> list[str]:
+    """Return the line of a setting, in the order of `COLUMNS`."""
+    batch, work, rounds = one.training
+    leak = one.leak
+    shown = NOT_AUDITED if leak is not None and not one.audited else leak.name if leak else one.failed or "not finished"
+    return [
+        str(batch),
+        work,
+        str(rounds),
+        f"{one.name}: {one.settings}" if one.settings else one.name,
+        "" if one.accuracy is None else f"{one.accuracy:.3f}",
+        "" if one.bytes_up is None else f"{one.bytes_up / 1e6:.3g}",
+        "infinite" if one.epsilon is None else f"{one.epsilon:.3g}",
+        shown,
+        format_estimate(leak.rmse) if leak else "",
+        format_estimate(leak.recovered) if leak else "",
+    ]
+
+
+def format_estimate(one: Estimate | None) -> str:
+    """Return a value with its interval as text, or with the range of the values if there are too few batches for an interval."""
+    if one is None:
+        return ""
+    return f"{one.value:.3f} ({'' if one.is_interval else 'range '}{one.low:.3f} to {one.high:.3f})"
+
+
+def to_latex(settings: Sequence[SettingResult]) -> str:
+    """Return a tabular of the package booktabs; the front is in bold."""
+    lines = [rf"\begin{{tabular}}{{{'l' * len(COLUMNS)}}}", r"\toprule", " & ".join(COLUMNS) + r" \\", r"\midrule"]
+    for one in settings:
+        cells = [escape_latex(cell) for cell in list_cells(one)]
+        lines.append(" & ".join(rf"\textbf{{{cell}}}" if one.on_front and cell else cell for cell in cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def escape_latex(text: str) -> str:
+    """Return text with LaTeX's special characters escaped."""
+    return "".join(LATEX_SPECIAL.get(character, character) for character in text)
+
+
+def to_html(grid: Grid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
+    """Return one page that loads no other files: who won, the plot with its front, and the table."""
+    loader = ChoiceLoader([PackageLoader("attacker.sweep", package_path=""), PackageLoader("attacker.report", package_path="")])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    trainings = list(dict.fromkeys(one.training for one in settings))
+    figures = {training: draw_front([one for one in settings if one.training == training]) for training in trainings}
+    return environment.get_template("sweep.html").render(
+        grid=grid,
+        settings=settings,
+        comparisons=comparisons,
+        trainings=trainings,
+        figures=figures,
+        columns=COLUMNS,
+        cells=list_cells,
+        describe_comparison=describe_comparison,
+        describe_training=describe_training,
+        unfinished=sum(one.seeds - one.finished for one in settings),
+    )
+
+
+def describe_training(training: tuple[int, str, int]) -> str:
+    """Return batch size, local work and rounds as text."""
+    batch, work, rounds = training
+    return f"batches of {batch}, {work} a round, {rounds} round{'s' * (rounds != 1)}"
+
+
+def describe_comparison(one: PairedComparison) -> str:
+    """Return a comparison of the winner with another setting as one sentence."""
+    found = one.difference
+    ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
+    told = f"{one.winner.name} keeps {found.value:+.3f} more RMSE than {one.other.name}"
+    chance = "" if one.adjusted is None else f", p = {one.adjusted:.2g} after Holm's correction"
+    return f"{told} ({ends} {found.low:+.3f} to {found.high:+.3f}, {found.count} examples in {found.clusters} batches{chance})."

@@ -1,0 +1,127 @@
+"""Comparison of settings: the strongest attack decides, fronts and winners need an audit, tests are paired."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from attacker.sweep import Grid, SettingResult, compare_settings, read_grid
+from attacker.sweep.federations import AttackScores, FederationResult
+from attacker.sweep.tables import NOT_AUDITED, escape_latex, to_csv, to_html, to_latex
+
+EXPERIMENT = """
+rounds = 1
+model = "mlp"
+data = "digits"
+clients = { count = 3 }
+training = { learning_rate = 0.1, batch_size = 2, steps = 1 }
+"""
+GRID = """
+experiment = "base.toml"
+seeds = [0, 1]
+[defenses]
+weak = ["clip(1)"]
+strong = ["clip(0.5)"]
+blind = [{ inputs = "mixup(0.4)" }]
+[attacks]
+cpl = {}
+exact = { fallback = "none" }
+"""
+ERRORS: Mapping[str, Mapping[str, float]] = {
+    "none": {"cpl": 0.05, "exact": 0.3},
+    "weak": {"cpl": 0.3, "exact": 0.1},
+    "strong": {"cpl": 0.4, "exact": 0.45},
+    "blind": {"cpl": 0.9, "exact": 0.9},
+}
+ACCURACY = {"none": 0.9, "weak": 0.88, "strong": 0.89, "blind": 0.9}
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Grid:
+    (tmp_path / "base.toml").write_text(EXPERIMENT)
+    (tmp_path / "grid.toml").write_text(GRID)
+    return read_grid(tmp_path / "grid.toml")
+
+
+def results(grid: Grid, accuracy: Mapping[str, float] = ACCURACY) -> list[SettingResult]:
+    return compare_settings(grid, made(grid, accuracy))[0]
+
+
+def made(grid: Grid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
+    """Results in which the error of example i is that of `ERRORS` plus i / 1000."""
+    found = []
+    for one in grid.federations:
+        attacks = {}
+        for attack in grid.attacks:
+            error = ERRORS[one.defense][attack.name]
+            examples = tuple(
+                {"index": i, "case": f"case-{i // 2}", "rmse": error + i / 1000, "null_rmse": 0.5, "psnr": 20.0}
+                | {"success": float(error < 0.2), "null_success": 0.0, "labels": 1.0}
+                for i in range(12)
+            )
+            attacks[attack.name] = AttackScores(
+                spec=str(attack.candidates[0]), knows=attack.knows(one.experiment), outcome="", examples=examples
+            )
+        found.append((one, FederationResult(accuracy=accuracy[one.defense], loss=1.0, bytes_up=10, attacks=attacks)))
+    return found
+
+
+def test_the_strongest_attack_counts(grid: Grid) -> None:
+    by_name = {one.defense: one for one in results(grid)}
+    assert {name: one.strongest for name, one in by_name.items()} == {
+        name: min(errors, key=lambda attack: errors[attack]) if len(set(errors.values())) > 1 else "cpl"
+        for name, errors in ERRORS.items()
+    }
+    leak = by_name["weak"].leak
+    assert leak is not None
+    assert leak.rmse is not None
+    assert leak.rmse.value == pytest.approx(0.1 + 5.5 / 1000)
+    assert leak.rmse.clusters == 12  # six batches of each of two seeds
+
+
+def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: Grid) -> None:
+    settings, comparisons = compare_settings(grid, made(grid))
+    (blind,) = (one for one in settings if one.defense == "blind")
+    assert not blind.audited
+    assert not blind.on_front
+    assert {one.winner.defense for one in comparisons} == {"strong"}
+    assert "blind" not in {one.other.defense for one in comparisons}
+    assert NOT_AUDITED in to_html(grid, settings, comparisons)
+    assert NOT_AUDITED in to_latex(settings)
+    assert to_csv(settings).count("mixup") == len(grid.attacks)
+
+
+def test_no_setting_of_the_front_is_beaten_in_both(grid: Grid) -> None:
+    settings = [one for one in results(grid) if one.audited]
+    for one in settings:
+        beaten = any(
+            other.leak.rmse.value > one.leak.rmse.value and other.accuracy > one.accuracy  # type: ignore[union-attr, operator]
+            for other in settings
+        )
+        assert one.on_front == (not beaten)
+    assert [one.defense for one in settings if one.on_front] == ["none", "strong"]
+
+
+def test_a_defense_that_costs_too_much_accuracy_does_not_win(grid: Grid) -> None:
+    _, comparisons = compare_settings(grid, made(grid, {**ACCURACY, "strong": 0.9 - grid.max_accuracy_loss - 0.01}))
+    assert {one.winner.defense for one in comparisons} == {"weak"}
+
+
+def test_duels_are_paired_and_corrected(grid: Grid) -> None:
+    _, comparisons = compare_settings(grid, made(grid))
+    differences = {one.other.defense: one.difference.value for one in comparisons}
+    assert differences == {"none": pytest.approx(0.35), "weak": pytest.approx(0.3)}
+    assert all(one.adjusted == pytest.approx(0.0) for one in comparisons)  # every example differs by the same amount
+    assert all(one.difference.low == pytest.approx(one.difference.high) for one in comparisons)
+
+
+def test_an_unfinished_grid_has_tables_too(grid: Grid) -> None:
+    settings, comparisons = compare_settings(grid, [(one, None) for one in grid.federations])
+    assert not comparisons
+    assert all(one.finished == 0 and one.seeds == 2 and not one.audited for one in settings)
+    assert "not finished" in to_html(grid, settings, comparisons)
+    assert to_csv(settings).count("\n") == 1 + len(settings)
+
+
+def test_latex_escapes_what_it_would_run() -> None:
+    assert escape_latex(r"a_b \input{x} 5%") == r"a\_b \textbackslash{}input\{x\} 5\%"
