@@ -17,7 +17,7 @@ app.command(epilog="Example:  attacker score runs/first")(score)
 app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")(report)
 app.command(epilog="Example:  attacker rank cnn6_d --input 3x32x32 --out rank.png")(rank)
 app.command(epilog="Example:  attacker serve runs --truth own")(serve)
-app.command(epilog="Example:  attacker sweep deploy/experiments/grid.toml --out runs/grid --workers 2")(sweep)
+app.command(epilog="Example:  attacker sweep deploy/grids/digits.toml --out runs/grid --workers 2")(sweep)
 app.command(epilog="Example:  attacker demo --out runs/demo")(demo)
 
 

@@ -150,7 +150,7 @@ def read_grid(path: Path) -> Grid:
     try:
         file = _GridFile.model_validate(read_toml(path))
     except FileNotFoundError:
-        raise GridError(f"{path}: no such file; an example is deploy/experiments/grid.toml") from None
+        raise GridError(f"{path}: no such file; an example is deploy/grids/digits.toml") from None
     except ValidationError as error:
         raise GridError(experiments.told(error, str(path), _GridFile)) from None
     except ValueError as error:

@@ -77,6 +77,11 @@ def test_a_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
     assert grid.trials == 2
 
 
+def test_the_shipped_grid_can_be_read() -> None:
+    grid = read_grid(Path(__file__).parents[3] / "deploy" / "grids" / "digits.toml")
+    assert len(grid.federations) == 2 * 2 * (1 + 3 * 2)
+
+
 @pytest.mark.parametrize(
     ("attack", "defense", "knows"),
     [
