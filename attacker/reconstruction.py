@@ -115,7 +115,7 @@ class Reconstruction:
                 old = "explained" not in file.keys()  # noqa: SIM118
                 tensors["explained"] = tensors["confidence"] if old else file.get_tensor("explained")
             _check_tensors(tensors)
-            facts = _checked(facts, len(tensors["x"]))
+            facts = _check_metadata(facts, len(tensors["x"]))
         except DamagedFile as error:
             raise ValueError(f"{path}: not a reconstruction: {error.reason}") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -133,7 +133,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"tensor {name} has type {tensor.dtype} and shape {tuple(tensor.shape)}, which no attack writes")
 
 
-def _checked(facts: Any, examples: int) -> dict[str, Any]:
+def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     """Return the metadata of a file of `examples` examples as arguments of a `Reconstruction`.
 
     Raises ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of examples.
@@ -154,7 +154,7 @@ def _checked(facts: Any, examples: int) -> dict[str, Any]:
     return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 
-def slots_of(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
+def list_slots(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
     """Return the slots of one observation in the order of use, epoch after epoch, filled by `examples` examples in turn.
 
     examples: number of examples; by default one per slot.

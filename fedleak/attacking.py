@@ -46,7 +46,7 @@ def attack(
         folder = run_of(target) / "reconstructions" if out is None else Path(out)
         replay = Replay(recording=target, spec=spec, out=folder, seed=seed, device=device, workers=workers)
         replayed = replay.run()
-        paths = tuple(path for case in replay.plan.cases if (path := replay.path(case.key)).exists())
+        paths = tuple(path for case in replay.plan.cases if (path := replay.make_path(case.key)).exists())
         return AttackResult(
             spec=spec,
             data=target.manifest.data,

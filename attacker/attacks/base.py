@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from attacker.attacks.linking import Links
 from attacker.attacks.simulation.client import schedule
-from attacker.reconstruction import Reconstruction, Slot, slots_of
+from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
 from fedsim.recording.observation import Observation
 
@@ -244,7 +244,7 @@ def reconstruction_of(
     """
     slots, start = [], 0
     for observation in case.observations:
-        own = slots_of(observation.round, observation.client, schedule(observation)[0], observation.num_examples or len(x))
+        own = list_slots(observation.round, observation.client, schedule(observation)[0], observation.num_examples or len(x))
         slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in own]
         start += observation.num_examples or len(x)
     least: dict[str, Any] = {

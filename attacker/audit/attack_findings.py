@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attacker.audit.findings import CheckResult, Finding, Grade, Passed
 from attacker.reconstruction import Reconstruction
-from attacker.replay.tasks import path_of
+from attacker.replay.tasks import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
 from fedsim.recording import Row
 
@@ -72,7 +72,7 @@ class AuditedAttack:
 
 def confident(folder: Path, rows: Sequence[Row]) -> int:
     """Return how many reconstructed examples have a confidence of at least `CONFIDENT`."""
-    paths = [path for row in rows if (path := path_of(folder, row.key)).exists()]
+    paths = [path for row in rows if (path := make_reconstruction_path(folder, row.key)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= CONFIDENT).sum()) for path in paths)
 
 

@@ -74,5 +74,5 @@ def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -
         if count > len(rows) and count > 1 and CLIENTS[CLIENTS.index(count) + 1] >= len(rows):
             continue
         one = PlannedAttack(spec=spec, rows=tuple(rows[:count]), core_seconds=0.0)
-        forecast = one.replay(recording, out, null=False).forecast()
+        forecast = one.replay(recording, out, null=False).estimate_work()
         yield PlannedAttack(spec=spec, rows=one.rows, core_seconds=2 * forecast.core_seconds)

@@ -19,13 +19,13 @@ MAX_REASONS = 3
 def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
     """Run a replay, show its progress and a summary on stderr, and return its result. `options` are passed to `Replay`."""
     replay = Replay(recording=recording, spec=spec, out=out, **options)
-    observations, megabytes = replay.extent()
+    observations, megabytes = replay.measure_extent()
     clients = " of whole clients" if replay.plan.whole else ""
     err.print(
         f"{escape(str(spec))}: {observations} observation{'s' * (observations != 1)}{clients} to attack; "
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
-    forecast = replay.forecast()
+    forecast = replay.estimate_work()
     for words in (*describe_routes(forecast), describe_cost(forecast)):
         if words:
             err.print(f"  {escape(words)}")
@@ -34,7 +34,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
         try:
             result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
         except KeyboardInterrupt:
-            left, total = replay.left()
+            left, total = replay.count_unfinished()
             err.print(f"  {left} of {total} cases {'is' if left == 1 else 'are'} not finished")
             raise
     _print_result(result, spec)

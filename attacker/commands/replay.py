@@ -197,11 +197,11 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     folders = resolve_truth(run, truth)
     scorer = Scorer(run, folders)
 
-    def cohort(row: Any) -> tuple[str, ...]:
+    def list_cohort(row: Any) -> tuple[str, ...]:
         return tuple(recording.summed(row.round)) if row.client == SUM_CLIENT else ()
 
     known = {
-        "labels": lambda row: true_labels(scorer, row, cohort(row)),
-        "logits": lambda row: true_logits(scorer, recording, row, cohort(row)),
+        "labels": lambda row: true_labels(scorer, row, list_cohort(row)),
+        "logits": lambda row: true_logits(scorer, recording, row, list_cohort(row)),
     }
     return {f"oracle_{name}": known[name] for name in names} | {"oracle_truth": digest_truth(folders)}

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attacker.replay.attack_facts import read_facts
     from attacker.replay.replay import Replay, Replayed
-    from attacker.replay.tasks import is_done, path_of
+    from attacker.replay.tasks import is_done, make_reconstruction_path
 
-__all__ = ["Replay", "Replayed", "is_done", "path_of", "read_facts"]
+__all__ = ["Replay", "Replayed", "is_done", "make_reconstruction_path", "read_facts"]
 
-_MODULES = {"Replay": "replay", "Replayed": "replay", "is_done": "tasks", "path_of": "tasks", "read_facts": "attack_facts"}
+_MODULES = {
+    "Replay": "replay",
+    "Replayed": "replay",
+    "is_done": "tasks",
+    "make_reconstruction_path": "tasks",
+    "read_facts": "attack_facts",
+}
 
 
 def __getattr__(name: str) -> Any:

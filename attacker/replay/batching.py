@@ -32,15 +32,19 @@ MAX_BATCHED_PARAMETERS = 1_000_000
 """Number of parameters above which attacking cases together saves no time: only the overhead of small layers is saved."""
 
 
-def chunked(cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None) -> list[tuple[Planned, ...]]:
+def split_into_chunks(
+    cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None
+) -> list[tuple[Planned, ...]]:
     """Return the cases that can be attacked, grouped into chunks of equal shape. chunk: cases per chunk, by default automatic."""
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
-    return [part for _, group in groupby(ordered, key=lambda case: case.sizes) for part in _parts(list(group), footprint, chunk)]
+    return [
+        part for _, group in groupby(ordered, key=lambda case: case.sizes) for part in _split_group(list(group), footprint, chunk)
+    ]
 
 
-def _parts(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[Planned, ...]]:
-    size = chunk or footprint.cases_at_once(cases[0].sizes, len(cases))
+def _split_group(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[Planned, ...]]:
+    size = chunk or footprint.choose_chunk_size(cases[0].sizes, len(cases))
     return (tuple(cases[i : i + size]) for i in range(0, len(cases), size))
 
 
@@ -61,15 +65,15 @@ class CaseFootprint:
         self.latents = int(manifest.data.size * (SEARCH_VECTORS + MEMORY_FACTOR * remembers if remembers else 0))
         self.values, self.device = manifest.data.size, device
 
-    def bytes(self, sizes: Sequence[int]) -> int:
+    def estimate_bytes(self, sizes: Sequence[int]) -> int:
         """Return the memory in bytes of a case whose observations have `sizes` examples."""
         examples = sum(max(1, size) for size in sizes)
         return 4 * (LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
 
-    def too_large(self, sizes: Sequence[int]) -> str:
+    def explain_too_large(self, sizes: Sequence[int]) -> str:
         """Return the reason why a case does not fit into this machine's memory, or "" if it may fit."""
         examples = sum(max(1, size) for size in sizes)
-        least, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), memory(self.device)
+        least, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), read_memory(self.device)
         if least <= there:
             return ""
         return (
@@ -78,20 +82,20 @@ class CaseFootprint:
             "use a machine with more memory"
         )
 
-    def seconds(self, sizes: Sequence[int], cases: int) -> float:
+    def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:
         """Return the rough time in seconds of one gradient evaluation of `cases` cases at once on one core."""
         values = len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations
         return 5e-3 + 2e-8 * cases * values
 
-    def cases_at_once(self, sizes: Sequence[int], count: int) -> int:
+    def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
         """Return the size of a chunk for `count` cases whose observations have `sizes` examples."""
-        room, workers = budget(self.device)
-        fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.bytes(sizes))))
+        room, workers = divide_memory(self.device)
+        fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.estimate_bytes(sizes))))
         worthwhile = max(1, min(16, MAX_BATCHED_PARAMETERS // max(1, self.parameters)))  # fewer would cost as much
         return min(fitting, max(worthwhile, ceil(count / workers)))
 
 
-def budget(device: str) -> tuple[float, int]:
+def divide_memory(device: str) -> tuple[float, int]:
     """Return the memory in bytes for one chunk, and the number of workers that may run at once.
 
     On a GPU it is a share of the memory that is free now, since other processes may use it. On the CPU it is a share of all
@@ -101,10 +105,10 @@ def budget(device: str) -> tuple[float, int]:
         free, _ = torch.cuda.mem_get_info(torch.device(device))
         return MEMORY_SHARE * free, 1
     cores = os.cpu_count() or 1
-    return MEMORY_SHARE * memory(device) / cores, cores
+    return MEMORY_SHARE * read_memory(device) / cores, cores
 
 
-def memory(device: str) -> int:
+def read_memory(device: str) -> int:
     """Return the memory of a device in bytes; for the CPU, that of the machine or the limit of this container."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import Need, case_key, refused
 from attacker.attacks.nulls import Blinded
-from attacker.replay.example_counts import with_estimate
+from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import shorten
@@ -69,7 +69,7 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     updates with NaN or infinity, and updates without something that the attack needs.
     """
     reads_update = not isinstance(attack, Blinded)
-    complete = [_counted(recording, row, reads_update) for row in rows if row.status == "complete"]
+    complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
     if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
@@ -90,15 +90,15 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
 
 
-def _counted(recording: Recording, row: Row, reads_update: bool) -> Row:
-    """Return the row with a number of examples, see `with_estimate`; unchanged if its update cannot be read."""
+def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
+    """Return the row with a number of examples, see `add_estimate`; unchanged if its update cannot be read."""
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row
     try:
         observation = recording.observation(row)
         if find_bad_numbers(observation):
             return row
-        return replace(row, num_examples=with_estimate(observation, reads_update=reads_update)[0].num_examples)
+        return replace(row, num_examples=add_estimate(observation, reads_update=reads_update)[0].num_examples)
     except ValueError:
         return row
 
@@ -161,14 +161,14 @@ def _count_not_finite(tensor: Tensor) -> int:
     return int(tensor.numel() - torch.isfinite(tensor).sum())
 
 
-def entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
+def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
     whole: whether the case holds all rounds of a client. Then the entry lists the rounds with their attempts, the omitted rounds,
     and for secure sums the clients of each round.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
-    told = {**row_entry(recording, first), "key": case.key}
+    told = {**make_row_entry(recording, first), "key": case.key}
     if not whole:
         return told
     return {
@@ -181,7 +181,7 @@ def entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]
     }
 
 
-def row_entry(recording: Recording, row: Row) -> dict[str, Any]:
+def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
     """Return the entry of a single row in `attack.json`, also of a row whose update was not received."""
     return {
         "key": row.key,

@@ -44,14 +44,14 @@ class Origin:
     fedleak: str = field(default_factory=lambda: version("fedleak"))
     form: int = CHECKPOINT_FORMAT
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps([self.attack, self.seed, self.device, self.torch, self.fedleak, self.form])
 
-    def differs(self, other: str) -> str:
-        """Return as text how `other`, an origin written by `as_json`, differs from this one, or "" if it does not."""
+    def describe_difference(self, other: str) -> str:
+        """Return as text how `other`, an origin written by `to_json`, differs from this one, or "" if it does not."""
         try:
             theirs = parse_json(other)
-            pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.as_json()), strict=True)
+            pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.to_json()), strict=True)
             different = [(what, them, me) for what, them, me in pairs if them != me]
         except (ValueError, TypeError):
             return "cannot be read"
@@ -91,7 +91,7 @@ class FileMemory:
             os.path.lexists(self.path)
             and (found := _read(self.path))
             and found.cases == self.cases
-            and not self.origin.differs(found.origin)
+            and not self.origin.describe_difference(found.origin)
         ):
             self._kept = found.kept
         else:
@@ -116,7 +116,7 @@ class FileMemory:
         names = [(key, name) for key, state in self._kept.items() for name in state]
         tensors = {str(i): self._kept[key][name] for i, (key, name) in enumerate(names)}
         empty = [key for key, state in self._kept.items() if not state]
-        facts = {"origin": self.origin.as_json(), "cases": json.dumps(self.cases)}
+        facts = {"origin": self.origin.to_json(), "cases": json.dumps(self.cases)}
         write_tensors(self.path, tensors, {**facts, "names": json.dumps(names), "empty": json.dumps(empty)}, below=self._below)
 
 
@@ -145,7 +145,7 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
         return None
 
 
-def unfinished(
+def find_unfinished(
     folder: Path, origin: Origin, wanted: Iterable[str], *, most: int | None = None
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return the unfinished tasks of an earlier replay, as keys of their cases, and notes on checkpoints that cannot be used.
@@ -160,7 +160,7 @@ def unfinished(
             notes.append(f"{path.name} cannot be read as a checkpoint: its cases start again")
         elif not wanted.issuperset(found.cases):
             continue
-        elif difference := origin.differs(found.origin):
+        elif difference := origin.describe_difference(found.origin):
             notes.append(f"the checkpoint of {_describe_cases(found.cases)} {difference}: they start again")
         elif most is not None and len(found.cases) > most:
             notes.append(
@@ -178,7 +178,7 @@ def _describe_cases(cases: Sequence[str]) -> str:
     return cases[0] if len(cases) == 1 else f"{len(cases)} cases, the first {cases[0]},"
 
 
-def tidy(folder: Path, done: Iterable[str]) -> None:
+def remove_finished(folder: Path, done: Iterable[str]) -> None:
     """Remove checkpoints whose cases are all done, and unreadable ones. done: keys of the finished cases."""
     done = set(done)
     for path in folder.glob(f"*{CHECKPOINT_SUFFIX}"):

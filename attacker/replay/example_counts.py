@@ -25,7 +25,7 @@ class CountEstimate:
     words: str
 
 
-def with_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
+def add_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
     """Return the observation with a number of examples where none was reported, and a sentence on how it was found, or "".
 
     Nothing is estimated for a secure sum or behind a defense, which change the rank of an update.
@@ -51,7 +51,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     if not reads_update:
         return CountEstimate(default, f"{default} examples are taken to be behind the update: a null does not read it")
     plain = training.is_linear and not training.weight_decay
-    ranks = _ranks(observation) if plain else {}
+    ranks = _measure_ranks(observation) if plain else {}
     if not ranks:
         why = "no linear layer tells it" if plain else "clients' steps are no sums of gradients"
         return CountEstimate(
@@ -59,7 +59,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
         )
     rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
     count = max(1, -(-rank // (training.epochs or 1)))
-    count = max(count, _classes(observation))
+    count = max(count, _count_classes(observation))
     if rank == full:
         taken = min(max(count, default), most or max(count, default))
         least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
@@ -68,7 +68,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     return CountEstimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
 
 
-def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:
+def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     """Return the rank of the update and the largest possible one, by name of each linear layer that sees one row per example."""
     model = network_of(observation)
     seen: dict[str, Tensor] = {}
@@ -91,11 +91,14 @@ def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:
         update = observation.update.get(f"{name}.weight")
         if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
             classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer add up to nothing
-            found[name] = (_rank(update, observation.rounding.get(f"{name}.weight")), min(len(update) - classes, update.shape[1]))
+            found[name] = (
+                _compute_rank(update, observation.rounding.get(f"{name}.weight")),
+                min(len(update) - classes, update.shape[1]),
+            )
     return found
 
 
-def _rank(update: Tensor, rounding: Tensor | None) -> int:
+def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
     values = torch.linalg.svdvals(update.double())
     noise = MAX_ZERO_SINGULAR_VALUE * float(values[0])
     if rounding is not None:
@@ -105,7 +108,7 @@ def _rank(update: Tensor, rounding: Tensor | None) -> int:
     return int((values > noise).sum())
 
 
-def _classes(observation: Observation) -> int:
+def _count_classes(observation: Observation) -> int:
     """Return the smallest number of classes that the gradient of the last bias is evidence for."""
     _, bias = models.head(network_of(observation))
     update = observation.update.get(bias) if bias is not None else None

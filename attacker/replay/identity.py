@@ -55,22 +55,22 @@ class Identity:
     def digest(self) -> str:
         """Return a hash of all fields, as 8 hexadecimal digits."""
         everything = [str(self.spec), self.arguments, self.seed, self.oracles, self.recording, self.network, self.attack_code]
-        return _digest([*everything, self.truth] if self.truth else everything)
+        return _hash_value([*everything, self.truth] if self.truth else everything)
 
-    def folder(self, out: Path) -> Path:
+    def make_path(self, out: Path) -> Path:
         """Return the replay's folder in `out`, the folder of all reconstructions.
 
         An existing folder with the shorter name of older versions is used if network and attack belong to this project. Otherwise
         it does not say which code wrote it, so that only scoring and report read it.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
-        before = out / f"{name}-{_digest([str(self.spec), self.seed, self.oracles, self.recording])}"
+        before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"
         if not self.network and not self.attack_code and not self.truth and _read_identity(before) in ("", self.digest):
             return before
         return out / f"{name}-{self.digest}"
 
 
-def _digest(value: Any) -> str:
+def _hash_value(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()[:8]
 
 

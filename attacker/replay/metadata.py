@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.attack_facts import read_facts
-from attacker.replay.cases import Plan, entry, row_entry
+from attacker.replay.cases import Plan, make_case_entry, make_row_entry
 from attacker.replay.checkpoints import run_of
 from attacker.replay.identity import Identity
 from fedsim import models
@@ -22,8 +22,8 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
     Rows without a usable update are listed as well. oracles: names of the oracles that the attack was given.
     """
     spec = identity.spec
-    told = [row_entry(recording, row) for row in plan.idle]
-    told += [entry(recording, case, whole=plan.whole) for case in plan.cases]
+    told = [make_row_entry(recording, row) for row in plan.idle]
+    told += [make_case_entry(recording, case, whole=plan.whole) for case in plan.cases]
     about = {
         "attack": spec.name,
         "spec": str(spec),
@@ -35,7 +35,7 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "arguments": identity.arguments,
         "network_code": identity.network,
         "attack_code": identity.attack_code,
-        "run": facts(recording.manifest),
+        "run": collect_facts(recording.manifest),
     }
     below = run_of(path.parent)
     with alone(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
@@ -51,7 +51,7 @@ def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
     return f'{head},\n  "cases": [\n{lines}\n  ]\n}}\n'.encode()
 
 
-def facts(manifest: Manifest) -> dict[str, Any]:
+def collect_facts(manifest: Manifest) -> dict[str, Any]:
     """Return the public settings of a federation, from its manifest, for score rows and reports."""
     return {
         "name": manifest.name,
@@ -60,7 +60,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "num_classes": manifest.data.num_classes,
         "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
-        "limits": [*manifest.training.limits(), *_limits_of_network(manifest)],
+        "limits": [*manifest.training.limits(), *_list_network_limits(manifest)],
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,
         "network": manifest.network,
@@ -71,7 +71,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _limits_of_network(manifest: Manifest) -> list[str]:
+def _list_network_limits(manifest: Manifest) -> list[str]:
     """Return what attacks do not simulate of the network's training, in sentences; empty if the network cannot be built."""
     if manifest.training.mode != "train":
         return []

@@ -17,7 +17,7 @@ class Meter:
         self._shares = [0.0] * len(tasks)
         self._watch = watch
 
-    def told(self, number: int, share: float, words: str) -> None:
+    def record_progress(self, number: int, share: float, words: str) -> None:
         """Record that the share `share`, in [0, 1], of task `number` is done, and report the total."""
         self._shares[number] = share
         if self._watch is not None:
@@ -26,14 +26,16 @@ class Meter:
 
     def of_attack(self, number: int) -> Progress:
         """Return a progress callback for the attack that runs task `number`."""
-        return lambda done, most, words: self.told(number, share_of(done, most), words_of(done, most, words))
+        return lambda done, most, words: self.record_progress(
+            number, compute_share(done, most), format_progress(done, most, words)
+        )
 
 
-def share_of(done: int, most: int) -> float:
+def compute_share(done: int, most: int) -> float:
     """Return the share done / most of an attack, at most 0.99, since a task is done only once its files are written."""
     return min(0.99, done / max(1, most))
 
 
-def words_of(done: int, most: int, words: str) -> str:
+def format_progress(done: int, most: int, words: str) -> str:
     """Return the progress of an attack as one line, such as "40 of 100, loss 0.1"."""
     return f"{done} of {most}, {words}"

@@ -11,15 +11,24 @@ from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, RoutePlan, effort_of, oracles_of
-from attacker.replay.batching import CaseFootprint, chunked
+from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
-from attacker.replay.checkpoints import run_of, tidy, unfinished
+from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, plan_routes
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import format_numbers, join_names, write_facts
 from attacker.replay.progress import Meter, Watch
-from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome, here, is_done, path_of, write_failure
+from attacker.replay.tasks import (
+    Member,
+    ReplayJob,
+    Task,
+    TaskOutcome,
+    is_done,
+    make_reconstruction_path,
+    run_in_process,
+    write_failure,
+)
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -103,7 +112,7 @@ class Replay:
 
     @cached_property
     def folder(self) -> Path:
-        return self.identity.folder(self.out)
+        return self.identity.make_path(self.out)
 
     @property
     def _oracles(self) -> tuple[str, ...]:
@@ -148,14 +157,14 @@ class Replay:
         self._check_asked(rows)
         self._check_weights(rows)
         found = plan_cases(self.recording, rows, self._attack)
-        return replace(found, cases=tuple(map(self._if_it_fits, found.cases)))
+        return replace(found, cases=tuple(map(self._check_memory, found.cases)))
 
-    def _if_it_fits(self, case: Planned) -> Planned:
+    def _check_memory(self, case: Planned) -> Planned:
         """Return the case, with a reason of failure if it needs more memory than this machine has.
 
         A damaged manifest may claim examples of any size.
         """
-        reason = case.reason or self._footprint.too_large(case.sizes)
+        reason = case.reason or self._footprint.explain_too_large(case.sizes)
         return replace(case, reason=reason) if reason else case
 
     def _check_weights(self, rows: Sequence[Row]) -> None:
@@ -180,7 +189,7 @@ class Replay:
     def _check_asked(self, found: Sequence[Row]) -> None:
         """Raise ValueError, listing what exists, if a chosen client, or all chosen rounds, are not in the recording."""
         clients = self._clients - {row.client for row in found}
-        rounds = self._absent(found)
+        rounds = self._find_absent_rounds(found)
         if not clients and rounds != self.rounds:
             return
         rows = self.recording.rows(on_damage=lambda error: None)
@@ -191,27 +200,27 @@ class Replay:
             known = format_numbers(row.round for row in rows)
             raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
 
-    def _absent(self, found: Sequence[Row]) -> Rounds:
+    def _find_absent_rounds(self, found: Sequence[Row]) -> Rounds:
         """Return the chosen rounds without any row in the recording."""
         return Rounds.of(self.rounds or ()) - {row.round for row in found}
 
-    def extent(self) -> tuple[int, float]:
+    def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and roughly how many megabytes that writes.
 
         Rows that cannot be read, or with more than `MAX_EXAMPLES` examples, are not counted.
         """
-        rows = [row for case in self._pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
+        rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
         return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
 
-    def forecast(self) -> Forecast:
+    def estimate_work(self) -> Forecast:
         """Return an estimate of the remaining work. Observations with more than `MAX_EXAMPLES` examples are not counted."""
-        pending = {case.key for case in self._pending()}
+        pending = {case.key for case in self._list_pending()}
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
         routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
         evaluations = effort_of(self._attack).evaluations + routes.evaluations
-        once = sum(self._footprint.seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
+        once = sum(self._footprint.estimate_seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
         return Forecast(
             cases=sum(map(len, chunks)),
             chunks=len(chunks),
@@ -220,12 +229,12 @@ class Replay:
             reasons=routes.reasons,
         )
 
-    def _pending(self) -> list[Planned]:
+    def _list_pending(self) -> list[Planned]:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
-    def left(self) -> tuple[int, int]:
+    def count_unfinished(self) -> tuple[int, int]:
         """Return the number of cases that can be attacked and are not finished, and the number of all cases."""
-        return len(self._pending()), len(self.plan.cases)
+        return len(self._list_pending()), len(self.plan.cases)
 
     def run(self, watch: Watch | None = None) -> Replayed:
         """Attack every case that is not done yet, and write reconstructions. watch: callback for progress.
@@ -233,26 +242,26 @@ class Replay:
         Raises ValueError if nothing can be attacked, DamagedFile if that is because no row can be read, and KeyboardInterrupt
         after Ctrl-C, once the best results so far are written.
         """
-        plan, pending = self.plan, self._pending()
+        plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
         oracles = (*oracles_of(self._attack.needs), *(() if self.spec.null else self._oracles))
         write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
-        replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
+        replayed = Replayed(self.folder, failed=_group_errors(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
             if case.reason:
-                self._fail(case.key, case.reason, replayed)
-        if absent := self._absent(self._rows[0]):
+                self._record_failure(case.key, case.reason, replayed)
+        if absent := self._find_absent_rounds(self._rows[0]):
             replayed.notes.append(f"the recording holds nothing of round {absent}")
-        tasks = self._tasks(pending, replayed)
+        tasks = self._plan_tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
-        for outcome in self._outcomes(tasks, Meter(tasks, watch)):
+        for outcome in self._run_tasks(tasks, Meter(tasks, watch)):
             replayed.add(outcome)
-        tidy(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
+        remove_finished(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
         return replayed
 
-    def path(self, key: str) -> Path:
+    def make_path(self, key: str) -> Path:
         """Return the path of a case's reconstruction."""
-        return path_of(self.folder, key)
+        return make_reconstruction_path(self.folder, key)
 
     @cached_property
     def _job(self) -> ReplayJob:
@@ -269,17 +278,17 @@ class Replay:
             every=self.every,
         )
 
-    def _tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
+    def _plan_tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
         """Return the remaining tasks: first those with a checkpoint of an interrupted replay, unchanged, then the rest."""
         able = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
-        begun, notes = unfinished(self.folder, self._job.origin, able, most=self.chunk)
+        begun, notes = find_unfinished(self.folder, self._job.origin, able, most=self.chunk)
         replayed.notes += notes
         groups = [[able[key] for key in keys] for keys in begun if left & set(keys)]
         under_way = {case.key for group in groups for case in group}
         for chunk in self._chunks:
             groups.append([case for case in chunk if case.key in left - under_way])
-        tasks = (tuple(self._members(group, replayed)) for group in groups)
+        tasks = (tuple(self._collect_members(group, replayed)) for group in groups)
         return [Task(members=members) for members in tasks if members]
 
     @cached_property
@@ -289,15 +298,15 @@ class Replay:
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
         """Return all cases that can be attacked, grouped into chunks as in a replay without interruption."""
-        return chunked(self.plan.cases, self._footprint, self.chunk)
+        return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
 
-    def _seconds(self, tasks: Sequence[Task]) -> float:
+    def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
         """Estimate the seconds that tasks take on one core; almost 0 if the attack's number of evaluations is unknown."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
-        once = sum(self._footprint.seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
+        once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * effort_of(self._attack).evaluations
 
-    def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
+    def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
         """Yield cases as plain data, with the oracle knowledge that was asked for. A case without that knowledge fails."""
         for case in cases:
             labels = logits = None
@@ -307,37 +316,37 @@ class Replay:
                 if self.oracle_logits is not None and not self.spec.null:
                     logits = tuple(map(tuple, self.oracle_logits(case.rows[0]).tolist()))
             except ValueError as error:
-                self._fail(case.key, str(error), replayed)
+                self._record_failure(case.key, str(error), replayed)
                 continue
             rows = tuple((row.round, row.client) for row in case.rows)
             yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
-    def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
+    def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
         """Run the tasks and yield their outcomes as they end.
 
         Raises KeyboardInterrupt after the outcome of an interrupted task.
         """
         if not tasks:
             return
-        count = self.workers or process_pool.choose_workers(self._seconds(tasks), len(tasks), self.device, self.threads)
+        count = self.workers or process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
         if self.ray is not None:
-            results = ray_cluster.run_tasks(self._job, tasks, self.ray, meter.told)
+            results = ray_cluster.run_tasks(self._job, tasks, self.ray, meter.record_progress)
         elif count > 1:
-            results = process_pool.run_tasks(self._job, tasks, count, meter.told)
+            results = process_pool.run_tasks(self._job, tasks, count, meter.record_progress)
         else:
-            results = here(self._job, self.recording, tasks, meter.of_attack, self.look)
+            results = run_in_process(self._job, self.recording, tasks, meter.of_attack, self.look)
         for number, outcome in results:
-            meter.told(number, 1.0, "")
+            meter.record_progress(number, 1.0, "")
             yield outcome
             if outcome.interrupted:
                 raise KeyboardInterrupt
 
-    def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
+    def _record_failure(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason
         write_failure(self.folder, key, reason)
 
 
-def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
+def _group_errors(damage: Sequence[DamagedFile]) -> dict[str, str]:
     """Return the errors of unreadable rows by round and client, with a number appended if two have the same name."""
     failed: dict[str, str] = {}
     for error in damage:

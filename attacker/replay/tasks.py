@@ -17,7 +17,7 @@ from attacker.attacks.base import Look, refused
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.checkpoints import FileMemory, Origin, run_of
-from attacker.replay.example_counts import with_estimate
+from attacker.replay.example_counts import add_estimate
 from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.files import flush, remove, write_json
@@ -55,7 +55,7 @@ class ReplayJob:
     def origin(self) -> Origin:
         return Origin(attack=str(self.spec), seed=self.seed, device=torch.device(self.device).type)
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
@@ -83,7 +83,7 @@ class Task:
     def keys(self) -> tuple[str, ...]:
         return tuple(member.key for member in self.members)
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
@@ -133,28 +133,30 @@ class Bench:
         Ctrl-C keeps the best results so far.
         """
         outcome = TaskOutcome()
-        with _threads(self.job.threads):
-            if cases := self._cases(task, outcome):
+        with _limit_threads(self.job.threads):
+            if cases := self._build_cases(task, outcome):
                 self._attack(cases, outcome, progress)
         return outcome
 
-    def _cases(self, task: Task, outcome: TaskOutcome) -> list[Case]:
+    def _build_cases(self, task: Task, outcome: TaskOutcome) -> list[Case]:
         """Return the cases of a task that can be attacked, and record the others as failed."""
-        observations, problems = self._observations({row for member in task.members for row in member.rows})
+        observations, problems = self._read_observations({row for member in task.members for row in member.rows})
         cases = []
         for member in task.members:
             if reason := next((problems[row] for row in member.rows if row in problems), ""):
-                self._fail(member.key, reason, outcome)
+                self._record_failure(member.key, reason, outcome)
                 continue
             labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
             case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
             if reason := refused(self.attack, case):
-                self._fail(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
+                self._record_failure(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
                 continue
             cases.append(case)
         return cases
 
-    def _observations(self, places: set[RoundAndClient]) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
+    def _read_observations(
+        self, places: set[RoundAndClient]
+    ) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
         """Read observations by round and client, and reasons for those that cannot be used.
 
         They are read round by round, since observations of one round share the weights that the server sent.
@@ -178,7 +180,7 @@ class Bench:
             if reason := find_bad_numbers(observation):
                 problems[place] = reason
             else:
-                observations[place], words = with_estimate(observation, reads_update=not self.job.null)
+                observations[place], words = add_estimate(observation, reads_update=not self.job.null)
                 if words:
                     self._estimated[place] = words
         return observations, problems
@@ -201,14 +203,14 @@ class Bench:
             self._attack_halves(cases, failure, outcome, progress)
         else:
             problems = find_problems(self.job.attack, cases, answers)
-            estimated = {case.key: self._said_of(case) for case in cases}
+            estimated = {case.key: self._list_notes(case) for case in cases}
             good = estimated.keys() - problems.keys()
             usable = [answer for answer in answers if answer.case in good] if good else []
             outcome.interrupted = any(answer.interrupted for answer in usable)
             for answer in usable:
                 self._keep(replace(answer, notes=(*answer.notes, *estimated[answer.case])), outcome)
             for key, reason in problems.items():
-                self._fail(key, reason, outcome)
+                self._record_failure(key, reason, outcome)
             flush(self.folder)
         if not outcome.interrupted:
             memory.forget()
@@ -216,7 +218,7 @@ class Bench:
     def _attack_halves(self, cases: Sequence[Case], failure: str, outcome: TaskOutcome, progress: Progress | None) -> None:
         """Attack each half of the cases that failed together, or record the failure of a single case."""
         if len(cases) == 1:
-            self._fail(cases[0].key, failure, outcome)
+            self._record_failure(cases[0].key, failure, outcome)
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # cached blocks have the size that did not fit
@@ -231,15 +233,15 @@ class Bench:
         if self._is_done(key):  # finished before an earlier run of the task was interrupted
             return
         if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
-            self._fail(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
+            self._record_failure(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
             return
-        path = path_of(self.folder, key)
-        if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
+        path = make_reconstruction_path(self.folder, key)
+        if not (reconstruction.interrupted and path.exists() and _read_loss(path) <= float(reconstruction.loss[-1])):
             reconstruction.write(path, below=run_of(self.folder), settle=False)
         remove(self.folder / f"{key}.failed.json", below=run_of(self.folder))
         outcome.done[key] = reconstruction.route
 
-    def _said_of(self, case: Case) -> list[str]:
+    def _list_notes(self, case: Case) -> list[str]:
         """Return notes on how the numbers of examples of a case were estimated; empty if the clients reported them."""
         places = [(observation.round, observation.client) for observation in case.observations]
         told = [(place, self._estimated[place]) for place in places if place in self._estimated]
@@ -248,12 +250,12 @@ class Bench:
     def _is_done(self, key: str) -> bool:
         return is_done(self.folder, key)
 
-    def _fail(self, key: str, reason: str, outcome: TaskOutcome) -> None:
+    def _record_failure(self, key: str, reason: str, outcome: TaskOutcome) -> None:
         outcome.failed[key] = reason
         write_failure(self.folder, key, reason)
 
 
-def here(
+def run_in_process(
     job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
 ) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks in this process, and yield the number and outcome of each. progress: returns a progress callback for a task."""
@@ -262,14 +264,14 @@ def here(
         yield number, bench.run(task, progress(number))
 
 
-def path_of(folder: Path, key: str) -> Path:
+def make_reconstruction_path(folder: Path, key: str) -> Path:
     """Return the path of a case's reconstruction in the folder of its attack."""
     return folder / f"{key}.safetensors"
 
 
 def is_done(folder: Path, key: str) -> bool:
     """Return whether a case has a reconstruction that was not interrupted."""
-    path = path_of(folder, key)
+    path = make_reconstruction_path(folder, key)
     if not os.path.lexists(path):
         return False
     try:
@@ -292,7 +294,7 @@ def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:
     return TaskOutcome(failed=failed)
 
 
-def _loss(path: Path) -> float:
+def _read_loss(path: Path) -> float:
     try:
         return float(Reconstruction.read(path).loss[-1])
     except ValueError:
@@ -300,7 +302,7 @@ def _loss(path: Path) -> float:
 
 
 @contextmanager
-def _threads(wanted: int | None) -> Iterator[None]:
+def _limit_threads(wanted: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if wanted is not None:
         torch.set_num_threads(wanted)

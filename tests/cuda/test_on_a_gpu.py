@@ -11,7 +11,7 @@ from torch import Tensor
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.gradients.hardware import fast
 from attacker.reconstruction import Reconstruction
-from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, budget
+from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, divide_memory
 from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -80,9 +80,9 @@ def test_clients_train_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
 
 def test_memory_is_planned_by_what_is_free() -> None:
     torch.cuda.empty_cache()
-    before, _ = budget("cuda")
+    before, _ = divide_memory("cuda")
     held = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    during, _ = budget("cuda")
+    during, _ = divide_memory("cuda")
     assert before - during == pytest.approx(MEMORY_SHARE * held.numel(), rel=0.2)
 
 
@@ -91,7 +91,7 @@ def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str
     """limit: what a chunk may take over its plan, which counts tensors and no workspaces of libraries."""
     run = federate(tmp_path / "run", model, clients={"count": 8})
     given = cases(run)
-    planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").bytes((1,))
+    planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").estimate_bytes((1,))
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     answers(AttackSpec(name="inverting_gradients", arguments={"steps": 2}), given, "cuda")
@@ -145,7 +145,7 @@ def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None
     again = Replay(recording=recording, spec=spec, out=tmp_path / "stopped", device="cuda", every=0.0)
     assert again.run().failed == {}
     for row in recording.rows():
-        there, here = (Reconstruction.read(replay.path(row.key)).x for replay in (whole, again))
+        there, here = (Reconstruction.read(replay.make_path(row.key)).x for replay in (whole, again))
         torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
 
 

@@ -65,7 +65,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         ("fedsim.config", "Experiment ExperimentError read validate"),
         ("fedsim.training", "Batch Trained evaluate train"),
-        ("attacker.replay", "Replay Replayed is_done path_of read_facts"),
+        ("attacker.replay", "Replay Replayed is_done make_reconstruction_path read_facts"),
     ],
 )
 def test_what_is_public_is_exactly_this(module: str, names: str) -> None:

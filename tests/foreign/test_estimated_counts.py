@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay.example_counts import estimate_examples, with_estimate
+from attacker.replay.example_counts import add_estimate, estimate_examples
 from attacker.replay.replay import Replay
 from fedsim import models
 from fedsim.recording import DataSpec, Training
@@ -47,8 +47,8 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
 def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
     app.run(app.record(), rounds=1, mods=[report_nothing])
     (observation, *_) = app.recording.observations()
-    assert with_estimate(observation)[0].num_examples == 1
-    assert "is prescribed" in with_estimate(observation)[1]
+    assert add_estimate(observation)[0].num_examples == 1
+    assert "is prescribed" in add_estimate(observation)[1]
 
 
 def test_an_estimate_reaches_the_answer_and_is_told_there(app: Any) -> None:

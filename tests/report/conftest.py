@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from attacker.reconstruction import Reconstruction, slots_of
+from attacker.reconstruction import Reconstruction, list_slots
 from attacker.report import build
 from defenses.spec import DefenseSpec
 from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
@@ -66,7 +66,7 @@ class RunFolder:
                 x=torch.full((1, *data.shape), 0.75 if told["null"] else 0.25),
                 y=torch.zeros(1, dtype=torch.int64),
                 confidence=torch.ones(1),
-                slots=slots_of(number, client, [1]),
+                slots=list_slots(number, client, [1]),
                 loss=torch.tensor([1.0, 0.1, 0.0, float("nan")]),
                 iterations=4,
                 evaluations=4,

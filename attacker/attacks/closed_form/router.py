@@ -17,7 +17,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 from attacker.attacks.nulls import blinded
 from attacker.attacks.simulation.client import schedule
-from attacker.reconstruction import Reconstruction, slots_of
+from attacker.reconstruction import Reconstruction, list_slots
 
 MAX_NOISE_RATIO = 1.1
 """A search result is preferred to a closed form if its distance to the observed gradient is at most this multiple of the known
@@ -231,7 +231,7 @@ class Routing:
             confidence=judged.confidence,
             explained=judged.explained,
             evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
-            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
+            slots=list_slots(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.tensor([found.missed**2]),
             iterations=0,
             evaluations=found.tried,
@@ -271,7 +271,7 @@ class Routing:
             y=labels,
             confidence=judged.confidence,
             explained=judged.explained,
-            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
+            slots=list_slots(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.ones(1),
             iterations=0,
             evaluations=0,

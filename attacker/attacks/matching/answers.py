@@ -14,7 +14,7 @@ from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
 from attacker.attacks.matching.problem import ProblemRow, View
 from attacker.attacks.matching.saved_state import Best
-from attacker.reconstruction import Reconstruction, Slot, slots_of
+from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 
 def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
@@ -146,5 +146,5 @@ def slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
     own = len(places) // batch.epochs
     return [
         replace(slot, example=places[slot.example])
-        for slot in slots_of(observation.round, observation.client, batch.views[o].sizes, own)
+        for slot in list_slots(observation.round, observation.client, batch.views[o].sizes, own)
     ]

@@ -8,9 +8,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
-from attacker.replay.executors.process_usage import cores
+from attacker.replay.executors.process_usage import count_cores
 from attacker.replay.executors.worker_process import WorkerProcess
-from attacker.replay.progress import share_of, words_of
+from attacker.replay.progress import compute_share, format_progress
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
 
 WORKER_PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
@@ -25,12 +25,12 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:
-        yield from pool.outcomes()
+        yield from pool.iterate_outcomes()
     except KeyboardInterrupt:
-        yield from pool.interrupted()
+        yield from pool.interrupt_workers()
         raise
     except GeneratorExit:  # Ctrl-C came while the caller handled an outcome
-        list(pool.interrupted())
+        list(pool.interrupt_workers())
         raise
     finally:
         pool.kill()
@@ -42,11 +42,11 @@ class _Worker(WorkerProcess[dict[str, Any]]):
     def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
         super().__init__(WORKER_PROGRAM, lambda message: heard.put((self, message)), json.loads, threads=job.threads)
-        self.give(job.as_json())
+        self.send_task(job.to_json())
 
-    def begin(self, number: int, task: Task) -> None:
+    def start_task(self, number: int, task: Task) -> None:
         self.at = number
-        self.give(task.as_json())
+        self.send_task(task.to_json())
 
 
 class _Pool:
@@ -58,41 +58,41 @@ class _Pool:
         self.workers: list[_Worker] = []
         self.count = count
 
-    def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
+    def iterate_outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         while self.waiting or any(worker.at is not None for worker in self.workers):
-            self._assign_idle()
+            self._assign_tasks()
             worker, message = self.heard.get()
             if message is None:
-                yield from self._requeue(worker)
+                yield from self._requeue_task(worker)
             elif "outcome" in message:
-                yield self._finish(worker, message)
+                yield self._finish_task(worker, message)
             elif "progress" in message and worker.at is not None:
                 done, most, words = message["progress"]
-                self.told(worker.at, share_of(done, most), words_of(done, most, words))
+                self.told(worker.at, compute_share(done, most), format_progress(done, most, words))
 
-    def _assign_idle(self) -> None:
+    def _assign_tasks(self) -> None:
         """Give each idle worker a task, and replace those that died while there is work for them."""
         while self.waiting and len(self.workers) < self.count:
             self.workers.append(_Worker(self.job, self.heard))
-            self._assign(self.workers[-1])
+            self._assign_task(self.workers[-1])
         for worker in self.workers:
             if worker.at is None and self.waiting:
-                self._assign(worker)
+                self._assign_task(worker)
 
-    def _assign(self, worker: _Worker) -> None:
+    def _assign_task(self, worker: _Worker) -> None:
         number = self.waiting.popleft()
-        worker.begin(number, self.tasks[number])
+        worker.start_task(number, self.tasks[number])
 
-    def _finish(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, TaskOutcome]:
+    def _finish_task(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, TaskOutcome]:
         assert worker.at is not None
         number, worker.at = worker.at, None
         notes = [f"a worker died: {reason}; its task was repeated" for reason in self.died.get(number, ())]
         return number, TaskOutcome(**{**message["outcome"], "notes": notes})
 
-    def _requeue(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
+    def _requeue_task(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
         """Requeue the task of a dead worker, which resumes from its checkpoint, or yield its failure after too many deaths."""
         self.workers.remove(worker)
-        number, reason = worker.at, worker.last_words().splitlines()[0]
+        number, reason = worker.at, worker.explain_end().splitlines()[0]
         worker.end()
         if number is None:
             return
@@ -105,7 +105,7 @@ class _Pool:
         words = f"its worker died {len(died)} times, the last time because: {reason}"
         yield number, write_failures(self.job, self.tasks[number], words)
 
-    def interrupted(self) -> Iterator[tuple[int, TaskOutcome]]:
+    def interrupt_workers(self) -> Iterator[tuple[int, TaskOutcome]]:
         """Interrupt the workers, and yield the outcomes of their tasks with the best results so far."""
         busy = [worker for worker in self.workers if worker.at is not None]
         for worker in busy:
@@ -119,7 +119,7 @@ class _Pool:
             if message is None:
                 worker.at = None
             elif "outcome" in message:
-                yield self._finish(worker, message)
+                yield self._finish_task(worker, message)
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -131,4 +131,4 @@ def choose_workers(seconds: float, tasks: int, device: str, threads: int | None)
     """Return how many workers to start for `tasks` tasks of `seconds` seconds in total on one core; 1 means this process."""
     if device.startswith("cuda") or tasks < 2 or seconds < MIN_POOL_SECONDS:
         return 1
-    return max(1, min(tasks, cores() // (threads or 1)))
+    return max(1, min(tasks, count_cores() // (threads or 1)))

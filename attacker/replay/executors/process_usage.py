@@ -17,17 +17,17 @@ class Usage:
     cpu_seconds: float = 0.0
 
 
-def measurable() -> bool:
+def is_measurable() -> bool:
     """Return whether this system has /proc, from which the usage of processes is read."""
     return (PROC / "self" / "stat").exists()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of processor cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory() -> float | None:
+def read_memory_limit() -> float | None:
     """Return the megabytes that this process and its children may use: the machine's memory, or its control group's limit.
 
     None if the system does not say.
@@ -42,7 +42,7 @@ def memory() -> float | None:
     return min(found) / 1e6 if found else None
 
 
-def oom_kills() -> dict[str, int]:
+def count_oom_kills() -> dict[str, int]:
     """Return how many processes the kernel has killed for lack of memory, by the file that counts them; empty if none does."""
     found = {}
     for path in (PROC / "vmstat", CGROUP / "memory.events"):
@@ -56,14 +56,14 @@ def oom_kills() -> dict[str, int]:
 def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
     """Return as text what is known about a process that was killed by SIGKILL, and whether it ran out of memory.
 
-    megabytes: its memory when it was last measured; None if never. limit: its memory limit. before: `oom_kills` at its start.
+    megabytes: its memory when it was last measured; None if never. limit: its memory limit. before: `count_oom_kills` at its start.
     """
     if megabytes is None:
         took = "its memory was not measured"
     else:
         allowed = "" if limit is None else f" of at most {limit:.0f} MB"
         took = f"it used {megabytes:.0f} MB{allowed} when it was last measured"
-    now = oom_kills()
+    now = count_oom_kills()
     moved = [f"{where} by {now[where] - count}" for where, count in before.items() if now.get(where, count) > count]
     if moved:
         kernel = f"killed processes for lack of memory in the meantime ({', '.join(moved)})"
@@ -72,7 +72,7 @@ def describe_kill(megabytes: float | None, limit: float | None, before: dict[str
     return f"{took}; the kernel {kernel}"
 
 
-def usage(process: int) -> Usage:
+def measure_usage(process: int) -> Usage:
     """Return the resources used by the process with this id and its descendants; zeros if it has ended or is not measurable."""
     pages, ticks, tree = 0, 0, [process]
     while tree:

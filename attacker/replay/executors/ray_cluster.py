@@ -32,12 +32,12 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgr
     After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
     Raises RuntimeError if there is no cluster at the address.
     """
-    with joined(address):
-        yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).outcomes()
+    with join_cluster(address):
+        yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).iterate_outcomes()
 
 
 @contextmanager
-def joined(address: str) -> Iterator[None]:
+def join_cluster(address: str) -> Iterator[None]:
     """Connect this process to a Ray cluster within a `with` block. An existing connection is kept, so that replays can share it.
 
     address: see `run_tasks`. Raises RuntimeError if there is no cluster at the address.
@@ -61,7 +61,7 @@ def _init_ray(address: str) -> None:
     if address == "local":
         settings["include_dashboard"] = False
     elif references.admitted():
-        settings["runtime_env"] = _foreign_code()
+        settings["runtime_env"] = _describe_foreign_code()
     try:
         _check_address(address)
         for left in reversed(range(CONNECT_TRIES if address == "local" else 1)):
@@ -78,7 +78,7 @@ def _init_ray(address: str) -> None:
         raise RuntimeError(f"no Ray cluster at {address!r}: {first}; {mend}") from None
 
 
-def _foreign_code() -> dict[str, Any]:
+def _describe_foreign_code() -> dict[str, Any]:
     """Return the runtime environment in which the cluster's workers find the code that was admitted here as `module:function`.
 
     Workers of a cluster on this machine inherit the environment and need none.
@@ -108,28 +108,28 @@ class _Cluster:
         self.fingerprint = self.recording.fingerprint()
         resources = {"num_cpus": job.threads, **({"num_gpus": 1} if job.device.startswith("cuda") else {})}
         remote: Any = ray.remote
-        self._work = remote(max_retries=MAX_RETRIES, **resources)(work)
+        self._work = remote(max_retries=MAX_RETRIES, **resources)(run_remote_task)
         self.under_way = {self._send(number): number for number in range(len(tasks))}
 
     def _send(self, number: int, parcel: Parcel | None = None) -> Any:
-        return self._work.remote(self.job.as_json(), self.tasks[number].as_json(), self.fingerprint, parcel)
+        return self._work.remote(self.job.to_json(), self.tasks[number].to_json(), self.fingerprint, parcel)
 
-    def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
+    def iterate_outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         import ray
 
         try:
             while self.under_way:
                 (ended, *_), _ = ray.wait(list(self.under_way), num_returns=1)
-                yield from self._finish(ended)
+                yield from self._finish_task(ended)
         except KeyboardInterrupt:
             for reference in self.under_way:
                 ray.cancel(reference)
             ended, _ = ray.wait(list(self.under_way), num_returns=len(self.under_way), timeout=INTERRUPT_SECONDS)
             for reference in ended:
-                yield from self._finish(reference)
+                yield from self._finish_task(reference)
             raise
 
-    def _finish(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
+    def _finish_task(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
         """Yield the outcome of a task that has ended. If its worker cannot see the files, send the task again with the files."""
         import ray
 
@@ -151,7 +151,7 @@ class _Cluster:
         yield number, TaskOutcome(**outcome)
 
 
-def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
+def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
     """Run one task on any machine of a cluster. Return its outcome, and the contents of files if it cannot write to the folder.
 
     job, task: as JSON. fingerprint: of the recording, to recognise it. parcel: the files that the task needs. Returns None if

@@ -10,27 +10,27 @@ PROGRESS_SECONDS = 0.2
 
 
 def main() -> None:
-    serve(prepare)
+    serve(prepare_work)
 
 
-def prepare(channel: WorkerChannel) -> Work:
+def prepare_work(channel: WorkerChannel) -> Work:
     """Read the job from the channel, load recording and attack, and return the function that runs one task."""
     from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome
 
     bench = Bench(ReplayJob.from_json(channel.read()))
 
-    def work(line: str) -> dict[str, Any]:
+    def run_task(line: str) -> dict[str, Any]:
         task, is_due = Task.from_json(line), Throttle(PROGRESS_SECONDS)
 
-        def progress(done: int, most: int, words: str) -> None:
+        def report_progress(done: int, most: int, words: str) -> None:
             if is_due():
-                channel.say(progress=[done, most, words])
+                channel.send_message(progress=[done, most, words])
 
         try:
             with channel.interrupt:
-                outcome = bench.run(task, progress)
+                outcome = bench.run(task, report_progress)
         except KeyboardInterrupt:  # before the attack began, or after it ended
             outcome = TaskOutcome(interrupted=True)
         return {"outcome": asdict(outcome)}
 
-    return work
+    return run_task

@@ -52,9 +52,9 @@ class WorkerChannel:
         self.interrupt = interrupt
         self._messages = messages
         self._lines: SimpleQueue[str] = SimpleQueue()
-        threading.Thread(target=self._listen, args=(tasks,), daemon=True).start()
+        threading.Thread(target=self._read_tasks, args=(tasks,), daemon=True).start()
 
-    def _listen(self, tasks: TextIO) -> None:
+    def _read_tasks(self, tasks: TextIO) -> None:
         for line in tasks:
             self._lines.put(line)
         os._exit(1)  # the parent process is gone
@@ -68,7 +68,7 @@ class WorkerChannel:
         """Return the next line; block until there is one."""
         return self._lines.get()
 
-    def say(self, **message: Any) -> None:
+    def send_message(self, **message: Any) -> None:
         """Send one message to the parent process."""
         self._messages.write(json.dumps(message) + "\n")
         self._messages.flush()
@@ -92,14 +92,14 @@ def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
     """Run tasks until stdin ends. prepare: called once before the worker reports that it is ready; it may read lines itself."""
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
-    channel = WorkerChannel(sys.stdin, private_stdout(), interrupt)
+    channel = WorkerChannel(sys.stdin, take_stdout(), interrupt)
     work = prepare(channel)
-    channel.say(ready=True)
+    channel.send_message(ready=True)
     while True:
-        channel.say(**work(channel.read()))
+        channel.send_message(**work(channel.read()))
 
 
-def private_stdout() -> TextIO:
+def take_stdout() -> TextIO:
     """Return the process's stdout for messages only, and redirect everything else that is printed to stderr."""
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

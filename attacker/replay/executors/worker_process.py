@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from attacker.replay.executors.process_usage import Usage, describe_kill, oom_kills, usage
+from attacker.replay.executors.process_usage import Usage, count_oom_kills, describe_kill, measure_usage
 
 Message = TypeVar("Message")
 
 MAX_LINE = 64 * 2**20
 """Default limit of the length of a worker's line, in bytes."""
 MAX_STDERR = 4000
-"""Bytes of a worker's stderr that are kept in `last_words`."""
+"""Bytes of a worker's stderr that are kept in `explain_end`."""
 
 
 class WorkerProcess(Generic[Message]):
@@ -31,7 +31,7 @@ class WorkerProcess(Generic[Message]):
     heard:       callback, on a thread of its own, with each message, and with None once the worker has died. A worker that writes
                  an invalid line is killed.
     read:        function that parses a line; raises ValueError if the line is invalid.
-    threads:     see `environment_of`. environment: variables in addition to those of this process. max_line: limit in bytes.
+    threads:     see `make_environment`. environment: variables in addition to those of this process. max_line: limit in bytes.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class WorkerProcess(Generic[Message]):
         self._heard, self._read, self._max_line = heard, read, max_line
         self._nonsense, self._stderr_before = "", 0
         self._megabytes: float | None = None
-        self._oom_before = oom_kills()
+        self._oom_before = count_oom_kills()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 closed with the worker
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**environment_of(threads), **(environment or {})},
+            env={**make_environment(threads), **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches only the parent, which interrupts or ends its workers
         )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener = threading.Thread(target=self._read_messages, daemon=True)
         self._listener.start()
 
     @property
@@ -70,7 +70,7 @@ class WorkerProcess(Generic[Message]):
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def _listen(self) -> None:
+    def _read_messages(self) -> None:
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline(self._max_line)).endswith(b"\n"):  # otherwise it died while writing
             try:
@@ -83,15 +83,15 @@ class WorkerProcess(Generic[Message]):
         self.kill()
         self._heard(None)
 
-    def give(self, task: str) -> None:
+    def send_task(self, task: str) -> None:
         """Send a task, as one line of JSON."""
-        self.tasks, self._stderr_before = self.tasks + 1, self._stderr_size()
+        self.tasks, self._stderr_before = self.tasks + 1, self._measure_stderr()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the listening thread reports the worker's death
             self._process.stdin.write(task.encode() + b"\n")
             self._process.stdin.flush()
 
-    def _stderr_size(self) -> int:
+    def _measure_stderr(self) -> int:
         return os.fstat(self._stderr.fileno()).st_size
 
     def interrupt(self) -> None:
@@ -104,9 +104,9 @@ class WorkerProcess(Generic[Message]):
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def usage(self) -> Usage:
+    def measure_usage(self) -> Usage:
         """Return memory and processor time of the worker and its descendants."""
-        found = usage(self.pid)
+        found = measure_usage(self.pid)
         self._megabytes = found.megabytes or self._megabytes  # 0 once it is dead
         return found
 
@@ -121,7 +121,7 @@ class WorkerProcess(Generic[Message]):
                 pipe.close()
         self._stderr.close()
 
-    def last_words(self, limit: float | None = None) -> str:
+    def explain_end(self, limit: float | None = None) -> str:
         """Return why the worker ended: the reason in the first line, then its stderr since it got its last task, if any.
 
         limit: its memory limit in megabytes, which the reason mentions.
@@ -129,7 +129,7 @@ class WorkerProcess(Generic[Message]):
         status = self._process.wait()
         if self._nonsense:
             return self._nonsense
-        first = max(self._stderr_before, self._stderr_size() - MAX_STDERR)
+        first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR)
         words = os.pread(self._stderr.fileno(), MAX_STDERR, first).decode(errors="replace").strip()
         if status >= 0:
             reason = words.splitlines()[-1] if words else f"exit status {status}"
@@ -140,7 +140,7 @@ class WorkerProcess(Generic[Message]):
         return f"{reason}\n\n{words}" if words and words != reason else reason
 
 
-def environment_of(threads: int | None) -> dict[str, str]:
+def make_environment(threads: int | None) -> dict[str, str]:
     """Return the environment of a worker: this process's variables and module path, and the number of threads, if given."""
     counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}

@@ -66,7 +66,7 @@ class IdleWorkers:
         if worker in self._idle:
             self._idle.remove(worker)
         if worker is self._ready:
-            log.warning("the worker on stand-by died: %s", worker.last_words().splitlines()[0])
+            log.warning("the worker on stand-by died: %s", worker.explain_end().splitlines()[0])
             self._ready, self._not_before = None, time.monotonic() + STAND_BY_RETRY_SECONDS
         worker.end()
 

@@ -38,7 +38,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
 
     def begin(self, task: JobTask) -> None:
         """Send a job to the worker."""
-        self.give(task.as_json())
+        self.send_task(task.as_json())
 
 
 def shared_gpus(settings: ServiceSettings) -> list[str]:

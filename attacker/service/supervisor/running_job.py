@@ -35,7 +35,7 @@ class RunningJob:
         self.asked: str | None = None
         self.end: Callable[[], object] | None = None
         self._began = time.monotonic() if worker.ready else None
-        self._before = self._seen = worker.usage()
+        self._before = self._seen = worker.measure_usage()
         self._measured = self._told = 0.0
         self._until = float("inf")
 
@@ -52,7 +52,7 @@ class RunningJob:
 
     def answered(self, answer: JobOutcome) -> None:
         """Store the outcome of the job that the worker reports."""
-        self._seen, result = self.worker.usage(), answer.result
+        self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
         elif self.end is not None:  # it waits again already
@@ -102,7 +102,7 @@ class RunningJob:
         if self.end is not None:
             return
         if now - self._measured >= MEASURE_SECONDS:
-            self._measured, self._seen = now, self.worker.usage()
+            self._measured, self._seen = now, self.worker.measure_usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
                 self._too_large(self.megabytes)
         if self.asked is None and cancelled:

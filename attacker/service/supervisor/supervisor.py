@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from attacker.replay.executors.process_usage import cores, measurable, memory
+from attacker.replay.executors.process_usage import count_cores, is_measurable, read_memory_limit
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
 from attacker.service.settings import ServiceSettings
@@ -57,12 +57,12 @@ class Supervisor:
             return 1
         if self.settings.device.startswith("cuda"):
             return max(1, len(shared_gpus(self.settings)))
-        return max(1, cores() // self.settings.threads)
+        return max(1, count_cores() // self.settings.threads)
 
     @cached_property
     def _megabytes(self) -> float | None:
         """Memory limit of one job; None for no limit."""
-        return self.settings.largest_job(memory() if measurable() else None, self.size)
+        return self.settings.largest_job(read_memory_limit() if is_measurable() else None, self.size)
 
     @cached_property
     def _idle(self) -> IdleWorkers:
@@ -79,7 +79,7 @@ class Supervisor:
         Raises ValueError if another service uses the same state folder, or if `--job-megabytes` is set on a system that does not
         tell how much memory a process uses (no /proc).
         """
-        if self.settings.job_megabytes is not None and not measurable():
+        if self.settings.job_megabytes is not None and not is_measurable():
             raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
         state = own_folder(self.settings.state_folder)
         self._held.enter_context(alone(state / "service.lock"))
@@ -156,7 +156,7 @@ class Supervisor:
         running = self._running.get(worker)
         if said is None:
             if running is not None and running.end is None:
-                running.died(worker.last_words(limit=running.megabytes))
+                running.died(worker.explain_end(limit=running.megabytes))
             elif running is None:
                 self._idle.fire(worker)
         elif said.ready:

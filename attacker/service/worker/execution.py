@@ -101,7 +101,7 @@ class _Work:
         """Return a context that connects to the job's Ray cluster, shared by its replays; an empty one if no case is left."""
         if self.task.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
-        return ray_cluster.joined(self.task.ray)
+        return ray_cluster.join_cluster(self.task.ray)
 
     def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
         task = self.task

@@ -30,7 +30,7 @@ def prepare(channel: WorkerChannel) -> Work:
         def watch(share: float, words: str) -> None:
             if is_due():
                 told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
-                channel.say(progress=told.model_dump())
+                channel.send_message(progress=told.model_dump())
 
         outcome = do_job(JobTask.from_json(line), channel.interrupt, watch)
         return {"answer": outcome.model_dump(mode="json")}

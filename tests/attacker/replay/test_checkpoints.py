@@ -17,7 +17,7 @@ import torch
 from attacker.attacks import AttackSpec
 from attacker.attacks.matching.saved_state import within
 from attacker.reconstruction import Reconstruction
-from attacker.replay.checkpoints import FileMemory, Origin, tidy, unfinished
+from attacker.replay.checkpoints import FileMemory, Origin, find_unfinished, remove_finished
 from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -107,7 +107,7 @@ def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:
 def test_a_checkpoint_of_something_else_is_not_gone_on_from_and_that_is_said(tmp_path: Path, change: dict, words: str) -> None:
     told = {"attack": ORIGIN.attack, "seed": ORIGIN.seed, "device": ORIGIN.device, **change}
     memory(tmp_path, origin=Origin(**told)).keep("start 0", STATE)
-    tasks, notes = unfinished(tmp_path, ORIGIN, {"a", "b"})
+    tasks, notes = find_unfinished(tmp_path, ORIGIN, {"a", "b"})
     assert tasks == []
     (note,) = notes
     assert re.search(f"^the checkpoint of 2 cases, the first a, {words}.*: they start again$", note)
@@ -118,8 +118,8 @@ def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger
     for cases in (("a", "b", "c"), ("b",), ("d",), ("x", "d2")):
         memory(tmp_path, *cases)
     wanted = {"a", "b", "c", "d", "d2"}
-    assert sorted(unfinished(tmp_path, ORIGIN, wanted)[0]) == [("a", "b", "c"), ("d",)]
-    tasks, notes = unfinished(tmp_path, ORIGIN, wanted, most=2)
+    assert sorted(find_unfinished(tmp_path, ORIGIN, wanted)[0]) == [("a", "b", "c"), ("d",)]
+    tasks, notes = find_unfinished(tmp_path, ORIGIN, wanted, most=2)
     assert sorted(tasks) == [("b",), ("d",)]
     assert "holds more cases than the chosen chunk of 2" in notes[0]
 
@@ -127,10 +127,12 @@ def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger
 def test_a_damaged_checkpoint_is_said_and_leftovers_of_what_is_done_are_removed(tmp_path: Path) -> None:
     broken, left = memory(tmp_path, "a"), memory(tmp_path, "b", "c")
     broken.path.write_bytes(b"cut off")
-    assert unfinished(tmp_path, ORIGIN, {"a"})[1] == [f"{broken.path.name} cannot be read as a checkpoint: its cases start again"]
-    tidy(tmp_path, ["b"])
+    assert find_unfinished(tmp_path, ORIGIN, {"a"})[1] == [
+        f"{broken.path.name} cannot be read as a checkpoint: its cases start again"
+    ]
+    remove_finished(tmp_path, ["b"])
     assert list(tmp_path.iterdir()) == [left.path]
-    tidy(tmp_path, ["b", "c", "d"])
+    remove_finished(tmp_path, ["b", "c", "d"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -228,11 +230,11 @@ def test_a_chunk_that_was_cut_off_is_attacked_whole_again_and_what_was_written_s
     keys = [row.key for row in rows]
     FileMemory(first.folder, tuple(keys), first._job.origin).begin()  # killed while it wrote
     for key in keys[2:]:
-        first.path(key).unlink()
+        first.make_path(key).unlink()
     again = replay(chunk=4).run()
     assert (again.done, again.skipped) == (2, 2)
     after = {path.name: Reconstruction.read(path) for path in first.folder.glob("*.safetensors")}
-    assert all(first.path(key).read_bytes() == before[f"{key}.safetensors"] for key in keys[:2])
+    assert all(first.make_path(key).read_bytes() == before[f"{key}.safetensors"] for key in keys[:2])
     (first.folder / "old").mkdir()
     for name, content in before.items():
         (first.folder / "old" / name).write_bytes(content)
@@ -246,7 +248,7 @@ def test_chunks_are_the_same_whatever_is_done_already(run: Path) -> None:
     chunks = [[case.key for case in chunk] for chunk in replay._chunks]
     assert [len(chunk) for chunk in chunks] == [2, 2]
     replay.run()
-    replay.path(chunks[0][0]).unlink()
+    replay.make_path(chunks[0][0]).unlink()
     again = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
     assert [[case.key for case in chunk] for chunk in again._chunks] == chunks
     assert again.run().done == 1

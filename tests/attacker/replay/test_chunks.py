@@ -35,16 +35,16 @@ def test_an_optimiser_keeps_as_many_vectors_as_it_says(optimiser: Optimiser) -> 
 
 def test_a_history_and_its_copy_in_a_checkpoint_are_in_what_a_case_takes() -> None:
     history = 2 * 100 * 4 * 64 * CIFAR.size
-    more = footprint("cpl").bytes([64]) - footprint("cpl", optimiser="adam").bytes([64])
+    more = footprint("cpl").estimate_bytes([64]) - footprint("cpl", optimiser="adam").estimate_bytes([64])
     assert 2 * history < more < 3 * history
 
 
 def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "budget", lambda device: (6 * GB, 2))
+    monkeypatch.setattr(chunks, "divide_memory", lambda device: (6 * GB, 2))
     history = 2 * 100 * 4 * 64 * CIFAR.size
-    assert 4 < footprint("cpl").cases_at_once([64], 600) < 6 * GB / (2 * history)
-    assert footprint("cpl", optimiser="adam").cases_at_once([64], 600) == chunks.MAX_CASES_AT_ONCE
-    assert footprint("cpl").cases_at_once([1], 600) == chunks.MAX_CASES_AT_ONCE  # of single images there is room for all
+    assert 4 < footprint("cpl").choose_chunk_size([64], 600) < 6 * GB / (2 * history)
+    assert footprint("cpl", optimiser="adam").choose_chunk_size([64], 600) == chunks.MAX_CASES_AT_ONCE
+    assert footprint("cpl").choose_chunk_size([1], 600) == chunks.MAX_CASES_AT_ONCE  # of single images there is room for all
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_a
 
 
 def test_a_case_that_no_memory_holds_is_refused_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "memory", lambda device: 8 * GB)
-    assert footprint("cpl").too_large([64]) == ""
-    words = footprint("cpl").too_large([10**9])
+    monkeypatch.setattr(chunks, "read_memory", lambda device: 8 * GB)
+    assert footprint("cpl").explain_too_large([64]) == ""
+    words = footprint("cpl").explain_too_large([10**9])
     assert "1,000,000,000 examples of 3,072 values" in words
     assert "take at least 36,86" in words
     assert "cpu has 8.0 GB; attack fewer rounds" in words

@@ -35,11 +35,11 @@ def replay(run: Path, out: Path, steps: int) -> Replay:
 
 
 def test_cost_grows_with_steps_and_falls_to_nothing_when_all_is_done(run: Path, tmp_path: Path) -> None:
-    short, long = (replay(run, tmp_path / "out", steps).forecast() for steps in (2, 200))
+    short, long = (replay(run, tmp_path / "out", steps).estimate_work() for steps in (2, 200))
     assert (short.cases, short.chunks, short.evaluations) == (3, 2, 2)
     assert long.core_seconds == pytest.approx(100 * short.core_seconds)
     replay(run, tmp_path / "out", 2).run()
-    after = replay(run, tmp_path / "out", 2).forecast()
+    after = replay(run, tmp_path / "out", 2).estimate_work()
     assert (after.cases, after.chunks, after.core_seconds) == (0, 0, 0)
     assert describe_cost(after) == ""
 
@@ -68,7 +68,7 @@ def test_closed_forms_that_cannot_apply_are_told_with_their_reasons_before_anyth
     engine.run(FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
     monkeypatch.setattr(router.Routing, "run", lambda self: pytest.fail("planning solves nothing"))
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").forecast()
+    forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     words = describe_routes(forecast)
     assert words[0] == "closed forms that may apply: features"
     assert [line.partition(" cannot: ")[0] for line in words[1:]] == ["linear", "layers, peeled", "layer_input"]
@@ -78,7 +78,7 @@ def test_closed_forms_that_cannot_apply_are_told_with_their_reasons_before_anyth
 def test_the_route_that_iterates_is_part_of_the_cost(run: Path, tmp_path: Path) -> None:
     """With one step on one example, the route `layer_input` may apply."""
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").forecast()
+    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     assert forecast.reasons["layer_input"] == ""
     assert forecast.evaluations >= sum(layer_input.STEPS)
     assert forecast.core_seconds > 1

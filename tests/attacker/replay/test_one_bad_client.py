@@ -86,10 +86,10 @@ def describe(run: Path, part: str, **changes: object) -> None:
 @pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**36, 2**52])
 def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad: str, reported: int) -> None:
     describe(run, "training", steps=None, epochs=1)  # an epoch of one batch: the same step
-    cases, megabytes = replay(run).extent()
+    cases, megabytes = replay(run).measure_extent()
     assert cases == 6
     alter(run, "num_examples", reported, f"client = '{bad}'")
-    assert replay(run).extent() == (4, pytest.approx(megabytes * 4 / 6))
+    assert replay(run).measure_extent() == (4, pytest.approx(megabytes * 4 / 6))
     done = replay(run).run()
     assert (done.done, sorted(done.failed)) == (4, [f"0000{round}-{bad}" for round in (1, 2)])
     refusals = ("the client reported more than 100,000", f"{reported:,} examples of 64 values")
@@ -149,7 +149,7 @@ def test_the_most_examples_are_still_attacked_and_one_more_is_refused_in_words(i
 @pytest.mark.parametrize(("column", "value"), [("attempt", 0), ("metrics", "[]"), ("file", "../elsewhere")])
 def test_an_altered_row_is_named_and_the_others_are_attacked(run: Path, bad: str, column: str, value: object) -> None:
     alter(run, column, value, f"round = 2 AND client = '{bad}'")
-    assert replay(run).extent()[0] == 5
+    assert replay(run).measure_extent()[0] == 5
     done = replay(run).run()
     assert done.done == 5
     assert list(done.failed) == [f"row 2, {bad!r}"]

@@ -89,7 +89,7 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
 
 def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
     first = replay(run)
-    first.run(), (first.path("00001-" + Recording(run / "recording").rows()[0].client)).unlink()
+    first.run(), (first.make_path("00001-" + Recording(run / "recording").rows()[0].client)).unlink()
     again = replay(run).run()
     assert (again.done, again.skipped) == (1, 5)
 

@@ -48,12 +48,12 @@ def is_alive(pid: int) -> bool:
 def test_messages_come_in_order_and_death_comes_last(start: Start) -> None:
     worker, heard = start(ECHO)
     for number in range(100):
-        worker.give(json.dumps({"number": number}))
+        worker.send_task(json.dumps({"number": number}))
     assert [heard.get(timeout=SECONDS)["number"] for _ in range(100)] == list(range(100))
     assert worker.tasks == 100
     worker.kill()
     assert heard.get(timeout=SECONDS) is None
-    assert worker.last_words().startswith("killed by SIGKILL: its memory was not measured; the kernel ")
+    assert worker.explain_end().startswith("killed by SIGKILL: its memory was not measured; the kernel ")
 
 
 @pytest.mark.parametrize("moved", [0, 2, None])
@@ -70,15 +70,15 @@ def test_of_a_killed_worker_it_is_said_what_is_known(
             (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
             (cgroup / "memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
         worker, heard = start(ECHO)
-    worker.give(json.dumps({"number": 1}))
+    worker.send_task(json.dumps({"number": 1}))
     heard.get(timeout=SECONDS)
-    assert worker.usage().megabytes > 0
+    assert worker.measure_usage().megabytes > 0
     worker.kill()
     assert heard.get(timeout=SECONDS) is None
     monkeypatch.setattr(process_usage, "PROC", proc)
     if moved:
         (proc / "vmstat").write_text(f"oom_kill {7 + moved}\n")
-    said = worker.last_words(limit=2000)
+    said = worker.explain_end(limit=2000)
     assert re.match(r"killed by SIGKILL: it used \d+ MB of at most 2000 MB when it was last measured; the kernel ", said)
     expected = {
         0: "killed no process for lack of memory in the meantime",
@@ -95,7 +95,7 @@ def test_a_worker_that_writes_what_is_no_message_is_killed(start: Start, line: s
         f"import sys, time; sys.stdout.write({line + end!r}); sys.stdout.flush(); time.sleep(600)", max_line=1000
     )
     assert heard.get(timeout=SECONDS) is None
-    assert "invalid message" in worker.last_words()
+    assert "invalid message" in worker.explain_end()
     assert not worker.is_alive
 
 
@@ -108,10 +108,10 @@ def test_last_words_begin_with_the_reason_and_are_those_of_the_last_task(start: 
         "    if line.strip() == '2': sys.exit('no room')"
     )
     for task in ("1", "2"):
-        worker.give(task)
+        worker.send_task(task)
         assert heard.get(timeout=SECONDS) == int(task)
     assert heard.get(timeout=SECONDS) is None
-    assert worker.last_words() == "no room\n\nat 2\nno room"
+    assert worker.explain_end() == "no room\n\nat 2\nno room"
 
 
 def test_threads_and_environment_reach_the_worker(start: Start) -> None:
@@ -129,10 +129,10 @@ def test_memory_time_and_death_are_those_of_all_that_the_worker_started(start: S
     said = [heard.get(timeout=SECONDS) for _ in range(2)]
     (pid,) = [one for one in said if one is not True]
     until = time.monotonic() + SECONDS
-    while worker.usage().cpu_seconds < 0.2:
+    while worker.measure_usage().cpu_seconds < 0.2:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert worker.usage().megabytes > 80
+    assert worker.measure_usage().megabytes > 80
     worker.end()
     while is_alive(pid):
         assert time.monotonic() < until, "what a worker started outlives it"

@@ -17,7 +17,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.executors import process_pool as workers
 from attacker.replay.executors.process_pool import choose_workers, run_tasks
-from attacker.replay.executors.ray_cluster import read_parcel, work
+from attacker.replay.executors.ray_cluster import read_parcel, run_remote_task
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.replay.tasks import Member, ReplayJob, Task
@@ -209,9 +209,9 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     job, recording = here._job, Recording(run / "recording")
     row = recording.rows()[0]
     task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
-    away = ReplayJob.from_json(job.as_json().replace(str(run), str(tmp_path / "not there")))
-    assert work(away.as_json(), task.as_json(), recording.fingerprint(), None) is None
-    told = work(away.as_json(), task.as_json(), recording.fingerprint(), read_parcel(recording, task))
+    away = ReplayJob.from_json(job.to_json().replace(str(run), str(tmp_path / "not there")))
+    assert run_remote_task(away.to_json(), task.to_json(), recording.fingerprint(), None) is None
+    told = run_remote_task(away.to_json(), task.to_json(), recording.fingerprint(), read_parcel(recording, task))
     assert told is not None
     outcome, files = told
     assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])
@@ -221,5 +221,5 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
         assert torch.equal(Reconstruction.read(tmp_path / "back" / name).x, answers(here.folder)[name].x)
     other = shutil.copytree(run / "recording", tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"digits"', '"digits2"') + " ")
-    elsewhere = ReplayJob.from_json(job.as_json().replace(str(run / "recording"), str(other)))
-    assert work(elsewhere.as_json(), task.as_json(), recording.fingerprint(), None) is None
+    elsewhere = ReplayJob.from_json(job.to_json().replace(str(run / "recording"), str(other)))
+    assert run_remote_task(elsewhere.to_json(), task.to_json(), recording.fingerprint(), None) is None

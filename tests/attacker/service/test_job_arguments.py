@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import FilePath, OneOf, check_settable, settable
-from attacker.replay.executors.process_usage import memory
+from attacker.replay.executors.process_usage import read_memory_limit
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import JOB_SECONDS, ServiceSettings
 
@@ -102,6 +102,6 @@ def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_this_machine_is_known_here() -> None:
-    megabytes = memory()
+    megabytes = read_memory_limit()
     assert megabytes is not None
     assert 100 < megabytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6 + 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.replay.metadata import facts
+from attacker.replay.metadata import collect_facts
 from defenses.gradients import GradientSpec
 from defenses.networks import penalty_of
 from fedsim import models
@@ -132,7 +132,7 @@ def test_a_mild_setting_stays_within_five_points_of_no_defense(federate: Callabl
 def test_all_three_are_recorded_as_public_facts(federate: Callable[..., Any]) -> None:
     run = federate(gradient="dp_sgd(2, noise=0.5)", network="precode(3)", inputs="mixup")
     recording = Recording(run.out / "recording")
-    told = facts(recording.manifest)
+    told = collect_facts(recording.manifest)
     assert (told["gradient"], told["network"], told["inputs"]) == (
         "dp_sgd(2, noise=0.5)",
         "precode(3)",

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks import Case, Memory, Need, Progress
 from attacker.attacks.base import generator_for
-from attacker.reconstruction import Reconstruction, slots_of
+from attacker.reconstruction import Reconstruction, list_slots
 
 
 class FirstLayer:
@@ -51,7 +51,7 @@ class FirstLayer:
             x=seen.data.denormalise(x.reshape(1, *seen.data.shape)),
             y=_label(last),
             confidence=torch.full((1,), torch.nan),
-            slots=slots_of(seen.round, seen.client, (1,)),
+            slots=list_slots(seen.round, seen.client, (1,)),
             loss=torch.zeros(1),
             iterations=1,
             evaluations=0,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
-from attacker.reconstruction import Reconstruction, slots_of
+from attacker.reconstruction import Reconstruction, list_slots
 from attacker.replay.replay import Replay, Replayed
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -48,7 +48,7 @@ class Together:
 
 
 def _grey(case: Case, seed: int) -> Reconstruction:
-    slots = [slot for o in case.observations for slot in slots_of(o.round, o.client, [o.num_examples or 0])]
+    slots = [slot for o in case.observations for slot in list_slots(o.round, o.client, [o.num_examples or 0])]
     count = len(slots)
     return Reconstruction(
         case=case.key,
