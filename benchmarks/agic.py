@@ -28,7 +28,7 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import by_depth
 from attacker.attacks.multi_round.agic import agic
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 
 TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "beyond")
@@ -159,7 +159,7 @@ def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], t
     values = []
     for i in range(len(cases)):
         guesses, originals = x[i * size : (i + 1) * size], truth.x[i * size : (i + 1) * size]
-        values += psnr(guesses[[c for c in assign(guesses, originals) if c is not None]], originals).tolist()
+        values += psnr(guesses[[c for c in assign_reconstructions(guesses, originals) if c is not None]], originals).tolist()
     labels = [one.y.tolist() == sorted(truth.y[i * size : (i + 1) * size].tolist()) for i, one in enumerate(found)]
     each = " ".join(f"{value:.1f}" for value in values)
     row = {

@@ -19,7 +19,7 @@ from support.contract import Options, options, told
 from support.cpl.cases import Originals, network, single
 
 from attacker.attacks import GradientMatching, cpl, dlg
-from attacker.scoring.metrics import mse, ssim, succeeded
+from attacker.scoring.metrics import is_recovered, mse, ssim
 
 PAPER = {
     "cpl": {"iterations": 28.3, "success": 0.973, "labels": 1.0, "ssim": 0.9985, "mse": 2.2e-4},
@@ -69,7 +69,7 @@ def _compare(data: Images, asked: Options) -> list[dict[str, Any]]:
 def _measure(data: Images, originals: Originals, attack: GradientMatching, asked: Options) -> dict[str, Any]:
     answers, seconds = attacked(attack, originals.cases, asked)
     guesses, labels = (torch.cat(parts) for parts in zip(*map(guessed, answers, originals.x), strict=True))
-    success = succeeded(guesses, data.x)
+    success = is_recovered(guesses, data.x)
     taken = [until_tolerance(one) for one, ok in zip(answers, success.tolist(), strict=True) if ok]
     one_start = [ok and one.restarts == 1 for one, ok in zip(answers, success.tolist(), strict=True)]
     return {

@@ -4,8 +4,8 @@ There are 200 pairs of an image and random weights: DLG's and CPL's LeNet in tur
 images photographs and half CIFAR-10. What is attacked is the float32 gradient of one image; nothing but it and the weights is
 known. `success` is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is the CPU time that CPL's
 L-BFGS with one start takes per image that it recovers, over ours on the same pairs; for both, an image counts as recovered by
-`attacker.scoring.metrics.succeeded`. Ours attacks one pair at a time, the search all of its pairs at once, which costs it less.
-`--quick` is four pairs, two of them searched.
+`attacker.scoring.metrics.is_recovered`. Ours attacks one pair at a time, the search all of its pairs at once, which costs it
+less. `--quick` is four pairs, two of them searched.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from support.single_cases import client
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, Case, cpl, rgap
-from attacker.scoring.metrics import succeeded
+from attacker.scoring.metrics import is_recovered
 
 NETWORKS = ("lenet_dlg", "lenet_cpl")
 EXACT = 1e-6
@@ -85,7 +85,7 @@ def _attacked(attack: Attack, pairs: Sequence[Pair], asked: Options) -> Found:
         found = replace(attack, device=asked.device)([p.case for p in pairs], rng=Generator().manual_seed(asked.seed))
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
-    return Found(mse, succeeded(guesses.clamp(0, 1), x), [clock.seconds])
+    return Found(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])
 
 
 def _joined(found: Sequence[Found]) -> Found:

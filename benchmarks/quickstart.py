@@ -31,7 +31,7 @@ from torch import Tensor
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 from fedsim.engine import engines
 from fedsim.recording import DataSpec, Observation, Recording, Training
@@ -141,7 +141,7 @@ def _measured(setting: Setting, folder: Path, asked: Options) -> list[dict[str, 
 
 
 def _mean_psnr(x: Tensor, truth: Tensor) -> float:
-    order = assign(x, truth)
+    order = assign_reconstructions(x, truth)
     kept = [i for i, found in enumerate(order) if found is not None]
     return float(psnr(torch.stack([x[found] for found in order if found is not None]), truth[kept]).mean())
 

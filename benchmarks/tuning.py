@@ -26,7 +26,7 @@ from support.single_cases import client
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching import smooth_images
-from attacker.scoring.metrics import mse, succeeded
+from attacker.scoring.metrics import is_recovered, mse
 
 Table = tuple[list[dict[str, Any]], dict[str, Any]]
 NETWORKS: dict[str, tuple[int, int]] = {
@@ -116,7 +116,7 @@ def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Op
     return {
         "images": len(x),
         "batches": len(originals.x),
-        "recovered": float(succeeded(guesses, x).float().mean()),
+        "recovered": float(is_recovered(guesses, x).float().mean()),
         "median_mse": float(mse(guesses, x).median()),
         "cpu_seconds": seconds / len(x),
     }

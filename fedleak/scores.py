@@ -12,10 +12,10 @@ from torch import Tensor
 from attacker.attacks import AttackSpec
 from attacker.report.pairs import read_pair_tensors
 from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
-from attacker.scoring.comparison import compare
-from attacker.scoring.environment import environment
+from attacker.scoring.comparison import compare_examples
+from attacker.scoring.environment import describe_environment
 from attacker.scoring.measures import make_empty_measures
-from attacker.scoring.perceptual import lpips_or_reason
+from attacker.scoring.perceptual import load_or_explain
 from attacker.scoring.states import REASON_UNMATCHED
 from fedleak import figures
 from fedleak.federations import run_of
@@ -122,7 +122,7 @@ def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     x, labels = x.detach().cpu().float(), [int(label) for label in y]
     if tuple(x.shape[1:]) != result.data.shape or len(x) != len(labels):
         raise ValueError(f"x must be ({len(labels)}, {', '.join(map(str, result.data.shape))}), got {tuple(x.shape)}")
-    compared = compare(found, x, labels, result.data, lpips=lpips_or_reason(result.data))
+    compared = compare_examples(found, x, labels, result.data, lpips=load_or_explain(result.data))
     spec: AttackSpec = result.spec
     common = ScoreRow(
         source="memory",
@@ -144,7 +144,7 @@ def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
         surplus=compared.surplus,
         rounds=(1,),
         index=0,
-        environment=environment(),
+        environment=describe_environment(),
     )
     rows = []
     for i, (label, fields) in enumerate(zip(labels, compared.fields, strict=True)):

@@ -190,7 +190,7 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     if "logits" in names and not attack.argument("agreement"):
         raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
     from attacker.scoring import Scorer
-    from attacker.scoring.oracle import digest_truth, true_labels, true_logits
+    from attacker.scoring.oracle import compute_true_logits, digest_truth, read_true_labels
     from fedsim.recording.masked_vectors import SUM_CLIENT
 
     run = recording.folder.parent
@@ -201,7 +201,7 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
         return tuple(recording.summed(row.round)) if row.client == SUM_CLIENT else ()
 
     known = {
-        "labels": lambda row: true_labels(scorer, row, list_cohort(row)),
-        "logits": lambda row: true_logits(scorer, recording, row, list_cohort(row)),
+        "labels": lambda row: read_true_labels(scorer, row, list_cohort(row)),
+        "logits": lambda row: compute_true_logits(scorer, recording, row, list_cohort(row)),
     }
     return {f"oracle_{name}": known[name] for name in names} | {"oracle_truth": digest_truth(folders)}

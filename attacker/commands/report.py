@@ -39,18 +39,18 @@ def rank(
     with report_errors():
         from attacker.report import rank_report as ranks
 
-        size = ranks.shape_of(shape)
+        size = ranks.parse_shape(shape)
         if out_file is not None:
             ranks.check_picture(out_file)
-        chain = ranks.opened(model, size, classes, dict(map(parse_assignment, overrides or [])))
+        chain = ranks.load_chain(model, size, classes, dict(map(parse_assignment, overrides or [])))
         with err.status("proving the rank of each layer" if prove else "counting"):
-            report = ranks.analysed(chain, dead=dead, prove=prove)
+            report = ranks.analyse_chain(chain, dead=dead, prove=prove)
         if out_file is not None:
             ranks.draw(report, chain, out_file, title=f"{model}, input {shape}")
         if as_json:
-            print_json(ranks.as_json(report, model))
+            print_json(ranks.to_json(report, model))
             return
-        out.print(ranks.table(report, chain))
+        out.print(ranks.make_table(report, chain))
         out.print(f"[bold]{ranks.write_headline(report)}[/]")
         for sentence in ranks.write_verdict(report):
             out.print(escape(sentence))

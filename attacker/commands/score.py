@@ -64,7 +64,7 @@ def score(
         summaries = summarise(rows)
         failed = _print_failed(rows)
         if as_json:
-            print_json([{**one.as_json(), **_list_left_out(scorer, one.source)} for one in summaries])
+            print_json([{**one.to_json(), **_list_left_out(scorer, one.source)} for one in summaries])
         else:
             _print_summaries(summaries)
             if scorer.data.spec.is_image and isinstance(scorer.lpips, str):

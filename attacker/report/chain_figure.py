@@ -17,7 +17,7 @@ WIDTH, GAP, FLOOR = 1.0, 0.75, 0.035
 """Width of a box, gap between boxes in units of it, and smallest height relative to the tallest box."""
 
 
-def chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
+def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
     """Write a picture as PNG, SVG or PDF, depending on the suffix of `path`.
 
     The height of each box is the number of the layer's unknowns. It is filled as far as equations determine them, and hatched in
@@ -32,23 +32,23 @@ def chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title
         axes.set_axis_off()
         for i, (layer, what) in enumerate(zip(report.layers, words, strict=True)):
             height = max(FLOOR, layer.unknowns / tallest)
-            _box(axes, i * (WIDTH + GAP), height, layer, critical=i == report.critical)
-            _captions(axes, i * (WIDTH + GAP), layer, what, critical=i == report.critical)
+            _draw_box(axes, i * (WIDTH + GAP), height, layer, critical=i == report.critical)
+            _draw_captions(axes, i * (WIDTH + GAP), layer, what, critical=i == report.critical)
         for i in range(count + 1):
-            _arrow(axes, i * (WIDTH + GAP) - GAP)
+            _draw_arrow(axes, i * (WIDTH + GAP) - GAP)
         axes.text(-GAP, 0, "input", ha="right", va="center", color=FAINT)
         axes.text(count * (WIDTH + GAP), 0, "logits", ha="left", va="center", color=FAINT)
         middle = (count * (WIDTH + GAP) - GAP) / 2
         axes.text(middle, 0.98, title, ha="center", va="center", fontsize=12, fontweight="bold")
         axes.text(middle, 0.86, fill(verdict, 16 * count + 24), ha="center", va="center", color=INK)
-        _legend(axes, report)
+        _draw_legend(axes, report)
         half = max(count * (WIDTH + GAP) / 2 + 1.0, 3.4)
         axes.set_xlim(middle - half, middle + half)
         axes.set_ylim(-1.25, 1.08)
         figure.savefig(path, dpi=160, facecolor="white", metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
-def _box(axes: Axes, left: float, height: float, layer: LayerRank, *, critical: bool) -> None:
+def _draw_box(axes: Axes, left: float, height: float, layer: LayerRank, *, critical: bool) -> None:
     low = -height / 2
     parts = (
         (layer.alone, BY_GRADIENT, None),
@@ -66,7 +66,7 @@ def _box(axes: Axes, left: float, height: float, layer: LayerRank, *, critical: 
     axes.add_patch(Rectangle((left, -height / 2), WIDTH, height, facecolor="none", edgecolor=colour, linewidth=line))
 
 
-def _captions(axes: Axes, left: float, layer: LayerRank, what: str, *, critical: bool) -> None:
+def _draw_captions(axes: Axes, left: float, layer: LayerRank, what: str, *, critical: bool) -> None:
     middle, colour = left + WIDTH / 2, RED if critical else INK
     axes.text(middle, 0.62, fill(what, 14), ha="center", va="center", color=colour, fontweight="bold", fontsize=8.5)
     lines = (
@@ -81,12 +81,12 @@ def _captions(axes: Axes, left: float, layer: LayerRank, what: str, *, critical:
         axes.text(middle, -0.62 - 0.085 * row, text, ha="center", va="center", color=shade, fontsize=8, fontweight=strong)
 
 
-def _arrow(axes: Axes, start: float) -> None:
+def _draw_arrow(axes: Axes, start: float) -> None:
     ends = (start + 0.08, 0), (start + GAP - 0.08, 0)
     axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT, linewidth=1))
 
 
-def _legend(axes: Axes, report: RankReport) -> None:
+def _draw_legend(axes: Axes, report: RankReport) -> None:
     handles = [
         Patch(facecolor=BY_GRADIENT, label="determined by gradient constraints"),
         Patch(facecolor=BY_WEIGHT, label="and by weight constraints"),

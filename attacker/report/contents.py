@@ -134,19 +134,19 @@ class AttackOnRun:
         return [example for example in self.examples if example.state in FINISHED]
 
 
-def changes(manifest: Manifest) -> str:
+def list_changes(manifest: Manifest) -> str:
     """Return the specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
     m = manifest
     gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
     return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
 
 
-def protection(manifest: Manifest) -> str:
-    """Return as text what protects the updates of a run: the clients' defenses (`changes`), and secure aggregation.
+def describe_protection(manifest: Manifest) -> str:
+    """Return as text what protects the updates of a run: the clients' defenses (`list_changes`), and secure aggregation.
 
     Parts that the run does not use are left out; "" if nothing protects the updates.
     """
-    return ", ".join(part for part in (changes(manifest), "secure aggregation" * bool(manifest.secure_aggregation)) if part)
+    return ", ".join(part for part in (list_changes(manifest), "secure aggregation" * bool(manifest.secure_aggregation)) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +169,12 @@ class ReportedRun:
     @cached_property
     def changes(self) -> str:
         """The specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
-        return changes(self.manifest)
+        return list_changes(self.manifest)
 
     @cached_property
     def protection(self) -> str:
         """What protects the run's updates: the clients' defenses, and secure aggregation; "" if nothing does."""
-        return protection(self.manifest)
+        return describe_protection(self.manifest)
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:
@@ -188,5 +188,5 @@ class ReportedRun:
     def codecs(self) -> tuple[str, ...]:
         return tuple(sorted({row.codec for row in self.observations if row.codec is not None and row.status == "complete"}))
 
-    def observed(self, status: str) -> int:
+    def count_observations(self, status: str) -> int:
         return sum(row.status == status for row in self.observations)

@@ -40,7 +40,7 @@ CHART_STYLE: dict[Any, Any] = {
 Values = NDArray[np.float64]
 
 
-def loss_curves(name: str, losses: Sequence[Values]) -> str | None:
+def draw_loss_curves(name: str, losses: Sequence[Values]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
     A thin line is one case, the thick line the median. A case that has ended keeps its last value in the median.
@@ -49,18 +49,24 @@ def loss_curves(name: str, losses: Sequence[Values]) -> str | None:
     if not curves:
         return None
     longest = max(map(len, curves))
-    with _chart(name, width=4.8, height=2.7) as (axes, svg):
+    with _open_chart(name, width=4.8, height=2.7) as (axes, svg):
         for curve in curves[:: -(-len(curves) // MOST_LINES)]:
-            axes.plot(*_thinned(_positive(curve)), color=INK, linewidth=0.6, alpha=0.28, marker="." if len(curve) == 1 else "")
-        held = np.stack([np.pad(_positive(curve), (0, longest - len(curve)), mode="edge") for curve in curves])
-        axes.plot(*_thinned(_median(held)), color=ACCENT, linewidth=2, marker="o" if longest == 1 else "")
+            axes.plot(
+                *_thin_curve(_mask_non_positive(curve)),
+                color=INK,
+                linewidth=0.6,
+                alpha=0.28,
+                marker="." if len(curve) == 1 else "",
+            )
+        held = np.stack([np.pad(_mask_non_positive(curve), (0, longest - len(curve)), mode="edge") for curve in curves])
+        axes.plot(*_thin_curve(_compute_median(held)), color=ACCENT, linewidth=2, marker="o" if longest == 1 else "")
         axes.set(yscale="log", xlabel="iteration")
-        _at_least_a_decade(axes)
+        _widen_axis(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     return svg[0]
 
 
-def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
+def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
     """Return a chart of one quantity over the rounds; None if there are no values.
 
     share: whether the axis runs from 0 to 1.
@@ -68,7 +74,7 @@ def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None]
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
     if not known:
         return None
-    with _chart(name, width=3.4, height=2.0) as (axes, svg):
+    with _open_chart(name, width=3.4, height=2.0) as (axes, svg):
         marker = "o" if len(known) <= 30 else ""
         axes.plot(*zip(*known, strict=True), color=ACCENT, linewidth=1.6, marker=marker, markersize=3.5, clip_on=False)
         axes.set_ylim((0, 1) if share else (0, 1.08 * max(value for _, value in known) or 1))
@@ -78,7 +84,7 @@ def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None]
     return svg[0]
 
 
-def _at_least_a_decade(axes: Axes) -> None:
+def _widen_axis(axes: Axes) -> None:
     """Widen the axis to at least a factor of 10, so that a loss that hardly changed looks flat."""
     low, high = axes.get_ylim()
     if high < 10 * low:
@@ -86,12 +92,12 @@ def _at_least_a_decade(axes: Axes) -> None:
         axes.set_ylim(middle / np.sqrt(10), middle * np.sqrt(10))
 
 
-def _positive(curve: Values) -> Values:
+def _mask_non_positive(curve: Values) -> Values:
     """Return the curve with NaN, drawn as a gap, for values that a log scale cannot show."""
     return np.where(np.isfinite(curve) & (curve > 0), curve, np.nan)
 
 
-def _median(curves: Values) -> Values:
+def _compute_median(curves: Values) -> Values:
     """Return the median over the first axis, ignoring NaN; NaN where all values are NaN."""
     median = np.full(curves.shape[1], np.nan)
     known = ~np.isnan(curves).all(axis=0)
@@ -99,13 +105,13 @@ def _median(curves: Values) -> Values:
     return median
 
 
-def _thinned(curve: Values) -> tuple[Values, Values]:
+def _thin_curve(curve: Values) -> tuple[Values, Values]:
     chosen = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
     return chosen + 1.0, curve[chosen]
 
 
 @contextmanager
-def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
+def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
     """Yield the axes to draw on, and a list that contains the SVG after the `with` block. Width and height are in inches."""
     svg: list[str] = []
     with mpl.rc_context({**CHART_STYLE, "svg.hashsalt": f"fedleak {name}"}):
@@ -113,10 +119,10 @@ def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, li
         yield figure.add_subplot(), svg
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        svg.append(_inline(buffer.getvalue(), PAGE_COLOURS))
+        svg.append(_make_inline(buffer.getvalue(), PAGE_COLOURS))
 
 
-def _inline(svg: str, colours: Mapping[str, str]) -> str:
+def _make_inline(svg: str, colours: Mapping[str, str]) -> str:
     """Return the SVG for use inside an HTML page.
 
     Prologue, metadata, fixed sizes, colours and fonts, and element ids that two charts could share are removed.

@@ -12,10 +12,18 @@ from numpy.typing import NDArray
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
-from attacker.report.linked import linked
+from attacker.report.linked import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
-from attacker.report.undone import Missing, no_null, no_truth, not_replayed, replay_command, score_command, unfinished
-from attacker.report.unscored import Unscored, unscored
+from attacker.report.undone import (
+    Missing,
+    describe_missing_null,
+    describe_missing_truth,
+    describe_unreplayed,
+    list_unfinished,
+    make_replay_command,
+    make_score_command,
+)
+from attacker.report.unscored import Unscored, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import State, count_cases, read_case
@@ -30,7 +38,7 @@ PlaceKey = tuple[str, int, int, int]
 """Case, batch, position and index: the same example in every attack."""
 
 
-def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
+def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, if there is none.
 
     scored: False leaves out scores and originals, which are derived from the truth.
@@ -48,14 +56,14 @@ def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
     except DamagedFile as error:
         observations = []
         missing.append(Missing(f"The index of the recording cannot be read: {error}"))
-    if not (metrics := _lines(folder / "metrics.jsonl", missing)):
+    if not (metrics := _read_metrics(folder / "metrics.jsonl", missing)):
         missing.append(Missing("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
-    scores = _scores(folder / "scores.jsonl", missing) if scored else []
-    facts = _facts(folder, recording.manifest, missing)
-    states = {source: _states(folder / "reconstructions" / source, told) for source, told in facts.items()}
-    attacks = _attacks(folder, recording.manifest, facts, states, scores, missing)
+    scores = _read_scores(folder / "scores.jsonl", missing) if scored else []
+    facts = _read_all_facts(folder, recording.manifest, missing)
+    states = {source: _read_states(folder / "reconstructions" / source, told) for source, told in facts.items()}
+    attacks = _collect_attacks(folder, recording.manifest, facts, states, scores, missing)
     truth = scored and (folder / "truth").is_dir()
-    missing += _undone(folder, asked, facts, states, scores, attacks, truth=truth)
+    missing += _list_missing(folder, asked, facts, states, scores, attacks, truth=truth)
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -73,7 +81,7 @@ def run_folder(folder: Path) -> Path:
     return folder.parent if (folder / "manifest.json").is_file() else folder
 
 
-def _lines(path: Path, missing: list[Missing]) -> list[Record]:
+def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
     """Return the rows of `metrics.jsonl`, without those with values that no server writes; problems are added to `missing`."""
     try:
         rows = read_json_lines(path)
@@ -96,7 +104,7 @@ def _is_measured(row: Record) -> bool:
     return plain and type(row.get("round")) is int and 0 <= row["round"] < MAX_NUMBER
 
 
-def _scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
+def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
     try:
         return read_rows(path)
     except ValueError as error:
@@ -104,7 +112,7 @@ def _scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
         return []
 
 
-def _facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
+def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
     """Return the content of each attack.json by the name of its folder.
 
     Attacks on other recordings that share the folder are left out; files that cannot be read are added to `missing`.
@@ -123,7 +131,7 @@ def _facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str
     return found
 
 
-def _attacks(
+def _collect_attacks(
     folder: Path,
     manifest: Manifest,
     facts: Mapping[str, Record],
@@ -133,26 +141,26 @@ def _attacks(
 ) -> tuple[AttackOnRun, ...]:
     """Return every attack, with or without scores, and with its null. Nulls are not returned as attacks of their own."""
     rows: dict[str, list[ScoreRow]] = {}
-    for row in sorted(scores, key=_order):
+    for row in sorted(scores, key=_get_sort_key):
         rows.setdefault(row.source, []).append(row)
-    pairs = _pairs(folder, manifest, rows)
+    pairs = _read_pairs(folder, manifest, rows)
     found = {
         source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, missing)
         for source in sorted({*facts, *rows})
     }
     for source, attack in found.items():
         if source in facts and not attack.is_null:
-            found[source] = replace(attack, unscored=_unscored(folder, manifest, source, facts, attack, missing))
+            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, facts, attack, missing))
     summaries = {summary.source: summary for summary in summarise(scores)}
 
-    def whole(attack: AttackOnRun) -> AttackOnRun:
+    def add_null(attack: AttackOnRun) -> AttackOnRun:
         summary = summaries.get(attack.source)
         null = found.get(summary.null.source) if summary and summary.null else None
         beside = {example.place: example for example in null.examples} if null else {}
         examples = tuple(replace(example, null=beside.get(example.place)) for example in attack.examples)
         return replace(attack, summary=summary, null=null, examples=examples)
 
-    attacks = [whole(attack) for attack in found.values() if not attack.is_null]
+    attacks = [add_null(attack) for attack in found.values() if not attack.is_null]
     return tuple(sorted(attacks, key=lambda a: (a.attack, a.oracles, not a.knows_defense, a.spec, a.seed)))
 
 
@@ -166,7 +174,7 @@ def _attack(
     missing: list[Missing],
 ) -> AttackOnRun:
     told = facts or rows[0].to_dict()
-    together = linked(folder / "reconstructions" / source, facts) if facts else ()
+    together = read_linked_cases(folder / "reconstructions" / source, facts) if facts else ()
     apart = {row.case for row in rows} - {one.case for one in together}
     return AttackOnRun(
         **{key: told[key] for key in ("attack", "spec", "knows_defense", "seed")},
@@ -175,15 +183,15 @@ def _attack(
         oracles=tuple(told["oracles"]),
         cases=None if states is None else len(states),
         states=count_cases(rows) if states is None else Counter(states.values()),
-        examples=tuple(_example(row, pairs) for row in rows if row.state != "waiting"),
-        losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
+        examples=tuple(_make_example(row, pairs) for row in rows if row.state != "waiting"),
+        losses=() if told["null"] else _read_losses(folder / "reconstructions" / source, missing),
         linked=together,
         notes={row.case: row.notes for row in rows if row.notes and row.case in apart},
         lpips_reasons=tuple(sorted({str(row.lpips_reason) for row in rows if row.lpips is None and row.pair is not None})),
     )
 
 
-def _states(folder: Path, told: Record) -> dict[str, State]:
+def _read_states(folder: Path, told: Record) -> dict[str, State]:
     """Return the state of each case to attack, from the files in the attack's folder now.
 
     Cases whose rounds are all part of other cases are left out.
@@ -193,7 +201,7 @@ def _states(folder: Path, told: Record) -> dict[str, State]:
     return {key: read_case(folder, key)[1] for key in keys}
 
 
-def _unscored(
+def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
 ) -> Unscored:
     """Return the reconstructions of an attack that have no scores, with those of its null."""
@@ -208,23 +216,23 @@ def _unscored(
     ]
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None
-    result = unscored(reconstructions / source, told, scored, manifest.data, null=null, most=MAX_PAIRS)
+    result = collect_unscored(reconstructions / source, told, scored, manifest.data, null=null, most=MAX_PAIRS)
     missing += map(Missing, result.problems)
     return result
 
 
-def _order(row: ScoreRow) -> tuple[Any, ...]:
+def _get_sort_key(row: ScoreRow) -> tuple[Any, ...]:
     return row.rounds, row.client, row.batch, row.position
 
 
-def _place(row: ScoreRow) -> PlaceKey:
+def _get_place(row: ScoreRow) -> PlaceKey:
     return row.case, row.batch, row.position, row.index
 
 
-def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -> Example:
-    pair = pairs.get((row.source, _place(row)), ExamplePair())
+def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -> Example:
+    pair = pairs.get((row.source, _get_place(row)), ExamplePair())
     if row.failure is not None:
-        pair = pairs.get(("", _place(row)), ExamplePair())
+        pair = pairs.get(("", _get_place(row)), ExamplePair())
     return Example(
         state=row.state,
         case=row.case,
@@ -244,7 +252,9 @@ def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -
     )
 
 
-def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]) -> dict[tuple[str, PlaceKey], ExamplePair]:
+def _read_pairs(
+    folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]
+) -> dict[tuple[str, PlaceKey], ExamplePair]:
     """Return the pairs to show, by the attack's folder name and the example's key.
 
     The original alone is stored under the folder name "", for attacks that failed on this example.
@@ -253,12 +263,12 @@ def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRo
     for source, some in rows.items():
         for row in some[:MAX_PAIRS]:
             if row.pair is not None:
-                pair = pairs[source, _place(row)] = read_pair(folder, row.pair, manifest.data.columns)
-                pairs["", _place(row)] = ExamplePair(original=pair.original)
+                pair = pairs[source, _get_place(row)] = read_pair(folder, row.pair, manifest.data.columns)
+                pairs["", _get_place(row)] = ExamplePair(original=pair.original)
     return pairs
 
 
-def _losses(folder: Path, missing: list[Missing]) -> tuple[NDArray[np.float64], ...]:
+def _read_losses(folder: Path, missing: list[Missing]) -> tuple[NDArray[np.float64], ...]:
     losses = []
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -268,7 +278,7 @@ def _losses(folder: Path, missing: list[Missing]) -> tuple[NDArray[np.float64], 
     return tuple(losses)
 
 
-def _undone(
+def _list_missing(
     folder: Path,
     recording: Path,
     facts: Mapping[str, Record],
@@ -280,26 +290,26 @@ def _undone(
 ) -> list[Missing]:
     """Return what is left to replay and to score. recording: folder that the replay command names."""
     if not facts and not scores:
-        return [not_replayed(recording)]
+        return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
         one
         for source, told in facts.items()
-        for one in unfinished(
+        for one in list_unfinished(
             told,
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},
-            replay=replay_command(recording, told),
-            score=score_command(folder) if truth or scores else "",
+            replay=make_replay_command(recording, told),
+            score=make_score_command(folder) if truth or scores else "",
         )
     ]
     if not truth and not scores:
-        undone.append(no_truth(folder))
+        undone.append(describe_missing_truth(folder))
     for attack in attacks:
         told = facts.get(
             attack.source, {"attack": attack.attack, "spec": attack.spec, "seed": attack.seed, "oracles": attack.oracles}
         )
         null = bool(attack.null) or not attack.summary
         if not null:
-            undone.append(no_null(recording, told))
+            undone.append(describe_missing_null(recording, told))
     return undone

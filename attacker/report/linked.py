@@ -39,16 +39,16 @@ class Linked:
         return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
 
 
-def linked(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
+def read_linked_cases(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
     """Return the cases of several rounds of an attack, in the order of its attack.json.
 
     folder: folder of its reconstructions. told: content of its attack.json.
     """
     others = find_superseded(folder, told["cases"])
-    return tuple(_linked(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
+    return tuple(_read_linked_case(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
 
-def _linked(folder: Path, case: Record, other: Superseded | None) -> Linked:
+def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> Linked:
     facts: Record = {
         "case": str(case["key"]),
         "client": str(case["client"]),
@@ -60,12 +60,12 @@ def _linked(folder: Path, case: Record, other: Superseded | None) -> Linked:
         found = Reconstruction.read(folder / f"{case['key']}.safetensors")
     except ValueError:
         return Linked(**facts)
-    several = sum(len(rounds) > 1 for rounds in rounds_of(found).values())
+    several = sum(len(rounds) > 1 for rounds in list_rounds(found).values())
     facts["rounds"] = tuple(sorted({slot.round for slot in found.slots}))
     return Linked(**facts, notes=found.notes, examples=len(found.x), several=several)
 
 
-def rounds_of(found: Reconstruction) -> dict[int, tuple[int, ...]]:
+def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:
     """Return for each reconstructed example, by its index, the rounds to which the attack assigns it, ascending."""
     places = Counter((slot.example, slot.round) for slot in found.slots)
     examples = sorted({example for example, _ in places})

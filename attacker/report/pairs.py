@@ -65,7 +65,7 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
         return ExamplePair(problem=f"{file} is missing")
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)
-        return _row(content, columns) if file.endswith(".json") else _halves(content)
+        return _parse_row(content, columns) if file.endswith(".json") else _split_halves(content)
     except DamagedFile as error:
         return ExamplePair(problem=f"{file} {error.reason}")
     except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError):
@@ -83,44 +83,44 @@ def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
     if pair.original is None or pair.reconstruction is None:
         content = parse_json(read_bytes(run, file, limit=MAX_BYTES))
         return torch.tensor(content["original"]), torch.tensor(content["reconstruction"])
-    return _pixels(pair.original), _pixels(pair.reconstruction)
+    return _decode_picture(pair.original), _decode_picture(pair.reconstruction)
 
 
-def _pixels(picture: Picture) -> Tensor:
+def _decode_picture(picture: Picture) -> Tensor:
     with Image.open(io.BytesIO(picture.png)) as image:
         pixels = torch.from_numpy(np.array(image, dtype=np.float32)) / 255
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def alone(x: Tensor, data: DataSpec) -> ExamplePair:
+def show_alone(x: Tensor, data: DataSpec) -> ExamplePair:
     """Return a reconstruction x of shape `data.shape` for display without an original, clamped to [0, 1]."""
     x = x.nan_to_num()
     if not data.is_image:
         columns = data.columns or tuple(Column(name=f"column {i}") for i in range(len(x)))
-        return ExamplePair(cells=tuple(_cells(columns, x.tolist())))
+        return ExamplePair(cells=tuple(_make_cells(columns, x.tolist())))
     if len(x) not in (1, 3):
         return ExamplePair(problem=f"an image of {len(x)} channels cannot be shown")
     pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
-    return ExamplePair(reconstruction=_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
+    return ExamplePair(reconstruction=_encode_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
 
 
-def _halves(content: bytes) -> ExamplePair:
+def _split_halves(content: bytes) -> ExamplePair:
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
         middle = image.width // 2
         left = image.crop((0, 0, middle, image.height))
         right = image.crop((middle, 0, image.width, image.height))
-    return ExamplePair(_picture(left), _picture(right))
+    return ExamplePair(_encode_picture(left), _encode_picture(right))
 
 
-def _picture(image: Image.Image) -> Picture:
+def _encode_picture(image: Image.Image) -> Picture:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return Picture(buffer.getvalue(), image.width, image.height)
 
 
-def _row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
+def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
     content = parse_json(text)
     names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
     if not len(names) == len(original) == len(found):
@@ -129,23 +129,25 @@ def _row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
         )
     if names != [column.name for column in columns]:
         columns = [Column(name=name) for name in names]
-    return ExamplePair(cells=tuple(_cells(columns, found, original)))
+    return ExamplePair(cells=tuple(_make_cells(columns, found, original)))
 
 
-def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[TableCell]:
+def _make_cells(
+    columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None
+) -> Iterator[TableCell]:
     """Yield a cell for each continuous column, and one for all columns of a categorical variable."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
     for (kind, name, _), group in numbered:
         at = [i for i, _ in group]
-        cell = _categorical if kind == "categorical" else _continuous
+        cell = _make_categorical_cell if kind == "categorical" else _make_continuous_cell
         yield cell(name, [columns[i] for i in at], x[at], None if truth is None else truth[at])
 
 
 Values = NDArray[np.float64]
 
 
-def _continuous(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
+def _make_continuous_cell(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
     low, span = columns[0].low, columns[0].high - columns[0].low
     x = x.clip(0, 1)
     shown = f"{low + x[0] * span:.4g}"
@@ -154,7 +156,7 @@ def _continuous(name: str, columns: Sequence[Column], x: Values, truth: Values |
     return TableCell(name, shown, f"{low + truth[0] * span:.4g}", bool(abs(x[0] - truth[0]) <= TABLE_TOLERANCE))
 
 
-def _categorical(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
+def _make_categorical_cell(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
     largest = [column.category or f"value {i}" for i, column in enumerate(columns) if x[i] == x.max()]
     shown = " or ".join(largest) if len(largest) <= 3 else "undecided"
     if truth is None:

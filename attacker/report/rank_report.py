@@ -17,20 +17,20 @@ from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
 __all__ = [
-    "analysed",
-    "as_json",
+    "analyse_chain",
     "check_picture",
-    "described",
+    "describe_layer",
     "draw",
-    "opened",
-    "shape_of",
-    "table",
     "write_headline",
+    "load_chain",
+    "make_table",
+    "parse_shape",
+    "to_json",
     "write_verdict",
 ]
 
 
-def shape_of(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     """Parse a shape such as `3x32x32` or `30`. Raises ValueError for anything else."""
     parts = text.lower().split("x")
     if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) for part in parts):
@@ -46,7 +46,7 @@ def check_picture(path: Path) -> None:
         raise ValueError(f"--out {path}: there is no folder {path.absolute().parent}")
 
 
-def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
+def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
     """Return a model as a chain of layers, by its name or as `module:function`, which is imported.
 
     Raises ValueError if there is no such model or it does not fit the shape, and RuntimeError with the reason if it is not a
@@ -61,7 +61,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
         raise RuntimeError(f"{model} cannot be analysed, because closed forms do not support it: {reason}") from reason
 
 
-def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
+def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
     """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed."""
     try:
         return analyse_rank(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
@@ -71,12 +71,12 @@ def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
 
 def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
     """Write a picture of the chain as PNG, SVG or PDF, depending on the suffix of `path`."""
-    from attacker.report.chain_figure import chain_picture
+    from attacker.report.chain_figure import write_chain_picture
 
-    chain_picture(report, [described(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report))
+    write_chain_picture(report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report))
 
 
-def as_json(report: RankReport, model: str) -> dict[str, Any]:
+def to_json(report: RankReport, model: str) -> dict[str, Any]:
     """Return all results of the analysis as values for JSON."""
     return {
         "model": model,
@@ -93,7 +93,7 @@ def as_json(report: RankReport, model: str) -> dict[str, Any]:
     }
 
 
-def table(report: RankReport, chain: Chain) -> Table:
+def make_table(report: RankReport, chain: Chain) -> Table:
     """Return a table with one row per layer, the critical layer in red.
 
     Its columns are unknowns, constraints of each kind, the index, the rank, and the number of missing equations.
@@ -107,7 +107,7 @@ def table(report: RankReport, chain: Chain) -> Table:
         numbers = (one.unknowns, one.gradients, one.weights, one.virtual, one.index)
         made.add_row(
             escape(one.name),
-            escape(described(layer)),
+            escape(describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
             f"{one.rank:,}" if one.proved else f"≤{one.rank:,}",
             Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
@@ -116,17 +116,17 @@ def table(report: RankReport, chain: Chain) -> Table:
     return made
 
 
-def described(layer: Layer) -> str:
+def describe_layer(layer: Layer) -> str:
     """Return a short description of a layer: its channels, kernel, stride and padding, or its width."""
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
-    words = [f"conv {layer.shape[0]}", _sides(layer.kernel)]
-    words += [f"/{_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
-    words += [f"pad {_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
-    words += [f"dilation {_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
+    words = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]
+    words += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
+    words += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
+    words += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
     pooled = prod(layer.inputs) != prod(layer.taken) or prod(layer.given) != prod(layer.outputs)
     return " ".join(words + ["pooled"] * pooled)
 
 
-def _sides(sides: tuple[int, int], *, short: bool = False) -> str:
+def _format_sides(sides: tuple[int, int], *, short: bool = False) -> str:
     return str(sides[0]) if short and sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from attacker.report import figures, words
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
-from attacker.report.gather import MAX_PAIRS, gather, run_folder
+from attacker.report.gather import MAX_PAIRS, gather_run, run_folder
 from attacker.report.pairs import Picture
 from attacker.report.unscored import UnscoredExample
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
@@ -43,7 +43,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
     if not runs:
         raise ValueError("a report needs at least one run, got none")
     out = out or run_folder(Path(runs[0])) / "report.html"
-    page = render([gather(Path(folder)) for folder in runs])
+    page = render([gather_run(Path(folder)) for folder in runs])
     if not out.parent.exists():
         make_private(out.parent)
     write_bytes(out, page.encode())
@@ -52,10 +52,10 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 def render(runs: Sequence[ReportedRun]) -> str:
     """Return the page as HTML."""
-    template = _environment().get_template("page.html")
+    template = _make_environment().get_template("page.html")
     return template.render(
-        runs=[_shown(i, run) for i, run in enumerate(runs, start=1)],
-        differences=words.differences(runs),
+        runs=[_make_context(i, run) for i, run in enumerate(runs, start=1)],
+        differences=words.list_differences(runs),
         names=", ".join(run.name for run in runs),
         max_mse=MAX_MSE,
         tolerance=TABLE_TOLERANCE,
@@ -64,51 +64,51 @@ def render(runs: Sequence[ReportedRun]) -> str:
     )
 
 
-def _shown(number: int, run: ReportedRun) -> dict[str, Any]:
+def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
     return {
         "id": f"run-{number}",
         "run": run,
-        "verdict": words.verdict(run),
-        "coverage": words.coverage(run),
-        "not_finished": words.not_finished(run),
-        "best": words.best(run),
-        "strip": _strip(run),
-        "unscored_strip": _unscored_strip(run),
+        "verdict": words.describe_verdict(run),
+        "coverage": words.describe_coverage(run),
+        "not_finished": words.describe_unfinished(run),
+        "best": words.find_best_attack(run),
+        "strip": _select_strip(run),
+        "unscored_strip": _select_unscored_strip(run),
         "nothing_finished": bool(run.attacks) and not words.is_finished(run),
-        "losses": {attack.source: _loss_chart(number, attack) for attack in run.attacks},
-        "utility": _utility(number, run),
-        "no_lpips": _no_lpips(run),
+        "losses": {attack.source: _draw_loss_chart(number, attack) for attack in run.attacks},
+        "utility": _draw_utility_charts(number, run),
+        "no_lpips": _list_lpips_reasons(run),
     }
 
 
-def _no_lpips(run: ReportedRun) -> dict[str, list[str]]:
+def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
     """Return the reasons for missing LPIPS values, each with the attacks concerned; an empty list stands for all attacks."""
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
-def _strip(run: ReportedRun) -> list[Example]:
+def _select_strip(run: ReportedRun) -> list[Example]:
     """Return the first examples of the best attack that have an original to show. They are not selected by quality."""
-    best = words.best(run)
+    best = words.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 
 
-def _unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
+def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
     """Return the first reconstructions of the first attack that has any, if nothing is scored; otherwise none."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
-    return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.best(run) is None else []
+    return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.find_best_attack(run) is None else []
 
 
-def _loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
-    svg = figures.loss_curves(f"run-{number} {attack.source}", attack.losses)
+def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
+    svg = figures.draw_loss_curves(f"run-{number} {attack.source}", attack.losses)
     if svg is None:
         return None
-    title = f"{words.attack_name(attack.attack)}, {words.counted(len(attack.losses), 'case')}"
+    title = f"{words.format_attack_name(attack.attack)}, {words.format_count(len(attack.losses), 'case')}"
     return Chart(title, Markup(svg), f"Loss of {attack.spec} over its iterations, one line a case, and their median")
 
 
-def _utility(number: int, run: ReportedRun) -> list[Chart]:
+def _draw_utility_charts(number: int, run: ReportedRun) -> list[Chart]:
     rounds = [int(row["round"]) for row in run.metrics]
     unit, size = ("MB", 1e6) if max((row.get("bytes_up") or 0 for row in run.metrics), default=0) >= 1e5 else ("kB", 1e3)
     quantities = (
@@ -119,12 +119,12 @@ def _utility(number: int, run: ReportedRun) -> list[Chart]:
     charts = []
     for title, key, scale in quantities:
         values = [None if row.get(key) is None else row[key] / scale for row in run.metrics]
-        if svg := figures.over_rounds(f"run-{number} {key}", rounds, values, share=key == "accuracy"):
+        if svg := figures.draw_over_rounds(f"run-{number} {key}", rounds, values, share=key == "accuracy"):
             charts.append(Chart(title, Markup(svg), f"{title} of {run.name} by round"))
     return charts
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("attacker.report", package_path=""),
         autoescape=True,
@@ -135,28 +135,28 @@ def _environment() -> Environment:
     environment.filters |= {
         name: getattr(words, name)
         for name in (
-            "attack_name",
-            "recovered",
-            "percent",
-            "percent_interval",
-            "interval",
-            "counted",
-            "duration",
-            "amount",
-            "privacy",
-            "finished_of",
-            "after",
+            "format_attack_name",
+            "format_rate",
+            "format_percent",
+            "format_percent_interval",
+            "format_interval",
+            "format_count",
+            "format_duration",
+            "format_bytes",
+            "describe_privacy",
+            "format_finished",
+            "remove_start",
         )
     }
-    environment.filters |= {"data_uri": _data_uri, "zoom": _zoom}
+    environment.filters |= {"data_uri": _make_data_uri, "zoom": _choose_width}
     return environment
 
 
-def _data_uri(picture: Picture) -> str:
+def _make_data_uri(picture: Picture) -> str:
     return f"data:image/png;base64,{b64encode(picture.png).decode()}"
 
 
-def _zoom(picture: Picture) -> int:
+def _choose_width(picture: Picture) -> int:
     """Return the width at which to show a picture, in CSS pixels; small pictures are enlarged by a whole number."""
     if picture.width >= MIN_PICTURE_WIDTH:
         return min(picture.width, MAX_PICTURE_WIDTH)

@@ -20,12 +20,12 @@ class Missing:
     command: str = ""
 
 
-def not_replayed(recording: Path) -> Missing:
+def describe_unreplayed(recording: Path) -> Missing:
     """Return the missing part of a recording that was not attacked at all."""
-    return Missing("No attack was replayed on this recording yet.", replay_command(recording))
+    return Missing("No attack was replayed on this recording yet.", make_replay_command(recording))
 
 
-def unfinished(
+def list_unfinished(
     told: Record, states: Mapping[str, State], scored: Mapping[str, State], *, replay: str, score: str
 ) -> list[Missing]:
     """Return the missing parts of one attack: cases to replay and to score.
@@ -38,38 +38,38 @@ def unfinished(
     unscored = sum(state in FINISHED and scored.get(key) not in FINISHED for key, state in states.items())
     missing = []
     if waiting:
-        missing.append(Missing(f"{spec}: {waiting} of {counted(count)} not attacked yet.", replay))
+        missing.append(Missing(f"{spec}: {waiting} of {format_cases(count)} not attacked yet.", replay))
     if interrupted:
-        missing.append(Missing(f"{spec}: {interrupted} of {counted(count)} interrupted: the best so far is shown.", replay))
+        missing.append(Missing(f"{spec}: {interrupted} of {format_cases(count)} interrupted: the best so far is shown.", replay))
     if unscored and score:
-        missing.append(Missing(f"{spec}: {unscored} of {counted(count)} not scored yet.", score))
+        missing.append(Missing(f"{spec}: {unscored} of {format_cases(count)} not scored yet.", score))
     return missing
 
 
-def counted(count: int) -> str:
+def format_cases(count: int) -> str:
     """Return a number of cases with its verb, such as "1 case is" or "4 cases are"."""
     return f"{count} case is" if count == 1 else f"{count} cases are"
 
 
-def no_truth(run: Path) -> Missing:
+def describe_missing_truth(run: Path) -> Missing:
     """Return the missing part of a run without truth, which cannot be scored."""
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
-        f"{score_command(run)} --truth FOLDER",
+        f"{make_score_command(run)} --truth FOLDER",
     )
 
 
-def no_null(recording: Path, told: Mapping[str, Any]) -> Missing:
+def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
     """Return the missing part of an attack without a scored null, to which its scores could be compared."""
-    return Missing(f"{told['spec']} has no scored null.", replay_command(recording, told))
+    return Missing(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
 
 
-def score_command(folder: Path) -> str:
+def make_score_command(folder: Path) -> str:
     """Return the command that scores all reconstructions of a run."""
     return join(["attacker", "score", str(folder)])
 
 
-def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
+def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
     """Return the command that replays an attack and its null, skipping finished cases.
 
     told: content of the attack's attack.json; None for a command without an attack's arguments.
@@ -78,7 +78,7 @@ def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
     if told is None:
         return join(words) + " cpl"
     words.append(str(told["attack"]))
-    for key, value in _arguments(str(told["spec"])).items():
+    for key, value in _parse_arguments(str(told["spec"])).items():
         words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
     if told["seed"]:
         words += ["--seed", str(told["seed"])]
@@ -89,7 +89,7 @@ def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
     return join(words)
 
 
-def _arguments(spec: str) -> dict[str, Any]:
+def _parse_arguments(spec: str) -> dict[str, Any]:
     """Return the keyword arguments in the text of an attack's specification; none if it cannot be parsed."""
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.linked import rounds_of
-from attacker.report.pairs import ExamplePair, alone
+from attacker.report.linked import list_rounds
+from attacker.report.pairs import ExamplePair, show_alone
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
@@ -56,7 +56,7 @@ class Unscored:
     problems: tuple[str, ...] = ()
 
 
-def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
+def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
     """Return the reconstructions of an attack for cases without score rows.
 
     folder: folder of its reconstructions. null: folder of its null's reconstructions, or None. told: content of its attack.json.
@@ -71,7 +71,7 @@ def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, nu
         if case["key"] in scored:
             continue
         if not path.is_file():
-            failures.update(_failure(folder / f"{case['key']}.failed.json"))
+            failures.update(_read_failure(folder / f"{case['key']}.failed.json"))
             continue
         try:
             answer = _read(path, data)
@@ -80,23 +80,23 @@ def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, nu
             continue
         total += len(answer.x)
         if len(found) < most:
-            beside = _beside(null, case, data)
-            found += [_found(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
+            beside = _read_null_examples(null, case, data)
+            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
     return Unscored(tuple(found), total, tuple(failures.most_common()), tuple(problems))
 
 
-def _failure(path: Path) -> list[str]:
+def _read_failure(path: Path) -> list[str]:
     """Return the reason why a case failed, as a list of one; empty if it did not fail."""
     return [read_reason(path)] if os.path.lexists(path) else []
 
 
-def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
+def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
     """Return the examples of the null's reconstruction of a case by their place; empty if there is none that can be read."""
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None
     except ValueError:
         return {}
-    return {i: _found(answer, case, i, data) for i in range(len(answer.x))} if answer else {}
+    return {i: _make_example(answer, case, i, data) for i in range(len(answer.x))} if answer else {}
 
 
 def _read(path: Path, data: DataSpec) -> Reconstruction:
@@ -108,13 +108,13 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     return answer
 
 
-def _found(
+def _make_example(
     answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSpec, null: UnscoredExample | None = None
 ) -> UnscoredExample:
     last = answer.loss[-1:]
     return UnscoredExample(
         case=str(case["key"]),
-        rounds=rounds_of(answer).get(i) or (int(case["round"]),),
+        rounds=list_rounds(answer).get(i) or (int(case["round"]),),
         client=str(case["client"]),
         number=i + 1,
         label=int(answer.y[i]),
@@ -122,6 +122,6 @@ def _found(
         confidence=float(answer.confidence[i]) if bool(answer.confidence[i].isfinite()) else None,
         route=answer.route,
         notes=() if "rounds" in case else answer.notes,
-        shown=alone(answer.x[i], data),
+        shown=show_alone(answer.x[i], data),
         null=null,
     )

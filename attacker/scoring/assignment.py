@@ -11,7 +11,7 @@ from torch import Tensor
 from attacker.reconstruction import Reconstruction
 
 
-def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
+def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
     """Return, for each original, the index of its reconstruction: the one-to-one assignment with the smallest total MSE.
 
     x: (M, *shape). truth: (N, *shape). places: number of reconstructions that each original may have, by default 1; of several,
@@ -31,7 +31,7 @@ def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> lis
     return assigned
 
 
-def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
+def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
     """Return the indices of an attack's candidates by the attack's own ranking, best first.
 
     confidence: (M,), higher is better. Candidates with confidence NaN come last, sorted by `explained` (M,), the share of the
@@ -40,17 +40,17 @@ def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
     sure = confidence.tolist()
     parts = [nan] * len(sure) if explained is None else explained.tolist()
 
-    def key(i: int) -> tuple[bool, float]:
+    def get_sort_key(i: int) -> tuple[bool, float]:
         undecided = isnan(sure[i])
         value = parts[i] if undecided else sure[i]
         return undecided, inf if isnan(value) else -value
 
-    return sorted(range(len(sure)), key=key)
+    return sorted(range(len(sure)), key=get_sort_key)
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
     """Return the first `most` examples of a reconstruction by the attack's own ranking, with their slots."""
-    kept = rank(found.confidence, found.explained)[:most]
+    kept = rank_candidates(found.confidence, found.explained)[:most]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
     explained = None if found.explained is None else found.explained[kept]

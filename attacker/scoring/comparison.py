@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.assignment import assign, keep_first
+from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure
 from attacker.scoring.perceptual import Lpips
@@ -32,7 +32,7 @@ class Compared:
     fields: tuple[Mapping[str, Any] | None, ...]
 
 
-def compare(
+def compare_examples(
     found: Reconstruction,
     truth: Tensor,
     labels: Sequence[int],
@@ -52,14 +52,14 @@ def compare(
     counts = counts or [1] * len(labels)
     surplus, found = max(0, len(found.x) - sum(counts)), keep_first(found, sum(counts))
     x = clean_examples(found.x, spec)
-    assigned = assign(x.clamp(0, 1), truth, counts)
+    assigned = assign_reconstructions(x.clamp(0, 1), truth, counts)
     read = match_labels(labels, found.y.tolist(), counts)
     matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
     chosen = [candidate for candidate in assigned if candidate is not None]
     measured = dict(zip(matched, measure(found.x[chosen], truth[matched], spec, lpips), strict=True))
     nearest = None if gallery is None else gallery.compare(x.clamp(0, 1), truth, assigned, indices)
 
-    def fields(i: int, candidate: int | None) -> dict[str, Any] | None:
+    def make_fields(i: int, candidate: int | None) -> dict[str, Any] | None:
         if candidate is None:
             return None
         return {
@@ -76,7 +76,7 @@ def compare(
         x=x,
         surplus=surplus,
         assigned=tuple(assigned),
-        fields=tuple(fields(i, candidate) for i, candidate in enumerate(assigned)),
+        fields=tuple(make_fields(i, candidate) for i, candidate in enumerate(assigned)),
     )
 
 

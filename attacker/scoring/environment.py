@@ -13,35 +13,35 @@ SOURCE_ROOT = Path(__file__).parents[2]
 CODE_PACKAGES = ("attacker", "fedsim", "defenses")
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Return versions by package (None if not installed), processor, cores, GPU and commit, as plain JSON values.
 
     cores:  number of cores that this process may use. gpu: name of the GPU if this process used one, else None.
     commit: commit of the source tree, with "+dirty" if the code differs from it; None outside a work tree.
     """
-    return {**_describe_machine(), "gpu": _gpu()}
+    return {**_describe_machine(), "gpu": _read_gpu()}
 
 
 @lru_cache(maxsize=1)
 def _describe_machine() -> dict[str, Any]:
-    """Return the part of `environment` that cannot change during the process."""
+    """Return the part of `describe_environment` that cannot change during the process."""
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in VERSIONED_PACKAGES},
-        "processor": _processor(),
+        **{package: _read_version(package) for package in VERSIONED_PACKAGES},
+        "processor": _read_processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "commit": read_commit(SOURCE_ROOT),
     }
 
 
-def _version(package: str) -> str | None:
+def _read_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     """Return the processor's name, or its architecture if the name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -51,7 +51,7 @@ def _processor() -> str:
     return next(filter(None, named), platform.processor() or platform.machine())
 
 
-def _gpu() -> str | None:
+def _read_gpu() -> str | None:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

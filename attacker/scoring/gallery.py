@@ -54,7 +54,7 @@ class Gallery:
         constant = x.mean(dim=(0, 2, 3)) if x.ndim == 4 else x.mean(dim=0)
         return cls(_normalise(flat - centre), torch.from_numpy(chosen), centre, constant, tuple(x.shape[1:]))
 
-    def constants(self, count: int) -> Tensor:
+    def repeat_constant(self, count: int) -> Tensor:
         """Return `count` copies of the best constant image or row, (count, *shape)."""
         one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
         return one.expand(count, *self.shape).clone()

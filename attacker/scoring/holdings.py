@@ -23,7 +23,7 @@ class Holdings:
     data: Dataset
     starts: dict[str, int]
 
-    def used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
+    def read_used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
         """Return `TruthReader.used` with indices into `data`: the examples that a client used in a round."""
         start = self.starts[reader.dataset["content_hash"]]
         used = reader.used(round, attempt, client)

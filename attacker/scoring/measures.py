@@ -6,7 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacker.scoring.metrics import categorical_right, continuous_error, is_flat, mse, psnr, ssim, ssim_global, succeeded
+from attacker.scoring.metrics import (
+    is_flat,
+    is_recovered,
+    measure_categorical_share,
+    measure_continuous_error,
+    mse,
+    psnr,
+    ssim,
+    ssim_global,
+)
 from attacker.scoring.perceptual import Lpips, explain_missing
 from fedsim.recording import DataSpec
 
@@ -26,7 +35,7 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
     x = clean_examples(raw, spec)
     fields: Fields = {"mse": _to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _to_numbers(mse(raw, truth))}
     if spec.is_image:
-        fields |= {"success": succeeded(x, truth, spec).tolist(), **_measure_images(x, truth, perceptual)}
+        fields |= {"success": is_recovered(x, truth, spec).tolist(), **_measure_images(x, truth, perceptual)}
     else:
         fields |= _measure_rows(x, truth, spec)
     return [
@@ -67,9 +76,9 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
     """Return the measures of table rows (N, F) by name, one value per row."""
     return {
-        "continuous_error": _to_numbers(continuous_error(x, truth, spec.columns)),
-        "categorical_right": _to_numbers(categorical_right(x, truth, spec.columns)),
-        "success": succeeded(x, truth, spec).tolist(),
+        "continuous_error": _to_numbers(measure_continuous_error(x, truth, spec.columns)),
+        "categorical_right": _to_numbers(measure_categorical_share(x, truth, spec.columns)),
+        "success": is_recovered(x, truth, spec).tolist(),
         "lpips_reason": ["not an image"] * len(truth),
     }
 

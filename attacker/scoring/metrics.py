@@ -48,14 +48,14 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
     channels = x.shape[1]
     kernel = (window / window.sum()).expand(channels, 1, 11, 11)
 
-    def local_mean(t: Tensor) -> Tensor:
+    def compute_local_mean(t: Tensor) -> Tensor:
         return conv2d(t, kernel, groups=channels)
 
-    mean_x, mean_t = local_mean(x), local_mean(truth)
-    var_x = local_mean(x * x) - mean_x * mean_x
-    var_t = local_mean(truth * truth) - mean_t * mean_t
-    covariance = local_mean(x * truth) - mean_x * mean_t
-    return _similarity(mean_x, mean_t, var_x, var_t, covariance).flatten(1).mean(dim=1).float()
+    mean_x, mean_t = compute_local_mean(x), compute_local_mean(truth)
+    var_x = compute_local_mean(x * x) - mean_x * mean_x
+    var_t = compute_local_mean(truth * truth) - mean_t * mean_t
+    covariance = compute_local_mean(x * truth) - mean_x * mean_t
+    return _compute_ssim(mean_x, mean_t, var_x, var_t, covariance).flatten(1).mean(dim=1).float()
 
 
 def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
@@ -67,22 +67,22 @@ def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
     """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"the global SSIM needs images of 1 or 3 channels, got {x.shape[1]}")
-    x, truth = (_luma_and_chroma(t.double()).flatten(2) for t in (x, truth))
+    x, truth = (_convert_to_ycrcb(t.double()).flatten(2) for t in (x, truth))
     mean_x, mean_t = x.mean(dim=2), truth.mean(dim=2)
     off_x, off_t = x - mean_x[..., None], truth - mean_t[..., None]
     variances = off_x.square().mean(dim=2), off_t.square().mean(dim=2)
-    similarity = _similarity(mean_x, mean_t, *variances, (off_x * off_t).mean(dim=2))
+    similarity = _compute_ssim(mean_x, mean_t, *variances, (off_x * off_t).mean(dim=2))
     share = torch.tensor([0.8, 0.1, 0.1] if x.shape[1] == 3 else [1.0], dtype=x.dtype)
     return (similarity @ share).float()
 
 
-def _similarity(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, covariance: Tensor) -> Tensor:
+def _compute_ssim(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, covariance: Tensor) -> Tensor:
     """Return SSIM from the moments of a window (Wang et al. 2004, equation 13)."""
     above = (2 * mean_x * mean_t + C1) * (2 * covariance + C2)
     return above / ((mean_x.square() + mean_t.square() + C1) * (var_x + var_t + C2))
 
 
-def _luma_and_chroma(x: Tensor) -> Tensor:
+def _convert_to_ycrcb(x: Tensor) -> Tensor:
     """Convert RGB images to Y, Cr and Cb; return grey images unchanged. Neutral chroma is 128 / 255."""
     if x.shape[1] == 1:
         return x
@@ -96,7 +96,7 @@ def is_flat(truth: Tensor) -> Tensor:
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
 
 
-def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
+def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
     """Return whether each example is recovered.
 
     An image is recovered if its MSE is at most `MAX_MSE`. A table row is recovered if every categorical variable is right and
@@ -106,19 +106,19 @@ def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
     if x.ndim == 4:
         return mse(x, truth) <= MAX_MSE
     columns = spec.columns if spec else ()
-    return ~(continuous_error(x, truth, columns) > TABLE_TOLERANCE) & ~(categorical_right(x, truth, columns) < 1)
+    return ~(measure_continuous_error(x, truth, columns) > TABLE_TOLERANCE) & ~(measure_categorical_share(x, truth, columns) < 1)
 
 
 # --- rows of tables: error of continuous columns, and correctness of categorical variables ---
 
 
-def variables(columns: Sequence[Column]) -> list[tuple[int, ...]]:
+def group_columns(columns: Sequence[Column]) -> list[tuple[int, ...]]:
     """Return the column indices of each categorical variable, which consists of adjacent one-hot columns with the same name."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 
 
-def continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+def measure_continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
     """Return the largest absolute error over the continuous columns of each row, (N,); NaN if there are none.
 
     x, truth: (N, F), columns scaled to [0, 1], so that errors are fractions of a column's range. Without `columns` all F columns
@@ -130,14 +130,14 @@ def continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -
     return (x - truth).abs()[:, chosen].amax(dim=1)
 
 
-def categorical_right(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+def measure_categorical_share(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
     """Return the share of categorical variables whose true category has the largest value in x, (N,); NaN if there are none.
 
     x, truth: (N, F), with one-hot variables as described by `columns`. A tie counts as wrong. A variable that is all zeros in
     truth, a category not seen in training, is ignored.
     """
     right, known = torch.zeros(len(truth)), torch.zeros(len(truth))
-    for variable in variables(columns):
+    for variable in group_columns(columns):
         scores, true = x[:, list(variable)], truth[:, list(variable)]
         seen = true.amax(dim=1) > 0
         own = scores.gather(1, true.argmax(dim=1, keepdim=True))

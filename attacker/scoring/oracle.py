@@ -25,7 +25,7 @@ def digest_truth(folders: Sequence[Path]) -> str:
     return digest_of(folders)
 
 
-def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
+def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
     """Return the labels of the examples that an update was computed from, in ascending order, so that their order reveals
     nothing.
 
@@ -35,10 +35,10 @@ def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
     return _load_used(scorer, row, cohort)[1]
 
 
-def true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """Return the logits (N, K) of the examples that an update was computed from, in the order of `true_labels`.
+def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
+    """Return the logits (N, K) of the examples that an update was computed from, in the order of `read_true_labels`.
 
-    The model has the weights that the server sent to the client. Arguments are those of `true_labels`.
+    The model has the weights that the server sent to the client. Arguments are those of `read_true_labels`.
     """
     observation = recording.observation(row)
     model = models.build(observation.model, observation.data).eval()
@@ -50,7 +50,7 @@ def true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence
 
 def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return the examples x (N, *shape) and labels (N,) that an update was computed from, in ascending order of the labels."""
-    used = [[index for _, _, index in scorer.used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
+    used = [[index for _, _, index in scorer.read_used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
     total = sum(map(len, used))
     shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]
     x, y = scorer.data.train[[index for own, share in zip(used, shares, strict=True) for index in own[:share]]]

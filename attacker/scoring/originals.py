@@ -42,7 +42,7 @@ def list_uses(case: Mapping[str, Any]) -> list[Use]:
     ]
 
 
-def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
+def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
     """Return the distinct examples of several rounds in the order of their first use, given pairs of round and its truth."""
     found: dict[int, Original] = {}
     for round, one in used:
@@ -75,7 +75,7 @@ def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
     return [tuple(sorted(one)) for one in rounds]
 
 
-def link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
+def make_link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
     """Return the fields of a score row on links: the rounds that the attack claims for an example, and whether all are right.
 
     rounds: the claimed rounds; None without a reconstruction. `link_correct` is None if at most one round is claimed.

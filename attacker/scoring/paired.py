@@ -6,7 +6,7 @@ from math import log10
 from typing import Any
 
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import clusters_of
+from attacker.scoring.statistics import find_clusters
 
 PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 """PSNR of rounding an image to 8 bits, 58.9 dB (uniform error with variance step**2 / 12).
@@ -18,7 +18,7 @@ FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_erro
 """Fields of score rows that `fill_failures` fills in for failures."""
 
 
-def value_of(row: ScoreRow, score: str) -> float | None:
+def get_score(row: ScoreRow, score: str) -> float | None:
     """Return a row's score as it enters means (PSNR capped at `PSNR_OF_8_BITS`); None if the row does not have this score."""
     value = getattr(row, score)
     if value is None:
@@ -33,20 +33,20 @@ def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> li
     best constant image, which scoring stored in the row as `constant`: the image of one colour that is nearest to other examples
     of the data.
     """
-    answers = {_case_and_index(row): row for row in null}
+    answers = {_get_key(row): row for row in null}
     found = []
     for row in rows:
         if row.failure is None:
             found.append(row)
             continue
-        other, constant = answers.get(_case_and_index(row)), row.constant or {}
+        other, constant = answers.get(_get_key(row)), row.constant or {}
         missing: dict[str, Any] = {score: getattr(other, score, None) for score in FILLED_SCORES if getattr(row, score) is None}
         missing |= {score: constant.get(score) for score, value in missing.items() if value is None}
         found.append(replace(row, **missing))
     return found
 
 
-def _case_and_index(row: ScoreRow) -> tuple[str, int]:
+def _get_key(row: ScoreRow) -> tuple[str, int]:
     return row.case, row.index
 
 
@@ -57,7 +57,7 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
     """
     values: dict[int, list[float]] = {}
     for row in rows:
-        if (value := value_of(row, score)) is not None:
+        if (value := get_score(row, score)) is not None:
             values.setdefault(row.index, []).append(value)
     return {index: sum(own) / len(own) for index, own in values.items()}
 
@@ -71,21 +71,21 @@ class Paired:
 
     @property
     def clusters(self) -> dict[Any, int]:
-        """Return the cluster of each example, by its index in the data set, see `clusters_of`."""
-        return clusters_of((row.index, row.case) for row in self.attack)
+        """Return the cluster of each example, by its index in the data set, see `find_clusters`."""
+        return find_clusters((row.index, row.case) for row in self.attack)
 
-    def differences(self, score: str) -> dict[int, float]:
+    def compute_differences(self, score: str) -> dict[int, float]:
         """Return the difference attack minus null of each example that has the score in both, by its index in the data set."""
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
-            mine, its = value_of(one, score), value_of(other, score)
+            mine, its = get_score(one, score), get_score(other, score)
             if mine is not None and its is not None:
                 values.setdefault(one.index, []).append(mine - its)
         return {index: sum(own) / len(own) for index, own in values.items()}
 
 
-def pair(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
+def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
     """Pair the rows of an attack with those of its null by case and example; drop rows without a partner."""
-    answers = {_case_and_index(row): row for row in fill_failures(null)}
-    both = [row for row in fill_failures(rows, null) if _case_and_index(row) in answers]
-    return Paired(tuple(both), tuple(answers[_case_and_index(row)] for row in both))
+    answers = {_get_key(row): row for row in fill_failures(null)}
+    both = [row for row in fill_failures(rows, null) if _get_key(row) in answers]
+    return Paired(tuple(both), tuple(answers[_get_key(row)] for row in both))

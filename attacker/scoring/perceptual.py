@@ -113,7 +113,7 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
     return Lpips(net, model.requires_grad_(False).eval())
 
 
-def lpips_or_reason(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
+def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
     """Return the LPIPS model for data of this specification, see `load`, or the reason why there is none."""
     if spec.is_image and (reason := explain_missing(net, spec.shape)):
         return reason

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from attacker.scoring.states import FINISHED, State, state_of
+from attacker.scoring.states import FINISHED, State, find_state
 from fedsim.recording.files import read_json_lines, write_bytes
 
 if TYPE_CHECKING:
@@ -137,13 +137,13 @@ class ScoreRow:
         if type(version) is not int or version > FORMAT_VERSION:
             raise ValueError(f"score row of version {version!r}; this program reads up to {FORMAT_VERSION}: install a newer one")
         try:
-            return _adapter().validate_python({**values, "state": state_of(values)})
+            return _get_adapter().validate_python({**values, "state": find_state(values)})
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise ValueError(f"score row: {where}: {problem['msg']}, got {problem['input']!r:.200}") from None
 
-    def flat_values(self) -> dict[str, Any]:
+    def flatten_values(self) -> dict[str, Any]:
         """Return one plain value per table column: mappings become one column per key, sequences are joined by "; "."""
         found: dict[str, Any] = {}
         for name, value in self.to_dict().items():
@@ -160,7 +160,7 @@ FIELD_NAMES: tuple[str, ...] = tuple(one.name for one in fields(ScoreRow))
 
 
 @cache
-def _adapter() -> TypeAdapter[ScoreRow]:
+def _get_adapter() -> TypeAdapter[ScoreRow]:
     return TypeAdapter(ScoreRow)
 
 
@@ -176,8 +176,8 @@ def read_rows(path: Path) -> list[ScoreRow]:
 
 
 def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
-    """Write rows as CSV with a header, see `ScoreRow.flat_values`. A missing value becomes an empty cell."""
-    flat = [{name: _as_cell(value) for name, value in row.flat_values().items()} for row in rows]
+    """Write rows as CSV with a header, see `ScoreRow.flatten_values`. A missing value becomes an empty cell."""
+    flat = [{name: _to_cell(value) for name, value in row.flatten_values().items()} for row in rows]
     columns = list(dict.fromkeys(("version", *NAMES_OF_PLAIN, *(name for row in flat for name in row))))
     text = StringIO()
     writer = csv.DictWriter(text, columns)
@@ -186,7 +186,7 @@ def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
     write_bytes(path, text.getvalue().encode())
 
 
-def _as_cell(value: Any) -> Any:
+def _to_cell(value: Any) -> Any:
     """Return a table cell for `value`; a text that a spreadsheet would run as a formula is escaped.
 
     Names and reasons in score rows may come from untrusted clients.
@@ -198,8 +198,8 @@ NAMES_OF_PLAIN = tuple(name for name in FIELD_NAMES if name not in ("environment
 
 
 def to_pandas(rows: Iterable[ScoreRow]) -> "pandas.DataFrame":
-    """Return rows as a data frame with the columns of `ScoreRow.flat_values`. Raises ImportError without pandas."""
-    return import_pandas().DataFrame([row.flat_values() for row in rows])
+    """Return rows as a data frame with the columns of `ScoreRow.flatten_values`. Raises ImportError without pandas."""
+    return import_pandas().DataFrame([row.flatten_values() for row in rows])
 
 
 def import_pandas() -> Any:

@@ -17,16 +17,23 @@ from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
-from attacker.scoring.comparison import compare
+from attacker.scoring.comparison import compare_examples
 from attacker.scoring.counted import find_superseded
-from attacker.scoring.environment import environment
+from attacker.scoring.environment import describe_environment
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.holdings import load_holdings
 from attacker.scoring.measures import make_empty_measures, measure
-from attacker.scoring.originals import Original, Use, count_places, link_fields, list_claimed_rounds, list_uses, originals
+from attacker.scoring.originals import (
+    Original,
+    Use,
+    count_places,
+    list_claimed_rounds,
+    list_originals,
+    list_uses,
+    make_link_fields,
+)
 from attacker.scoring.paired import FILLED_SCORES as FILLED
-from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
-from attacker.scoring.perceptual import load as load_lpips
+from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, State, read_case
 from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
@@ -82,7 +89,7 @@ class Scorer:
     @cached_property
     def lpips(self) -> Lpips | str:
         """Return the LPIPS model, or the reason why there is none."""
-        return lpips_or_reason(self.data.spec, *self._lpips)
+        return load_or_explain(self.data.spec, *self._lpips)
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -102,7 +109,7 @@ class Scorer:
         if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
             raise DamagedFile(folder / "attack.json", f"does not say the {missing[0]} of its run; replay the attack again")
         try:
-            ScoreRow.from_dict({**_shared_fields(folder, facts), "case": "", "index": 0})
+            ScoreRow.from_dict({**_make_shared_fields(folder, facts), "case": "", "index": 0})
         except ValueError as error:
             raise DamagedFile(folder / "attack.json", f"{printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
@@ -116,7 +123,7 @@ class Scorer:
             other = others.get(case["key"])
             if case["status"] == "complete" and (other is None or other.rest):
                 try:
-                    found = self._case(folder, facts, case, pairs)
+                    found = self._score_case(folder, facts, case, pairs)
                     rows += [row for row in found if other is None or other.rounds.isdisjoint(row.rounds)]
                 except NoTruth as error:
                     untold[case["key"]] = error
@@ -128,7 +135,7 @@ class Scorer:
             replace_rows(path, rows, folder.name, only)
         return rows
 
-    def originals(
+    def read_originals(
         self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
         """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
@@ -136,53 +143,53 @@ class Scorer:
         batch, position: place of the first use. index: in the data set. cohort: the clients of a secure sum; their batches are
         numbered consecutively, client after client.
         """
-        examples, x, y = self._originals([Use(round, attempt, tuple(cohort) or (client,))])
+        examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
         return [(example.batch, example.position, example.index) for example in examples], x, y
 
-    def _originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
+    def _read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
         """Return the distinct examples that observations were computed from, and their x and y."""
-        examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
+        examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
-    def _places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
+    def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
         """Return how many reconstructions each example of a case may have, by index in the data set, see `count_places`."""
         epochs = facts["run"].get("training", {}).get("epochs") or 1
-        return count_places((self.used(one.round, one.attempt, *one.clients) for one in observed), epochs)
+        return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
-    def used(self, round: int, attempt: int, *clients: str) -> Used:
+    def read_used(self, round: int, attempt: int, *clients: str) -> Used:
         """Return the examples that clients used in a round, client after client.
 
         Raises NoTruth if no folder of truth has them.
         """
-        return Used(tuple(step for client in clients for step in self._used(round, attempt, client).steps))
+        return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
 
-    def _used(self, round: int, attempt: int, client: str) -> Used:
+    def _read_used(self, round: int, attempt: int, client: str) -> Used:
         for reader in self.readers:
             try:
-                return self._holdings.used(reader, round, attempt, client)
+                return self._holdings.read_used(reader, round, attempt, client)
             except KeyError:
                 continue
         raise NoTruth(f"no truth of client {client} in round {round}; give --truth FOLDER for every client")
 
-    def _case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
+    def _score_case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
         """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`."""
         observed = list_uses(case)
-        examples, truth, labels = self._originals(observed)
+        examples, truth, labels = self._read_originals(observed)
         found, state, reason = _read_answer(folder, case["key"], truth)
-        common = {**_shared_fields(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
-        common |= {"client": case["client"], "environment": environment()}
+        common = {**_make_shared_fields(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
+        common |= {"client": case["client"], "environment": describe_environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT_FIELDS}
         common |= {"notes": None if found is None else found.notes}
-        room = self._places(observed, facts)
+        room = self._count_places(observed, facts)
         counts = [room[example.index] for example in examples]
-        places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
+        places = [self._make_place_fields(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
-            for example, place, constant in zip(examples, places, self._constants(truth), strict=True):
+            for example, place, constant in zip(examples, places, self._score_constants(truth), strict=True):
                 missing = _make_missing_fields(state, reason)
-                yield ScoreRow(**common, **place, **link_fields(example, None), **missing, constant=constant)
+                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, constant=constant)
             return
-        compared = compare(
+        compared = compare_examples(
             found,
             truth,
             labels.tolist(),
@@ -195,10 +202,10 @@ class Scorer:
         common["surplus"] = compared.surplus
         said = list_claimed_rounds(compared.found)
         for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
-            place |= link_fields(examples[i], None if candidate is None else said[candidate])
+            place |= make_link_fields(examples[i], None if candidate is None else said[candidate])
             fields = compared.fields[i]
             if candidate is None or fields is None:
-                (constant,) = self._constants(truth[i : i + 1])
+                (constant,) = self._score_constants(truth[i : i + 1])
                 yield ScoreRow(**common, **place, **_make_missing_fields(state, REASON_UNMATCHED), constant=constant)
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
@@ -207,19 +214,19 @@ class Scorer:
                 **common,
                 **place,
                 **fields,
-                label_recovered_name=self._class(fields["label_recovered"]),
+                label_recovered_name=self._name_class(fields["label_recovered"]),
                 pair=self._write_pair(pair, truth[i], compared.x[candidate]),
             )
 
-    def _constants(self, truth: Tensor) -> list[dict[str, float]]:
+    def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
         """Return the scores of the best constant image or row for each original, used by `fill_failures` for missing answers."""
-        measured = measure(self.gallery.constants(len(truth)), truth, self.data.spec, self.lpips)
+        measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
-    def _place(self, example: Original, label: int) -> AttackFacts:
-        return {**asdict(example), "label_true": label, "label_true_name": self._class(label)}
+    def _make_place_fields(self, example: Original, label: int) -> AttackFacts:
+        return {**asdict(example), "label_true": label, "label_true_name": self._name_class(label)}
 
-    def _class(self, label: int) -> str:
+    def _name_class(self, label: int) -> str:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)
 
     def _write_pair(self, path: Path, truth: Tensor, x: Tensor) -> str:
@@ -260,7 +267,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     """
     mark = f'"source": {json.dumps(source)}'.encode()
 
-    def stale(line: bytes) -> bool:
+    def is_stale(line: bytes) -> bool:
         if mark not in line:
             return False
         found = CASE_PATTERN.search(line)
@@ -275,7 +282,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     written = [row.to_dict() for row in rows]
     content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
     lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
-    kept = [line for line in lines if not stale(line)]
+    kept = [line for line in lines if not is_stale(line)]
     if len(kept) < len(lines):
         write_bytes(path, b"".join(kept) + json_lines(*written))
     else:
@@ -298,7 +305,7 @@ def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction 
     return found, state, ""
 
 
-def _shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
+def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
     """Return the fields that all rows of an attack share."""
     return {
         "run": facts["run"]["name"],

@@ -25,7 +25,7 @@ TEST_POWER = 0.95
 """Power: probability with which a leak called detectable is detected."""
 
 
-def adjust(values: Sequence[float]) -> list[float]:
+def adjust_for_multiple_tests(values: Sequence[float]) -> list[float]:
     """Return the p-values of several tests, adjusted for multiple testing (Holm 1979), in the same order."""
     order, largest = sorted(range(len(values)), key=lambda i: values[i]), 0.0
     adjusted = [0.0] * len(values)
@@ -35,7 +35,7 @@ def adjust(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided t-test for a mean above 0, with cluster-robust standard error.
 
     values: difference between attack and null of each example. groups: cluster of each example. Without a leak, attack and null
@@ -49,13 +49,13 @@ def t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
 
 def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
     """Return the mean over examples, its cluster-robust standard error, and the number of clusters."""
-    sums, sizes = _sums(values, groups)
+    sums, sizes = _sum_clusters(values, groups)
     count, total = len(sums), float(sizes.sum())
     centre = float(sums.sum()) / total
     return centre, sqrt(count / (count - 1) * float(((sums - centre * sizes) ** 2).sum())) / total, count
 
 
-def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
+def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
     """Return sum and number of the values of each cluster."""
     sums: dict[Hashable, float] = defaultdict(float)
     sizes: dict[Hashable, int] = defaultdict(int)
@@ -65,13 +65,13 @@ def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, 
     return np.array(list(sums.values())), np.array([sizes[group] for group in sums], dtype=np.float64)
 
 
-def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided sign-flip test for a sum above 0, which flips the signs of whole clusters.
 
     The test is exact for up to `MAX_ENUMERATED_CLUSTERS` clusters with a sum other than zero. It uses `SIGN_DRAWS` random draws
     for up to `MAX_DRAWN_CLUSTERS`, and the normal approximation beyond.
     """
-    sums, _ = _sums(values, groups)
+    sums, _ = _sum_clusters(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
     if not len(sums):
         return 1.0
@@ -84,15 +84,15 @@ def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + SIGN_DRAWS))
 
 
-def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
+def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
     """Test whether reconstructions are nearer to their originals than to other examples. Return None if rows lack the fields.
 
     `case_chance` of a row is the probability that random other examples are as near to the case's reconstruction. Without a leak
     it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
     (Stouffer 1949). The null's own score is subtracted if it is positive, since originals may differ from the other examples.
     """
-    mine, its = _normal_scores(both.attack, clusters), _normal_scores(both.null, clusters)
-    ranks, others = both.differences("rank_share"), both.null
+    mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
+    ranks, others = both.compute_differences("rank_share"), both.null
     if mine is None or its is None or not ranks:
         return None
     groups = [clusters[index] for index in ranks]
@@ -106,7 +106,7 @@ def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any
     }
 
 
-def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
+def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
     """Return the sum over clusters of the mean normal score of `case_chance`, divided by its standard deviation."""
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
@@ -117,13 +117,15 @@ def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> flo
     return sum(sum(own) / len(own) for own in found.values()) / sqrt(len(found))
 
 
-def single(both: Paired) -> float | None:
+def bound_single_example(both: Paired) -> float | None:
     """Return a p-value for a leak of any single example: the smallest chance of all rows (Bonferroni); None without rows."""
-    chances = [chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _beyond(one, other)) is not None]
+    chances = [
+        chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _correct_chance(one, other)) is not None
+    ]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 
-def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
+def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
     """Return the probability of a reconstruction this close to its original, corrected by that of the null.
 
     None if it is unknown.
@@ -137,7 +139,7 @@ def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
     return max(one.chance, min(1.0, one.chance / other.chance))
 
 
-def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
+def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
     """Return the smallest mean difference that the t-test at `level` detects with probability `TEST_POWER`.
 
     values: sample from which the spread of differences is estimated. groups: cluster of each value.
@@ -150,7 +152,7 @@ def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: 
     return float((t.isf(level, count - 1) + t.ppf(TEST_POWER, count - 1)) * wide)
 
 
-def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
+def run_fisher_test(mine: Sequence[float], its: Sequence[float]) -> float:
     """Return the p-value of Fisher's exact test, one-sided, that the attack (`mine`) has more successes than the null (`its`).
 
     mine, its: success of the same independent examples, 0 or 1. The test ignores the pairing of examples, which makes it
@@ -160,8 +162,8 @@ def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
     return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
 
 
-def detectable_successes(its: Sequence[float], level: float) -> float | None:
-    """Return the smallest difference of shares that `fisher` at `level` detects with probability `TEST_POWER`.
+def find_detectable_successes(its: Sequence[float], level: float) -> float | None:
+    """Return the smallest difference of shares that `run_fisher_test` at `level` detects with probability `TEST_POWER`.
 
     None if there is none.
 
@@ -178,7 +180,7 @@ def detectable_successes(its: Sequence[float], level: float) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
+def find_detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
     """Return the smallest difference of shares that a sign test at `level` detects with probability `TEST_POWER`.
 
     None if there is none.

@@ -25,7 +25,7 @@ MAX_REASON_LENGTH = 2000
 """Characters of a reason that are kept."""
 
 
-def state_of(row: Mapping[str, Any]) -> State:
+def find_state(row: Mapping[str, Any]) -> State:
     """Return the state of a score row's case, given the row as JSON. For rows of old versions without a state, infer it."""
     if (said := row.get("state")) in STATES:
         state: State = said

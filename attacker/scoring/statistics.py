@@ -1,7 +1,8 @@
 """Estimates of shares and means, with confidence intervals for examples that come in clusters.
 
 The examples of one case succeed or fail together, since they are one batch and one search. A cluster is a set of examples that
-are connected by common cases, see `clusters_of`. benchmarks/calibration.py measures the coverage of the intervals by simulation.
+are connected by common cases, see `find_clusters`. benchmarks/calibration.py measures the coverage of the intervals by
+simulation.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -17,7 +18,8 @@ from scipy.stats import norm, t
 Floats = NDArray[np.float64]
 NUM_RESAMPLES = 2000
 PSEUDO_CLUSTERS = 0.1
-"""Chosen by simulation, see `_effective`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of 0.02 to 0.98."""
+"""Chosen by simulation, see `_estimate_effective_number`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of
+0.02 to 0.98."""
 FEWEST_CLUSTERS = 5
 """Fewest clusters over which a mean has an interval: of four, skewed values are held in 90 % of samples."""
 FEWEST_CORRELATED = 4
@@ -50,7 +52,7 @@ class Distribution(Estimate):
     p90: float = 0.0
 
 
-def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, int]:
+def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, int]:
     """Return the number of each example's cluster.
 
     pairs: (example, case) of every row. Two examples are in the same cluster if they are connected by cases that contain both,
@@ -59,7 +61,7 @@ def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, in
     """
     parent: dict[Hashable, Hashable] = {}
 
-    def root(one: Hashable) -> Hashable:
+    def find_root(one: Hashable) -> Hashable:
         parent.setdefault(one, one)
         while parent[one] != one:
             parent[one] = parent[parent[one]]
@@ -69,32 +71,37 @@ def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, in
     examples: dict[Hashable, None] = {}
     for example, case in pairs:
         examples[example] = None
-        parent[root(("example", example))] = root(("case", case))
+        parent[find_root(("example", example))] = find_root(("case", case))
     numbers: dict[Hashable, int] = {}
-    return {example: numbers.setdefault(root(("example", example)), len(numbers)) for example in examples}
+    return {example: numbers.setdefault(find_root(("example", example)), len(numbers)) for example in examples}
 
 
-def share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
+def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
     """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
     clusters: cluster of each example; None if every example is its own cluster.
 
     The effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the cluster size and r
-    the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see `_effective`. It is also
-    divided by the squared ratio of the quantiles of the t and the normal distribution, because r is estimated (Korn and Graubard
-    1998). It is at least the number of clusters. It equals that number if clusters succeed or fail as a whole, and if all values
+    the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see
+    `_estimate_effective_number`. It is also divided by the squared ratio of the quantiles of the t and the normal distribution,
+    because r is estimated (Korn and Graubard 1998). It is at least the number of clusters. It equals that number if clusters succeed or fail as a whole, and if all values
     are equal, since the data then give no evidence that examples of a cluster vary.
     """
     if not len(values):
         raise ValueError("a share needs at least one example, got none")
-    array, sizes, own = _grouped(values, clusters)
+    array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
-    return Estimate(value, *mid_p(value, _effective(array, sizes, own, level), level=level), count, len(sizes))
+    return Estimate(
+        value,
+        *compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level),
+        count,
+        len(sizes),
+    )
 
 
 @lru_cache(maxsize=4096)
-def mid_p(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
+def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
     """Return the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
     `count` may be fractional.
@@ -105,16 +112,16 @@ def mid_p(value: float, count: float, *, level: float = 0.95) -> tuple[float, fl
     """
     successes, tail = value * count, (1 - level) / 2
 
-    def least(successes: float) -> float:
+    def find_limit(successes: float) -> float:
         """Return the share at which `successes` or more have the probability `tail`, where exactly `successes` counts half."""
 
-        def excess(p: float) -> float:
+        def compute_excess(p: float) -> float:
             more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0
             return float(betainc(successes, count - successes + 1, p) + more) / 2 - tail
 
-        return float(brentq(excess, 0.0, 1.0)) if successes > 1e-9 else 0.0
+        return float(brentq(compute_excess, 0.0, 1.0)) if successes > 1e-9 else 0.0
 
-    return least(successes), 1 - least(count - successes)
+    return find_limit(successes), 1 - find_limit(count - successes)
 
 
 def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
@@ -128,7 +135,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     """
     if not len(values):
         raise ValueError("a mean needs at least one example, got none")
-    array, sizes, own = _grouped(values, clusters)
+    array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(sizes)
     totals: Floats = np.bincount(own, array, minlength=count).astype(np.float64)
     spread = np.ptp(totals / sizes)
@@ -136,15 +143,15 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     if not is_interval or spread < 1e-12 * max(1.0, abs(value)):
         low, high = float(array.min()), float(array.max())
     else:
-        error = float(_error(totals[None], sizes[None], np.ones((1, count)))[1][0])
+        error = float(_compute_errors(totals[None], sizes[None], np.ones((1, count)))[1][0])
         half = float(t.ppf(0.5 + level / 2, count - 1))
-        below, above = _quantiles(totals, sizes, value, error, level) if count <= MANY_CLUSTERS else (-half, half)
+        below, above = _compute_quantiles(totals, sizes, value, error, level) if count <= MANY_CLUSTERS else (-half, half)
         low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
 
 
-def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
+def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return the values as an array, the sizes of the clusters, and the cluster index of each value."""
     array = np.asarray(values, dtype=np.float64)
     numbers: dict[Hashable, int] = {}
@@ -155,7 +162,7 @@ def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
+def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
     """Return the effective number of examples: the number of independent examples with the same variance of their share.
 
     For a share near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
@@ -178,7 +185,7 @@ def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: floa
     return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
 
 
-def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
+def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
     """Return means and cluster-robust standard errors (B,) of B resamples.
 
     totals, sizes: sum and number of the values of each of K clusters. times: how often each resample contains each cluster, (B,
@@ -191,18 +198,18 @@ def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats
     return means, np.sqrt(count / (count - 1) * residual) / size
 
 
-def _quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
+def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
     """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
     The error* of a resample is at least 0.3 times `error`: with few clusters, some resamples contain nearly only one of them.
     """
-    means, errors = _error(totals[None], sizes[None], _resamples(len(sizes)))
+    means, errors = _compute_errors(totals[None], sizes[None], _draw_resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)
     below, above = np.quantile(ratio, [0.5 - level / 2, 0.5 + level / 2])
     return float(below), float(above)
 
 
 @lru_cache(maxsize=32)
-def _resamples(count: int) -> Floats:
+def _draw_resamples(count: int) -> Floats:
     """Return how often each cluster occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
     return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES).astype(np.float64)

@@ -10,8 +10,8 @@ from typing import Any
 from attacker.scoring.paired import average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
-from attacker.scoring.statistics import Distribution, Estimate, clusters_of, mean, share
-from attacker.scoring.verdict import Verdict, judge
+from attacker.scoring.statistics import Distribution, Estimate, estimate_share, find_clusters, mean
+from attacker.scoring.verdict import Verdict, judge_attack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +73,21 @@ class Summary:
             return ""
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the summary as plain JSON values."""
-        verdict = {"verdict": self.verdict.as_json() if self.verdict else None}
-        return {**asdict(self), **verdict, "null": self.null.as_json() if self.null else None}
+        verdict = {"verdict": self.verdict.to_json() if self.verdict else None}
+        return {**asdict(self), **verdict, "null": self.null.to_json() if self.null else None}
 
 
 def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
     """Return one summary per attack. The summary of an attack's null is its field `null`."""
     ordered = sorted(rows, key=lambda row: (row.run, row.source))
     groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row.run, row.source))]
-    nulls = {_attack_key(group[0]): group for group in groups if group[0].null}
-    return [_summarise_with_null(group, nulls.get(_attack_key(group[0]), [])) for group in groups if not group[0].null]
+    nulls = {_get_attack_key(group[0]): group for group in groups if group[0].null}
+    return [_summarise_with_null(group, nulls.get(_get_attack_key(group[0]), [])) for group in groups if not group[0].null]
 
 
-def _attack_key(row: ScoreRow) -> tuple[str, str, int, str, str]:
+def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, str, str]:
     """Return what identifies an attack and is equal for its null: run, specification, seed and digests of code."""
     return row.run, row.spec.removesuffix(" without gradient"), row.seed, row.network_code, row.attack_code
 
@@ -97,25 +97,25 @@ def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> 
     cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
     same, counted = [row for row in null if row.case in cases], {row.case for row in done}
     other = [row for row in same if row.is_finished and row.case in counted]
-    beside = _summary(same, other, fill_failures(other)) if same else None
-    return replace(_summary(rows, done, fill_failures(done, other)), null=beside, verdict=judge(done, other))
+    beside = _make_summary(same, other, fill_failures(other)) if same else None
+    return replace(_make_summary(rows, done, fill_failures(done, other)), null=beside, verdict=judge_attack(done, other))
 
 
-def _summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
+def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
     """Return a summary without null and verdict.
 
     rows: all rows of the attack. done: those of finished cases. complete: those with the scores of failures filled in.
     """
     first = rows[0]
-    clusters = clusters_of((row.index, row.case) for row in done)
+    clusters = find_clusters((row.index, row.case) for row in done)
 
     def estimate(key: str) -> Distribution | None:
         values = average_by_example(complete, key)
         return mean(list(values.values()), [clusters[index] for index in values]) if values else None
 
-    def part(key: str) -> Estimate | None:
+    def estimate_part(key: str) -> Estimate | None:
         values = average_by_example(done, key)
-        return share(list(values.values()), [clusters[index] for index in values]) if values else None
+        return estimate_share(list(values.values()), [clusters[index] for index in values]) if values else None
 
     efforts = [row for row in done if row.iterations is not None]
     return Summary(
@@ -128,8 +128,8 @@ def _summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Seque
         oracles=first.oracles,
         cases=count_cases(rows),
         examples=len(done),
-        success=part("success"),
-        label_success=part("label_success"),
+        success=estimate_part("success"),
+        label_success=estimate_part("label_success"),
         psnr=estimate("psnr"),
         ssim=estimate("ssim"),
         ssim_global=estimate("ssim_global"),
@@ -142,6 +142,6 @@ def _summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Seque
         iterations=median(row.iterations or 0 for row in efforts) if efforts else None,
         failures=sum(row.failure is not None for row in done),
         surplus=sum({row.case: row.surplus or 0 for row in done}.values()),
-        linked_right=part("link_correct"),
+        linked_right=estimate_part("link_correct"),
         routes=dict(Counter({row.case: row.route for row in efforts if row.route}.values())),
     )

@@ -5,18 +5,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from attacker.scoring.paired import Paired, average_by_example, pair
+from attacker.scoring.paired import Paired, average_by_example, pair_rows
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.significance import (
-    adjust,
-    detectable_mean,
-    detectable_share,
-    detectable_successes,
-    fisher,
-    reidentification,
-    sign_flip,
-    single,
-    t_test,
+    adjust_for_multiple_tests,
+    bound_single_example,
+    find_detectable_mean,
+    find_detectable_share,
+    find_detectable_successes,
+    run_fisher_test,
+    run_reidentification_test,
+    run_sign_flip_test,
+    run_t_test,
 )
 from attacker.scoring.statistics import Estimate, mean
 
@@ -143,7 +143,7 @@ class Verdict:
         sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
         return f"not distinguishable from the null at this sample: {sample}; {_format_detectable(self)}"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 
@@ -175,23 +175,23 @@ def _format_size(one: Comparison) -> str:
     return f"{max(one.detectable, 0.01):.2f} {one.title}"
 
 
-def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
+def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     """Return the verdict on an attack, given its rows and those of its null, both of finished cases (`ScoreRow.is_finished`)."""
     if not rows:
         return Verdict(outcome="no verdict", reason="no case is finished")
     if not null:
         return Verdict(outcome="no verdict", reason="no null was run on these cases")
-    both = pair(rows, null)
+    both = pair_rows(rows, null)
     if not both.attack:
         return Verdict(outcome="no verdict", reason="the null was run on other cases")
     clusters = both.clusters
     count = len(set(clusters.values()))
-    compared = _compare(both, clusters)
+    compared = _compare_scores(both, clusters)
     outcome: Outcome = "not distinguishable from the null at this sample"
     reason = ""
     mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
     if any(one.leaks for one in compared):
-        outcome = "recovered" if _recovers(both, compared) else "partly leaked"
+        outcome = "recovered" if _has_recovered(both, compared) else "partly leaked"
     elif len(both.attack) < len(rows):
         outcome, reason = "no verdict", f"the null was run on only {len(both.attack)} of {len(rows)} examples"
     elif not _has_chances(both) and (not compared or sum(mine.values()) > sum(its.values())):
@@ -211,12 +211,12 @@ def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     )
 
 
-def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
+def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
     """Test every score that the rows have, and adjust the p-values for their number."""
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
     for score in COMPARED_SCORES:
-        differences = both.differences(score.name)
+        differences = both.compute_differences(score.name)
         if not differences or (score.name == "label_success" and "labels" in oracles):
             continue
         values, groups = list(differences.values()), [clusters[index] for index in differences]
@@ -229,25 +229,26 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
                 "score": score.name,
                 "title": score.title,
                 "unit": "%" if score.is_share else score.unit,
-                "attack": _mean(average_by_example(both.attack, score.name), differences),
-                "null": _mean(average_by_example(both.null, score.name), differences),
+                "attack": _compute_mean(average_by_example(both.attack, score.name), differences),
+                "null": _compute_mean(average_by_example(both.null, score.name), differences),
                 "difference": mean(values, groups),
                 **(_test_shares(both, score.name, differences, groups) if score.is_share else _test_means(signed, groups)),
             }
         )
-    if (test := reidentification(both, clusters)) is not None:
+    if (test := run_reidentification_test(both, clusters)) is not None:
         found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test})
-    if (p := single(both)) is not None:
+    if (p := bound_single_example(both)) is not None:
         nothing = {"attack": None, "null": None, "difference": None}
         found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
     return tuple(
-        _make_comparison(one, adjusted, len(found)) for one, adjusted in zip(found, adjust([f["p"] for f in found]), strict=True)
+        _make_comparison(one, adjusted, len(found))
+        for one, adjusted in zip(found, adjust_for_multiple_tests([f["p"] for f in found]), strict=True)
     )
 
 
 def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
     """Return the p-value `p`, and a function `least` from a significance level to the smallest detectable difference."""
-    return {"p": t_test(signed, groups), "least": partial(detectable_mean, signed, groups)}
+    return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 
 
 def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
@@ -255,9 +256,9 @@ def _test_shares(both: Paired, name: str, differences: Mapping[int, float], grou
     mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))
     if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
-        return {"p": fisher(mine, its), "least": partial(detectable_successes, its)}
-    least = partial(detectable_share, sum(its) / len(its), len(its), count)
-    return {"p": sign_flip(list(differences.values()), groups), "least": least}
+        return {"p": run_fisher_test(mine, its), "least": partial(find_detectable_successes, its)}
+    least = partial(find_detectable_share, sum(its) / len(its), len(its), count)
+    return {"p": run_sign_flip_test(list(differences.values()), groups), "least": least}
 
 
 def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
@@ -266,7 +267,7 @@ def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> C
     return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= SIGNIFICANCE_LEVEL, detectable=detectable)
 
 
-def _mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
+def _compute_mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
     return sum(values[index] for index in chosen) / len(chosen)
 
 
@@ -276,7 +277,7 @@ def _has_chances(both: Paired) -> bool:
     return not answered or any(row.chance is not None for row in answered)
 
 
-def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
+def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
     """Return whether the attack recovers examples that it would not have recovered without the update."""
     if any(one.leaks and one.score == "success" for one in compared):
         return True

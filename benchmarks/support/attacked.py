@@ -13,9 +13,9 @@ from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.names import DISTANCES
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.assignment import assign, keep_first
-from attacker.scoring.metrics import mse, ssim, succeeded
-from attacker.scoring.statistics import share
+from attacker.scoring.assignment import assign_reconstructions, keep_first
+from attacker.scoring.metrics import is_recovered, mse, ssim
+from attacker.scoring.statistics import estimate_share
 from fedsim.recording import DataSpec
 from support.contract import Options, cpu_seconds
 
@@ -53,7 +53,7 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals, without surplus ones."""
     found = keep_first(found, len(x))
-    order = [i for i in assign(found.x.nan_to_num(), x) if i is not None]
+    order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
 
 
@@ -76,13 +76,13 @@ def row_of(
     """Return the row of `measured` from the reconstructions."""
     pairs = [guessed(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
-    success = succeeded(guesses, truth, data)
+    success = is_recovered(guesses, truth, data)
     labels = torch.cat([label for _, label in pairs]) == torch.cat(list(y))
     each = [iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
     taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
     similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
     cases = [i for i, originals in enumerate(x) for _ in originals]
-    estimate = share(success.double().tolist(), cases)
+    estimate = estimate_share(success.double().tolist(), cases)
     return {
         "images": len(truth),
         "cases": len(x),

@@ -43,7 +43,7 @@ def test_the_import_contracts_hold_on_a_copy(copied: Path) -> None:
     [
         ("attacker/attacks/matching/gradient_matching.py", "from fedsim.truth import TruthReader"),
         ("attacker/attacks/labels/rules.py", "from fedsim import data"),
-        ("attacker/attacks/papers/matching.py", "from attacker.scoring.oracle import true_labels"),
+        ("attacker/attacks/papers/matching.py", "from attacker.scoring.oracle import read_true_labels"),
         ("attacker/replay/replay.py", "from fedsim.truth import TruthReader"),
         ("attacker/reconstruction.py", "from fedsim.data import partition"),
         ("fedsim/recording/observation.py", "from fedsim.truth import Used"),

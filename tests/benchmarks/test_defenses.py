@@ -13,7 +13,7 @@ from support.defenses.measured import Kept, Measured, attack_all
 from support.defenses.outcomes import FEWEST_CASES, Change, Declared, Scored, compare
 
 from attacker.attacks import AttackSpec
-from attacker.scoring.verdict import judge
+from attacker.scoring.verdict import judge_attack
 
 CASES = 16
 
@@ -146,7 +146,7 @@ def test_a_setting_that_was_measured_is_not_measured_again(data: Data, tmp_path:
     assert read.attacked["exact"].scored == measured.attacked["exact"].scored
     assert set(read.attacked["exact"].scored.null) == set(read.attacked["exact"].scored.psnr)
     assert read.best_null == max(attacked, key=lambda name: sum(attacked[name].scored.null.values()))
-    assert read.verdict == judge(attacked["exact"].own, attacked[read.best_null].null)
+    assert read.verdict == judge_attack(attacked["exact"].own, attacked[read.best_null].null)
     moved = json.loads(json.dumps(experiment).replace(str(folder), "/elsewhere"))
     assert again.find({"experiment": moved}, Path("/elsewhere")) is not None
     assert again.find({"experiment": {**experiment, "defense": "clip(1)"}}, folder) is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction, Slot
-from attacker.report.linked import Linked, linked
+from attacker.report.linked import Linked, read_linked_cases
 from fedsim.recording.files import write_json
 
 NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its examples are not linked")
@@ -127,7 +127,7 @@ def test_a_case_without_an_answer_is_in_the_table_all_the_same(make_run: Any, re
     source = put_together(run)
     (run.path / "reconstructions" / source / "joint.safetensors").unlink()
     told = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())
-    (one,) = linked(run.path / "reconstructions" / source, told)
+    (one,) = read_linked_cases(run.path / "reconstructions" / source, told)
     assert one == Linked(case="joint", client="ada", rounds=(1, 2), left_out=((3, "its update holds <NaN>"),))
     run.forget_truth()
     assert "round 3 is left out" in report(run).text

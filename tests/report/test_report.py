@@ -12,7 +12,7 @@ import pytest
 import attacker.report
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
-from attacker.report.undone import replay_command
+from attacker.report.undone import make_replay_command
 from fedsim.recording import Column
 from fedsim.recording.files import append_json_lines, read_json_lines
 
@@ -416,8 +416,8 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 def test_commands_repeat_the_attack_as_it_was() -> None:
     told = {"attack": "cpl", "spec": "cpl(init='dark', knows_defense=False)", "seed": 3, "oracles": ["labels"]}
     expected = "attacker replay 'my run' --attack cpl --set init=dark --set knows_defense=false --seed 3 --oracle labels"
-    assert replay_command(Path("my run"), told) == expected
+    assert make_replay_command(Path("my run"), told) == expected
     assert (
-        replay_command(Path("run"), {**told, "spec": "no ( python", "seed": 0, "oracles": []})
+        make_replay_command(Path("run"), {**told, "spec": "no ( python", "seed": 0, "oracles": []})
         == "attacker replay run --attack cpl"
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from attacker.report.pairs import ExamplePair, alone, read_pair
+from attacker.report.pairs import ExamplePair, read_pair, show_alone
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_example
 from attacker.service.index.recording_index import words_of
@@ -80,7 +80,7 @@ def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
         raise NoImage(f"the reconstruction cannot be read: {words_of(error, run)}") from None
     if x.shape != data.shape:
         raise NoImage(f"the reconstruction has shape {x.shape}, and the data have shape {data.shape}")
-    return alone(torch.from_numpy(x), data)
+    return show_alone(torch.from_numpy(x), data)
 
 
 def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:

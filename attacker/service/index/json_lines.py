@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.scoring.states import FINISHED, State, state_of
+from attacker.scoring.states import FINISHED, State, find_state
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import opened, parse_json
 
@@ -118,7 +118,7 @@ def _score(row: Mapping[str, Any]) -> ShownScore:
     pair = row["pair"]
     return ShownScore(
         case=str(row["case"]),
-        state=state_of(row),
+        state=find_state(row),
         rounds=rounds,
         client=str(row["client"]),
         batch=_count(row["batch"]),

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from attacker.report.words import strongest, verdict_of
+from attacker.report.words import describe_summaries, find_strongest
 from attacker.scoring import ScoreRow, Summary, summarise
 from attacker.service.index.json_lines import read_lines
 from fedsim.recording import Manifest
@@ -44,8 +44,8 @@ def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
         if len(rows) > MAX_ROWS:
             return RunVerdicts()
         summaries = summarise(rows)
-        top = strongest(summaries)
-        sentence = verdict_of(summaries, manifest) if manifest is not None else ""
+        top = find_strongest(summaries)
+        sentence = describe_summaries(summaries, manifest) if manifest is not None else ""
         return RunVerdicts({one.source: _judged(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None)
     except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
         return RunVerdicts()

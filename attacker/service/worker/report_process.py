@@ -11,10 +11,10 @@ UNWRITTEN_STATUS = 74
 
 def main(run: str, out: str, unscored: str = "") -> None:
     """Write the report page of a run. unscored: "--unscored" leaves out scores and originals."""
-    from attacker.report.gather import gather  # the service asks for the status above, and need not load these
+    from attacker.report.gather import gather_run  # the service asks for the status above, and need not load these
     from attacker.report.render import render
 
-    page = render([gather(Path(run), scored=unscored != "--unscored")]).encode()
+    page = render([gather_run(Path(run), scored=unscored != "--unscored")]).encode()
     try:
         write_bytes(Path(out), page)
     except OSError as error:

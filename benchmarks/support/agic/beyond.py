@@ -14,7 +14,7 @@ from support.single_cases import client
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links
-from attacker.scoring.metrics import psnr, succeeded
+from attacker.scoring.metrics import is_recovered, psnr
 
 Row = dict[str, Any]
 PRIOR = 3e-5
@@ -84,5 +84,5 @@ def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked:
     guesses = torch.cat([guessed(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()
     each = " ".join(f"{value:.1f}" for value in values)
-    success = float(succeeded(guesses, found.x, found.data).float().mean())
+    success = float(is_recovered(guesses, found.x, found.data).float().mean())
     return {"psnr": mean(values), "each": each, "recovered": success, "cpu_seconds": seconds / len(found)}

@@ -14,9 +14,9 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from attacker.attacks import ATTACKS, Attack, Case
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.assignment import assign, keep_first
+from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.measures import clean_examples
-from attacker.scoring.metrics import succeeded
+from attacker.scoring.metrics import is_recovered
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.recording import DataSpec, Training
@@ -98,10 +98,10 @@ def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[A
 def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
     """Score one reconstruction as `attacker.scoring` does, without surplus candidates."""
     found = keep_first(found, len(truth))
-    x, order = clean_examples(found.x, data.data), assign(found.x.nan_to_num().clamp(0, 1), truth)
+    x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
     chosen = [candidate for candidate, _ in own]
-    right = succeeded(x[chosen], truth[[i for _, i in own]], data.data).tolist()
+    right = is_recovered(x[chosen], truth[[i for _, i in own]], data.data).tolist()
     route = "joint over rounds" if cell.rounds > 1 and not cell.null else found.route
     evidence = {name: [values[c] for c in chosen] for name, values in found.evidence.items()}
     explained = found.explained if found.explained is not None else torch.zeros(len(found.x))

@@ -19,7 +19,7 @@ from support.contract import Options
 from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.scoring.statistics import share
+from attacker.scoring.statistics import estimate_share
 
 Rows = list[dict[str, Any]]
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
@@ -70,7 +70,7 @@ def give_up(asked: Options) -> tuple[Rows, dict[str, Any]]:
     found = watched(asked, "report")
     rows = [{"steps": steps, **_judge(found, steps)} for steps in STEPS]
     successes = [one.is_given_up(GIVE_UP, HOPELESS) for one in found if one.recovered]
-    wrongly = share([float(one) for one in successes], range(len(successes)))
+    wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 

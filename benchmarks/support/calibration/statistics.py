@@ -21,13 +21,13 @@ from support.single_cases import client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, mean, share
-from attacker.scoring.verdict import Verdict, judge
+from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, estimate_share, mean
+from attacker.scoring.verdict import Verdict, judge_attack
 from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
@@ -49,7 +49,7 @@ def intervals(asked: Options) -> tuple[list[Row], Row]:
             continue
         design = {"clusters": count, "size": size, "correlation": correlation}
         shape = repetitions, count, size
-        held = [coverage(draw_successes(rng, shape, correlation, value), value, share) for value in SHARES]
+        held = [coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in SHARES]
         every += [(count, value, of) for value, of in zip(SHARES, held, strict=True)]
         rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
         for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= FEWEST_CLUSTERS else ():
@@ -156,7 +156,7 @@ def _synthetic(asked: Options) -> Iterator[Judged]:
         design = f"{clusters} cases of {size}"
         for _ in range(repetitions):
             null, attack = (_drawn_rows(rng, clusters, size, correlation) for _ in range(2))
-            verdict = judge(attack, null)
+            verdict = judge_attack(attack, null)
             yield Judged("synthetic", design, "no leak", verdict)
             for score in ("psnr", "ssim"):
                 if (least := verdict.detectable.get(score)) is None:
@@ -164,7 +164,7 @@ def _synthetic(asked: Options) -> Iterator[Judged]:
                 shifted = [
                     replace(row, **{score: getattr(row, score) + least}) for row in _drawn_rows(rng, clusters, size, correlation)
                 ]
-                yield Judged("synthetic", f"{design}, {score} up by what it says", "leak", judge(shifted, null))
+                yield Judged("synthetic", f"{design}, {score} up by what it says", "leak", judge_attack(shifted, null))
 
 
 def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
@@ -210,7 +210,7 @@ def _real(asked: Options) -> Iterator[Judged]:
             for one, other in zip(nulls[1:], nulls, strict=False):
                 for part in _parts(len(clients.x), size, 6):
                     rows, null = (clients.rows(found, part, gallery) for found in (one, other))
-                    yield Judged("real", f"{name}, {model}, {size} clients, another null", "no leak", judge(rows, null))
+                    yield Judged("real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null))
         for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
             defended = replace(clients, defense=defense)
             yield from _of_attack(defended, attack, defended.attacked(attack, null=False, seed=0), nulls[0], gallery)
@@ -219,11 +219,11 @@ def _real(asked: Options) -> Iterator[Judged]:
 def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answers, gallery: Gallery) -> Iterator[Judged]:
     """Yield verdicts on runs of an attack that leaks enough to be detected."""
     everyone = range(len(clients.x))
-    whole = judge(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
+    whole = judge_attack(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
     for size in SIZES_OF_RUNS:
         for part in _parts(len(everyone), size, 3):
-            verdict = judge(clients.rows(found, part, gallery), clients.rows(null, part, gallery))
+            verdict = judge_attack(clients.rows(found, part, gallery), clients.rows(null, part, gallery))
             seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
             if seen or attack == EXACT:
                 design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
@@ -282,6 +282,6 @@ class _Clients:
 def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> ScoreRow:
     x, y = answer
     (measured,) = measure(x, truth, data, "not measured")
-    (nearest,) = gallery.compare(x, truth, assign(x, truth), [-1])
+    (nearest,) = gallery.compare(x, truth, assign_reconstructions(x, truth), [-1])
     read = match_labels([label], y.tolist())
     return ScoreRow(case=str(i), index=i, label_success=read[0], **measured, **nearest)

@@ -32,7 +32,7 @@ from torch import Tensor
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.metrics import succeeded
+from attacker.scoring.metrics import is_recovered
 from defenses.papers import cpl_noise, cpl_prune
 
 Table = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -75,7 +75,7 @@ def _taken(originals: Originals, start: str, asked: Options) -> dict[str, list[i
 
 
 def _right(answer: Reconstruction, x: Tensor) -> bool:
-    return bool(succeeded(guessed(answer, x)[0], x).all())
+    return bool(is_recovered(guessed(answer, x)[0], x).all())
 
 
 def base(asked: Options) -> Table:

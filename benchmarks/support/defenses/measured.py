@@ -17,7 +17,7 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.paired import average_by_example, fill_failures
 from attacker.scoring.summary import Summary
-from attacker.scoring.verdict import Verdict, judge
+from attacker.scoring.verdict import Verdict, judge_attack
 
 UNUSED = ("environment", "notes", "pair")
 """Fields of score rows that are not stored: they are long, and no table shows them."""
@@ -74,7 +74,7 @@ class Measured:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on the strongest attack against the best null of all attacks."""
-        return judge(self.attacked[self.strongest].own, self.attacked[self.best_null].null)
+        return judge_attack(self.attacked[self.strongest].own, self.attacked[self.best_null].null)
 
 
 class Kept:

@@ -9,7 +9,7 @@ from torch import nn
 from attacker.attacks import ATTACKS, AttackSpec, Case, cpl, inverting_gradients, presets
 from attacker.attacks.matching.smooth_images import smooth_spread
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -87,7 +87,7 @@ def test_examples_of_one_label_come_apart_in_smooth_latents(observe: Callable[..
     errors = {}
     for name, changes in (("smooth", {}), ("pixels", {"decoder": "pixels", "relative": False})):
         (found,) = cpl(**{**tuned, **changes})([case], rng=torch.Generator().manual_seed(0))
-        order = [i for i in assign(found.x, x) if i is not None]
+        order = [i for i in assign_reconstructions(found.x, x) if i is not None]
         errors[name] = mse(found.x[order], x)
     assert errors["smooth"].max() < SUCCESS / 3
     assert errors["pixels"].max() > SUCCESS

@@ -16,7 +16,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
-from attacker.scoring.oracle import true_labels, true_logits
+from attacker.scoring.oracle import compute_true_logits, read_true_labels
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -178,7 +178,7 @@ def test_reconstructions_do_not_change_where_truth_is_gone(run: Path) -> None:
 
 def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"])
-    told = replay(run, oracle_labels=lambda row: true_labels(scorer, row))
+    told = replay(run, oracle_labels=lambda row: read_true_labels(scorer, row))
     plain = replay(run)
     assert told.folder != plain.folder
     told.run(), plain.run()
@@ -195,15 +195,15 @@ def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> No
 def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_examples(run: Path) -> None:
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
     row = next(row for row in recording.rows() if row.status == "complete")
-    logits = true_logits(scorer, recording, row)
-    labels = true_labels(scorer, row)
+    logits = compute_true_logits(scorer, recording, row)
+    labels = read_true_labels(scorer, row)
     assert logits.shape == (len(labels), recording.manifest.data.num_classes)
     one_hot = torch.nn.functional.one_hot(labels, logits.shape[1])
     seen = recording.observation(row)
     (bias,) = [name for name, w in seen.weights.items() if w.shape == (logits.shape[1],)]
     slope = (logits.softmax(dim=1) - one_hot).mean(dim=0)  # of the head's bias: follows from logits and labels alone
     assert torch.allclose(-seen.update[bias] / seen.training.learning_rate, slope, atol=1e-5)
-    told = replay(run, oracle_logits=lambda row: true_logits(scorer, recording, row), arguments={"agreement": 0.1})
+    told = replay(run, oracle_logits=lambda row: compute_true_logits(scorer, recording, row), arguments={"agreement": 0.1})
     told.run()
     assert {one.oracles for one in scorer.score(told.folder)} == {("logits",)}
 
@@ -218,7 +218,7 @@ def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -
     assert summary.verdict is not None
     assert summary.verdict.outcome == "recovered"
     assert summary.examples == summary.null.examples == 12
-    json.dumps(summary.as_json(), allow_nan=False)
+    json.dumps(summary.to_json(), allow_nan=False)
 
 
 def test_scoring_again_replaces_its_rows(run: Path) -> None:
@@ -289,8 +289,8 @@ def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: 
     training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
     run = federate(tmp_path / "again", training=training, rounds=1)
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").rows()
-    assert len(scorer.originals(1, 1, row.client)[0]) < row.num_examples
-    assert len(true_labels(scorer, row)) == row.num_examples
+    assert len(scorer.read_originals(1, 1, row.client)[0]) < row.num_examples
+    assert len(read_true_labels(scorer, row)) == row.num_examples
 
 
 def test_an_example_that_is_attacked_in_many_rounds_is_one_example(run: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.cli import app as cli
 from attacker.replay.replay import Replay
-from attacker.report.gather import gather
+from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, summarise
 from fedsim import models
 from fedsim.config.experiment import admit_code, validate
@@ -110,7 +110,7 @@ def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
     rows = [row for folder in folders.values() for row in scorer.score(folder)]
     pairs = {(summary.source, summary.null.source) for summary in summarise(rows)}
     assert pairs == {(folders[name, False].name, folders[name, True].name) for name in ("first", "second")}
-    shown = {(attack.source, attack.null.source) for attack in gather(run).attacks}
+    shown = {(attack.source, attack.null.source) for attack in gather_run(run).attacks}
     assert shown == pairs
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attacker.scoring import environment as module
-from attacker.scoring.environment import environment, read_commit
+from attacker.scoring.environment import describe_environment, read_commit
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -49,7 +49,7 @@ def test_where_there_is_no_tree_of_its_own_there_is_no_commit(
 
 
 def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = environment()
+    told = describe_environment()
     json.dumps(told, allow_nan=False)
     assert told["python"] == platform.python_version()
     assert told["torch"] == version("torch")
@@ -58,11 +58,11 @@ def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert (told["gpu"] is None) != torch.cuda.is_initialized()
     monkeypatch.setattr(module, "VERSIONED_PACKAGES", ("no-such-package",))
     module._describe_machine.cache_clear()
-    assert environment()["no-such-package"] is None
+    assert describe_environment()["no-such-package"] is None
     module._describe_machine.cache_clear()
 
 
 def test_git_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment()
+    describe_environment()
     monkeypatch.setattr(module, "_run_git", lambda *_: pytest.fail("asked again"))
-    assert environment() == environment()
+    assert describe_environment() == describe_environment()

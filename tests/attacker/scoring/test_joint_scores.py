@@ -11,7 +11,7 @@ import torch
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
-from attacker.scoring.originals import Original, Use, link_fields, list_uses, originals
+from attacker.scoring.originals import Original, Use, list_originals, list_uses, make_link_fields
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
@@ -162,7 +162,7 @@ def test_what_a_live_replay_supersedes_loses_the_scores_it_had(joint: Joint) -> 
 
 def test_first_uses_and_rounds_by_hand() -> None:
     used = [(2, Used(((4, 6), (4,)))), (5, Used(((6,), (8, 4))))]
-    assert originals(used) == [Original((2, 5), 1, 0, 4), Original((2, 5), 1, 1, 6), Original((5,), 2, 0, 8)]
+    assert list_originals(used) == [Original((2, 5), 1, 0, 4), Original((2, 5), 1, 1, 6), Original((5,), 2, 0, 8)]
 
 
 def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
@@ -175,6 +175,6 @@ def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
 
 def test_a_claim_of_one_round_is_no_link_even_where_it_is_wrong() -> None:
     original = Original((2, 5), 1, 0, 4)
-    assert link_fields(original, (1,)) == {"rounds_claimed": (1,), "link_correct": None}
-    assert link_fields(original, (2, 5))["link_correct"] is True
-    assert link_fields(original, (2, 3, 5))["link_correct"] is False
+    assert make_link_fields(original, (1,)) == {"rounds_claimed": (1,), "link_correct": None}
+    assert make_link_fields(original, (2, 5))["link_correct"] is True
+    assert make_link_fields(original, (2, 3, 5))["link_correct"] is False

@@ -40,10 +40,10 @@ def test_each_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
     truth = [client(tmp_path / "one", [10, 20], [0, 1]), client(tmp_path / "two", [30, 40, 50], [2, 1, 0])]
     scorer = Scorer(tmp_path, truth)
     for name, pixels, labels in (("one", [20, 10], [1, 0]), ("two", [50, 30], [0, 2])):
-        _, x, y = scorer.originals(1, 1, name)
+        _, x, y = scorer.read_originals(1, 1, name)
         assert torch.equal(x.flatten(), torch.tensor(pixels) / 255)
         assert y.tolist() == labels
-    slots, x, _ = scorer.originals(1, 1, "sum", ["one", "two"])  # both used their own example 0: four distinct examples
+    slots, x, _ = scorer.read_originals(1, 1, "sum", ["one", "two"])  # both used their own example 0: four distinct examples
     assert (255 * x.flatten()).round().tolist() == [20, 10, 50, 30]
     assert len({index for _, _, index in slots}) == 4
 
@@ -52,7 +52,7 @@ def test_a_clients_folder_may_have_been_carried_to_where_it_is_scored(tmp_path: 
     client(tmp_path / "there", [10, 20], [0, 1])
     (tmp_path / "there").rename(tmp_path / "here")
     scorer = Scorer(tmp_path, [tmp_path / "here" / "truth"])
-    assert scorer.originals(1, 1, "there")[1].flatten().tolist() == pytest.approx([20 / 255, 10 / 255])
+    assert scorer.read_originals(1, 1, "there")[1].flatten().tolist() == pytest.approx([20 / 255, 10 / 255])
 
 
 def test_examples_other_than_those_that_truth_refers_to_are_refused(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_one_data_set_for_all_is_taken_as_it_is(tmp_path: Path) -> None:
     TruthWriter(tmp_path / "truth", "one").write(1, 1, [[7, 3]])
     scorer = Scorer(tmp_path, [tmp_path / "truth"])
     assert scorer.data is digits
-    assert [index for _, _, index in scorer.originals(1, 1, "one")[0]] == [7, 3]
+    assert [index for _, _, index in scorer.read_originals(1, 1, "one")[0]] == [7, 3]

@@ -89,7 +89,7 @@ def test_pandas_gets_a_column_for_each_field_and_numbers_as_numbers() -> None:
     assert (str(table["psnr"].dtype), str(table["index"].dtype)) == ("float64", "int64")
     assert table.groupby("attack")["success"].mean().to_dict() == {"cpl": 1.0, "idlg": 0.0}
     assert table["constant.psnr"].isna().tolist() == [False, True]
-    assert set(ROW.flat_values()) <= set(table.columns)
+    assert set(ROW.flatten_values()) <= set(table.columns)
 
 
 def test_the_absence_of_pandas_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from scipy.stats import binom, binomtest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from attacker.report.words import interval
-from attacker.scoring.assignment import assign
-from attacker.scoring.metrics import is_flat, mse, psnr, ssim, succeeded
-from attacker.scoring.statistics import Estimate, clusters_of, mean, share
+from attacker.report.words import format_interval
+from attacker.scoring.assignment import assign_reconstructions
+from attacker.scoring.metrics import is_flat, is_recovered, mse, psnr, ssim
+from attacker.scoring.statistics import Estimate, find_clusters, mean
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def test_mse_by_hand() -> None:
 
 def test_success_of_images_and_of_rows() -> None:
     truth = torch.full((1, 1, 2, 2), 0.5)
-    assert succeeded(truth + 0.0948, truth).item()
-    assert not succeeded(truth + 0.0950, truth).item()
+    assert is_recovered(truth + 0.0948, truth).item()
+    assert not is_recovered(truth + 0.0950, truth).item()
     row = torch.tensor([[0.2, 0.4]])
-    assert succeeded(row + 0.049, row).item()
-    assert not succeeded(row + torch.tensor([[0.0, 0.051]]), row).item()
+    assert is_recovered(row + 0.049, row).item()
+    assert not is_recovered(row + torch.tensor([[0.0, 0.051]]), row).item()
 
 
 def test_an_image_that_its_own_mean_colour_recovers_is_flat() -> None:
@@ -67,26 +67,26 @@ def test_an_image_that_its_own_mean_colour_recovers_is_flat() -> None:
 
 def test_assignment_is_one_to_one_and_the_best_in_all() -> None:
     truth = torch.tensor([[0.0], [0.4], [1.0]])
-    assert assign(torch.tensor([[0.9], [0.05], [0.2]]), truth) == [1, 2, 0]
+    assert assign_reconstructions(torch.tensor([[0.9], [0.05], [0.2]]), truth) == [1, 2, 0]
     assert (
-        assign(torch.tensor([[0.41], [0.4]]), truth) == [None, 1, 0]
-        or assign(torch.tensor([[0.41], [0.4]]), truth).count(None) == 1
+        assign_reconstructions(torch.tensor([[0.41], [0.4]]), truth) == [None, 1, 0]
+        or assign_reconstructions(torch.tensor([[0.41], [0.4]]), truth).count(None) == 1
     )
-    assert assign(torch.empty(0, 1), truth) == [None, None, None]
+    assert assign_reconstructions(torch.empty(0, 1), truth) == [None, None, None]
 
 
 def test_a_guess_counts_for_one_original_only() -> None:
-    assert assign(torch.tensor([[0.5], [9.0]]), torch.tensor([[0.5], [0.5]])) in ([0, 1], [1, 0])
+    assert assign_reconstructions(torch.tensor([[0.5], [9.0]]), torch.tensor([[0.5], [0.5]])) in ([0, 1], [1, 0])
 
 
 def test_assignment_survives_values_that_are_no_numbers() -> None:
-    assert assign(torch.tensor([[torch.nan], [0.0]]), torch.tensor([[0.0], [1.0]])) == [1, 0]
+    assert assign_reconstructions(torch.tensor([[torch.nan], [0.0]]), torch.tensor([[0.0], [1.0]])) == [1, 0]
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 24), (24, 24), (7, 24), (1, 1), (3, 8)])
 def test_shares_of_independent_examples_have_the_mid_p_interval(successes: int, count: int) -> None:
     """At either end, a result as extreme as this one, counted half, or more extreme has a chance of 2.5 %."""
-    ours = share([1.0] * successes + [0.0] * (count - successes))
+    ours = estimate_share([1.0] * successes + [0.0] * (count - successes))
     assert ours.value == successes / count
     above = binom.sf(successes, count, ours.low) + binom.pmf(successes, count, ours.low) / 2
     below = binom.cdf(successes - 1, count, ours.high) + binom.pmf(successes, count, ours.high) / 2
@@ -143,9 +143,12 @@ def test_intervals_of_shares_of_few_clusters_hold_the_truth_no_less_often(design
 @pytest.mark.parametrize("successes", range(4))
 def test_three_clusters_that_differ_within_are_no_surer_than_three_examples(successes: int) -> None:
     values = [1.0, 0.0, 0.0, 0.0] * successes + [0.0] * 4 * (3 - successes)
-    whole = share([1.0] * successes + [0.0] * (3 - successes))
-    assert share(values, [i // 4 for i in range(12)]).high - share(values).high > 0.1
-    assert share([1.0, 1.0, 1.0, 1.0] * successes + [0.0] * 4 * (3 - successes), [i // 4 for i in range(12)]).high == whole.high
+    whole = estimate_share([1.0] * successes + [0.0] * (3 - successes))
+    assert estimate_share(values, [i // 4 for i in range(12)]).high - estimate_share(values).high > 0.1
+    assert (
+        estimate_share([1.0, 1.0, 1.0, 1.0] * successes + [0.0] * 4 * (3 - successes), [i // 4 for i in range(12)]).high
+        == whole.high
+    )
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 4])
@@ -153,9 +156,9 @@ def test_fewer_than_five_clusters_bear_no_interval_of_a_mean_and_say_so(clusters
     found = mean([10.0 + i for i in range(2 * clusters)], [i // 2 for i in range(2 * clusters)])
     assert not found.is_interval
     assert (found.low, found.high) == (10.0, 10.0 + 2 * clusters - 1)
-    assert interval(found, 1) == f"values 10.0 to {found.high:.1f}; no interval of {clusters} group{'s' * (clusters > 1)}"
+    assert format_interval(found, 1) == f"values 10.0 to {found.high:.1f}; no interval of {clusters} group{'s' * (clusters > 1)}"
     assert mean([10.0, 11.0, 12.0, 13.0, 14.0]).is_interval
-    assert interval(Estimate(1.0, 0.5, 1.5, 9, 9), 1) == "0.5 to 1.5"
+    assert format_interval(Estimate(1.0, 0.5, 1.5, 9, 9), 1) == "0.5 to 1.5"
 
 
 @pytest.mark.parametrize("design", [(6, 1, 0), *DESIGNS], ids=str)
@@ -172,14 +175,14 @@ def test_intervals_of_means_hold_the_truth_as_often_as_they_say(design: Design, 
 
 def test_batches_that_succeed_as_a_whole_count_as_one_example_each() -> None:
     values, clusters = [1.0] * 24 + [0.0] * 40, [i // 8 for i in range(64)]
-    clustered, alone = share(values, clusters), share([1.0] * 3 + [0.0] * 5)
+    clustered, alone = estimate_share(values, clusters), estimate_share([1.0] * 3 + [0.0] * 5)
     assert (clustered.value, clustered.low, clustered.high) == pytest.approx((alone.value, alone.low, alone.high))
     assert (clustered.count, clustered.clusters) == (64, 8)
-    assert share(values).low > clustered.low
+    assert estimate_share(values).low > clustered.low
 
 
 def test_cases_that_share_an_example_are_one_cluster() -> None:
-    assert clusters_of([(1, "a"), (2, "a"), (3, "b"), (4, "c"), (2, "c")]) == {1: 0, 2: 0, 3: 1, 4: 0}
+    assert find_clusters([(1, "a"), (2, "a"), (3, "b"), (4, "c"), (2, "c")]) == {1: 0, 2: 0, 3: 1, 4: 0}
 
 
 def test_the_median_and_the_deciles_stand_beside_a_mean() -> None:

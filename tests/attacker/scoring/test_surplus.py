@@ -10,7 +10,7 @@ from torch import nan
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.assignment import assign, keep_first, rank
+from attacker.scoring.assignment import assign_reconstructions, keep_first, rank_candidates
 from attacker.scoring.originals import count_places
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
@@ -116,14 +116,14 @@ def test_fewer_candidates_than_examples_all_count(surplus: Surplus) -> None:
     ids=["by confidence", "equals in order", "undecided last", "undecided by what they explain"],
 )
 def test_ranking(confidence: list[float], explained: list[float] | None, order: list[int]) -> None:
-    assert rank(torch.tensor(confidence), None if explained is None else torch.tensor(explained)) == order
+    assert rank_candidates(torch.tensor(confidence), None if explained is None else torch.tensor(explained)) == order
 
 
 def test_truth_does_not_choose_among_candidates() -> None:
     with pytest.raises(ValueError, match="3 reconstructions for 2 examples"):
-        assign(torch.zeros(3, 1), torch.zeros(2, 1))
-    assert assign(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.1]])) == [1, 0]
-    assert assign(torch.tensor([[0.2], [1.0], [0.0]]), torch.tensor([[1.0], [0.1]]), [1, 2]) == [1, 0]
+        assign_reconstructions(torch.zeros(3, 1), torch.zeros(2, 1))
+    assert assign_reconstructions(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.1]])) == [1, 0]
+    assert assign_reconstructions(torch.tensor([[0.2], [1.0], [0.0]]), torch.tensor([[1.0], [0.1]]), [1, 2]) == [1, 0]
 
 
 def test_the_slots_of_kept_examples_follow_them() -> None:

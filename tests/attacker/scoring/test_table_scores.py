@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.scoring.measures import clean_examples, measure
-from attacker.scoring.metrics import categorical_right, continuous_error, succeeded, variables
+from attacker.scoring.metrics import group_columns, is_recovered, measure_categorical_share, measure_continuous_error
 from fedsim.recording import Column, DataSpec
 
 AGE, PAY = Column(name="age", low=20, high=60), Column(name="pay", high=1000)
@@ -26,9 +26,9 @@ def changed(**values: float) -> Tensor:
 
 
 def test_neighbours_of_one_name_are_one_variable() -> None:
-    assert variables(COLUMNS) == [(1, 2, 3), (4, 5)]
-    assert variables([*WORK, *SEX]) == [(0, 1, 2), (3, 4)]
-    assert variables([AGE, PAY]) == []
+    assert group_columns(COLUMNS) == [(1, 2, 3), (4, 5)]
+    assert group_columns([*WORK, *SEX]) == [(0, 1, 2), (3, 4)]
+    assert group_columns([AGE, PAY]) == []
 
 
 @pytest.mark.parametrize(
@@ -47,37 +47,37 @@ def test_neighbours_of_one_name_are_one_variable() -> None:
 def test_every_category_must_be_right_and_every_number_within_a_twentieth(
     x: Tensor, error: float, right: float, success: bool
 ) -> None:
-    assert continuous_error(x, TRUTH, COLUMNS).item() == pytest.approx(error, abs=1e-6)
-    assert categorical_right(x, TRUTH, COLUMNS).item() == right
-    assert succeeded(x, TRUTH, SPEC).item() is success
+    assert measure_continuous_error(x, TRUTH, COLUMNS).item() == pytest.approx(error, abs=1e-6)
+    assert measure_categorical_share(x, TRUTH, COLUMNS).item() == right
+    assert is_recovered(x, TRUTH, SPEC).item() is success
 
 
 def test_a_tie_is_no_answer() -> None:
-    assert categorical_right(torch.zeros(1, 7), TRUTH, COLUMNS).item() == 0
-    assert categorical_right(changed(c1=1.0), TRUTH, COLUMNS).item() == 0.5
+    assert measure_categorical_share(torch.zeros(1, 7), TRUTH, COLUMNS).item() == 0
+    assert measure_categorical_share(changed(c1=1.0), TRUTH, COLUMNS).item() == 0.5
 
 
 def test_a_category_that_training_never_saw_does_not_count() -> None:
     unseen = changed(c2=0.0)
-    assert categorical_right(changed(c1=9.0), unseen, COLUMNS).item() == 1
-    assert categorical_right(changed(c5=9.0), unseen, COLUMNS).item() == 0
-    assert succeeded(changed(c1=9.0), unseen, SPEC).item()
+    assert measure_categorical_share(changed(c1=9.0), unseen, COLUMNS).item() == 1
+    assert measure_categorical_share(changed(c5=9.0), unseen, COLUMNS).item() == 0
+    assert is_recovered(changed(c1=9.0), unseen, SPEC).item()
     nothing = torch.tensor([[0.5, 0, 0, 0, 0, 0, 0.2]])
-    assert math.isnan(categorical_right(TRUTH, nothing, COLUMNS).item())
-    assert succeeded(TRUTH, nothing, SPEC).item()
-    assert not succeeded(changed(c0=0.9), nothing, SPEC).item()
+    assert math.isnan(measure_categorical_share(TRUTH, nothing, COLUMNS).item())
+    assert is_recovered(TRUTH, nothing, SPEC).item()
+    assert not is_recovered(changed(c0=0.9), nothing, SPEC).item()
 
 
 def test_tables_of_one_kind_alone() -> None:
     numbers = DataSpec(shape=(2,), num_classes=2, columns=(AGE, PAY))
     categories = DataSpec(shape=(5,), num_classes=2, columns=(*WORK, *SEX))
     x = torch.tensor([[0.1, 0.9]])
-    assert math.isnan(categorical_right(x, x, numbers.columns).item())
-    assert math.isnan(continuous_error(TRUTH[:, 1:6], TRUTH[:, 1:6], categories.columns).item())
-    assert succeeded(x, x + 0.04, numbers).item()
-    assert not succeeded(x, x + 0.06, numbers).item()
-    assert succeeded(0.4 * TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
-    assert not succeeded(-TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
+    assert math.isnan(measure_categorical_share(x, x, numbers.columns).item())
+    assert math.isnan(measure_continuous_error(TRUTH[:, 1:6], TRUTH[:, 1:6], categories.columns).item())
+    assert is_recovered(x, x + 0.04, numbers).item()
+    assert not is_recovered(x, x + 0.06, numbers).item()
+    assert is_recovered(0.4 * TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
+    assert not is_recovered(-TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
 
 
 def test_rows_are_measured_each_for_itself() -> None:

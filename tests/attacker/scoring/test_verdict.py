@@ -11,8 +11,8 @@ import torch
 from attacker.scoring import ScoreRow, summarise
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.paired import PSNR_OF_8_BITS
-from attacker.scoring.significance import adjust, fisher, sign_flip, t_test
-from attacker.scoring.verdict import Verdict, judge
+from attacker.scoring.significance import adjust_for_multiple_tests, run_fisher_test, run_sign_flip_test, run_t_test
+from attacker.scoring.verdict import Verdict, judge_attack
 from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
@@ -57,7 +57,7 @@ def around(centre: float, count: int, seed: int, spread: float = 1.5) -> list[fl
 
 
 def verdict(attack: Sequence[float | None], null: Sequence[float | None], **fields: Any) -> Verdict:
-    return judge(rows(attack, **fields), rows(null, null=True))
+    return judge_attack(rows(attack, **fields), rows(null, null=True))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,7 +81,7 @@ def test_an_exact_answer_to_one_client_is_recovered_however_few_there_are(count:
     ranks = {"rank_share": [0.0, *nothing], "chance": [1e-12, *nothing], "case_chance": [1 / 401, *nothing]}
     attack = rows([60.0, *around(9, count - 1, 0)], **ranks)
     null = rows([13.0, *around(9, count - 1, 1)], null=True, rank_share=0.5, chance=0.5, case_chance=0.5)
-    found = judge(attack, null)
+    found = judge_attack(attack, null)
     assert found.outcome == "recovered"
     assert (found.recovered, found.examples) == (1, count)
     assert f"recovered: 1 of {count} example" in found.words
@@ -91,9 +91,9 @@ def test_an_original_that_is_near_to_any_answer_is_no_leak() -> None:
     """A face near the mean face: of runs of one client, 4 of 24 nulls were called a leak beside another null."""
     one = rows([14.0], rank_share=0.0, chance=0.003, case_chance=0.003)
     same = rows([13.9], null=True, rank_share=0.0, chance=0.004, case_chance=0.004)
-    assert judge(one, same).outcome == "not distinguishable from the null at this sample"
+    assert judge_attack(one, same).outcome == "not distinguishable from the null at this sample"
     far = rows([9.0], null=True, rank_share=0.4, chance=0.4, case_chance=0.4)
-    assert judge(one, far).outcome == "partly leaked"
+    assert judge_attack(one, far).outcome == "partly leaked"
 
 
 def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named() -> None:
@@ -111,8 +111,8 @@ def test_what_is_said_to_be_detectable_is_detected(size: int) -> None:
     missed = 0
     for seed in range(40):
         null = rows(around(10, 24, 3 * seed), null=True, size=size)
-        least = judge(rows(around(10, 24, 3 * seed + 1), size=size), null).detectable["psnr"]
-        missed += not judge(rows(around(10 + least, 24, 3 * seed + 2), size=size), null).leaks
+        least = judge_attack(rows(around(10, 24, 3 * seed + 1), size=size), null).detectable["psnr"]
+        missed += not judge_attack(rows(around(10 + least, 24, 3 * seed + 2), size=size), null).leaks
     assert missed <= 4
 
 
@@ -122,19 +122,19 @@ def test_chance_is_rarely_called_a_leak() -> None:
 
 
 def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
-    assert judge(rows([30.0]), []).words == "no verdict: no null was run on these cases"
-    assert judge([], []).words == "no verdict: no case is finished"
-    partial = judge(rows(around(10, 12, 0)), rows(around(10, 6, 1), null=True))
+    assert judge_attack(rows([30.0]), []).words == "no verdict: no null was run on these cases"
+    assert judge_attack([], []).words == "no verdict: no case is finished"
+    partial = judge_attack(rows(around(10, 12, 0)), rows(around(10, 6, 1), null=True))
     assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on only 6 of 12 examples")
 
 
 def test_recovered_images_that_one_colour_passes_are_counted_apart() -> None:
-    found = judge(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
+    found = judge_attack(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
     assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour, the null 0")
 
 
 def test_one_batch_is_one_group() -> None:
-    found = judge(rows(around(17, 8, 0), size=8), rows(around(8, 8, 1), null=True, size=8))
+    found = judge_attack(rows(around(17, 8, 0), size=8), rows(around(8, 8, 1), null=True, size=8))
     assert (found.examples, found.clusters) == (8, 1)
     assert found.outcome != "partly leaked"
 
@@ -168,18 +168,18 @@ def test_rows_of_an_earlier_version_are_summarised() -> None:
     (summary,) = summarise(map(without_state, [*attack, *null]))
     assert summary.verdict is not None
     assert "score again" in summary.verdict.reason
-    json_of = summary.as_json()
+    json_of = summary.to_json()
     assert json_of["verdict"]["words"].startswith("no verdict")
     assert json_of["null"]["psnr"]["median"] == pytest.approx(9.25)
 
 
 def test_holms_adjustment_and_the_tests_by_hand() -> None:
-    assert adjust([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert sign_flip([1, 1, 1, 1, 0], range(5)) == 1 / 16
-    assert sign_flip([-1, 1], range(2)) == 0.75
-    assert fisher([1, 1, 1, 1], [0, 0, 0, 0]) == pytest.approx(1 / 70)
-    assert fisher([1, 0, 0], [1, 1, 0]) == pytest.approx(19 / 20)
-    assert t_test([1.0, 2.0, 3.0, 4.0], "abcd") == pytest.approx(0.01519, abs=1e-4)
+    assert adjust_for_multiple_tests([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert run_sign_flip_test([1, 1, 1, 1, 0], range(5)) == 1 / 16
+    assert run_sign_flip_test([-1, 1], range(2)) == 0.75
+    assert run_fisher_test([1, 1, 1, 1], [0, 0, 0, 0]) == pytest.approx(1 / 70)
+    assert run_fisher_test([1, 0, 0], [1, 1, 0]) == pytest.approx(19 / 20)
+    assert run_t_test([1.0, 2.0, 3.0, 4.0], "abcd") == pytest.approx(0.01519, abs=1e-4)
 
 
 @pytest.fixture

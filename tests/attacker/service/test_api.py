@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from attacker.reconstruction import Reconstruction
-from attacker.report.gather import gather
+from attacker.report.gather import gather_run
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
 from attacker.scoring import Scorer, read_rows, summarise
@@ -215,7 +215,7 @@ def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(
     original = read_pair(root / "digits", row["pair"], ()).original
     assert original is not None
     secrets = (f">{row['psnr']:.1f} dB<", b64encode(original.png).decode())
-    whole = render([gather(root / "digits")])
+    whole = render([gather_run(root / "digits")])
     assert all(secret in whole for secret in secrets)
     report = ask()(f"/api/v1/{RUN}/report")
     assert report.status_code == 200

@@ -12,7 +12,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.simulation.client import gradient_of
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.scoring.oracle import true_labels
+from attacker.scoring.oracle import read_true_labels
 from fedsim import models
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
@@ -50,7 +50,7 @@ def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: Federati
     """What an attack on the sum goes by: one batch, made of all clients' ones."""
     observation = next(Recording(run.out / "recording").observations())
     scorer = Scorer(run.out, [run.out / "truth"])
-    _, x, y = scorer.originals(1, 1, "sum", observation.cohort)
+    _, x, y = scorer.read_originals(1, 1, "sum", observation.cohort)
     assert observation.num_examples == len(y) == 3
     network = models.build(observation.model, observation.data)
     update = train(network, dict(observation.weights), [(x, y)], observation.training, observation.data).update
@@ -62,8 +62,8 @@ def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: P
     run = federate("epochs", clients={"count": 3}, rounds=1, training={"learning_rate": 0.1, "batch_size": 64, "epochs": 2})
     recording, scorer = Recording(run.out / "recording"), Scorer(run.out, [run.out / "truth"])
     row = next(row for row in recording.rows() if row.client == "sum")
-    told = true_labels(scorer, row, recording.summed(1))
-    _, _, labels = scorer.originals(1, 1, "sum", recording.summed(1))
+    told = read_true_labels(scorer, row, recording.summed(1))
+    _, _, labels = scorer.read_originals(1, 1, "sum", recording.summed(1))
     assert told.tolist() == sorted(labels.tolist())
     assert len(told) == row.num_examples
 
@@ -78,7 +78,7 @@ def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> Non
     assert isinstance(attack, GradientMatching)
     (search,) = CaseBatch(attack, [Case((observation,))]).views
     assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
-    _, x, y = Scorer(run.out, [run.out / "truth"]).originals(1, 1, "sum", observation.cohort)
+    _, x, y = Scorer(run.out, [run.out / "truth"]).read_originals(1, 1, "sum", observation.cohort)
     network = models.build(observation.model, observation.data)
     gradient = gradient_of(network, observation.data)(observation.weights, x, y)
     for name, expected in gradient.items():
