@@ -34,6 +34,7 @@ from attacker.scoring.originals import (
 )
 from attacker.scoring.paired import FILLED_SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
+from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, State, read_case
 from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
@@ -81,7 +82,7 @@ class Scorer:
         self.superseded: dict[str, dict[str, str]] = {}
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
-            load_lpips(*self._lpips)
+            load_backbone(*self._lpips)
         self.readers = [TruthReader(folder) for folder in truth]
         self._holdings = load_holdings(self.readers, data)
         self.data = self._holdings.data

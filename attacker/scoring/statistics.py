@@ -85,8 +85,8 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     The effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the cluster size and r
     the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see
     `_estimate_effective_number`. It is also divided by the squared ratio of the quantiles of the t and the normal distribution,
-    because r is estimated (Korn and Graubard 1998). It is at least the number of clusters. It equals that number if clusters succeed or fail as a whole, and if all values
-    are equal, since the data then give no evidence that examples of a cluster vary.
+    because r is estimated (Korn and Graubard 1998). It is at least the number of clusters. It equals that number if clusters
+    succeed or fail as a whole, and if all values are equal, since the data then give no evidence that examples of a cluster vary.
     """
     if not len(values):
         raise ValueError("a share needs at least one example, got none")

@@ -13,7 +13,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from attacker.report.words import format_interval
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import is_flat, is_recovered, mse, psnr, ssim
-from attacker.scoring.statistics import Estimate, find_clusters, mean
+from attacker.scoring.statistics import Estimate, estimate_share, find_clusters, mean
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimat
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(design: Design) -> None:
     rng = np.random.default_rng(7)
-    held = [coverage(drawn(rng, design, value), value, share) for value in SHARES]
+    held = [coverage(drawn(rng, design, value), value, estimate_share) for value in SHARES]
     assert 0.92 <= np.mean(held) <= 0.98, held
     assert min(held) > 0.90, held
 
@@ -137,7 +137,7 @@ def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(design: Design)
 @pytest.mark.parametrize("design", FEW, ids=str)
 def test_intervals_of_shares_of_few_clusters_hold_the_truth_no_less_often(design: Design) -> None:
     rng = np.random.default_rng(9)
-    assert min(coverage(drawn(rng, design, value), value, share) for value in (0.02, *SHARES)) > 0.90
+    assert min(coverage(drawn(rng, design, value), value, estimate_share) for value in (0.02, *SHARES)) > 0.90
 
 
 @pytest.mark.parametrize("successes", range(4))
