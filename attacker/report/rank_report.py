@@ -21,11 +21,11 @@ __all__ = [
     "check_picture",
     "describe_layer",
     "draw",
-    "write_headline",
     "load_chain",
     "make_table",
     "parse_shape",
     "to_json",
+    "write_headline",
     "write_verdict",
 ]
 
@@ -73,7 +73,9 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
     """Write a picture of the chain as PNG, SVG or PDF, depending on the suffix of `path`."""
     from attacker.report.chain_figure import write_chain_picture
 
-    write_chain_picture(report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report))
+    write_chain_picture(
+        report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)
+    )
 
 
 def to_json(report: RankReport, model: str) -> dict[str, Any]:

@@ -92,12 +92,8 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
         raise ValueError("a share needs at least one example, got none")
     array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
-    return Estimate(
-        value,
-        *compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level),
-        count,
-        len(sizes),
-    )
+    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level)
+    return Estimate(value, low, high, count, len(sizes))
 
 
 @lru_cache(maxsize=4096)
