@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from attacker.scoring.significance import adjust, t_test
-from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, clusters_of, mean, share
+from attacker.scoring.significance import adjust_for_multiple_tests, run_t_test
+from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, estimate_share, find_clusters, mean
 from attacker.sweep.federations import FederationResult
 from attacker.sweep.grid import UNDEFENDED, Grid, GridFederation, describe_settings
 
@@ -149,7 +149,7 @@ def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, Federation
     errors, cases = {key: one["rmse"] for key, _, one in rows}, {key: case for key, case, _ in rows}
     if not rows:
         return AttackResult(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})
-    clusters = clusters_of((key, case) for key, case, _ in rows)
+    clusters = find_clusters((key, case) for key, case, _ in rows)
     groups = [clusters[key] for key, _, _ in rows]
     quality = [one["psnr"] for _, _, one in rows if one["psnr"] is not None]
     return AttackResult(
@@ -159,7 +159,7 @@ def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, Federation
         refused=refused,
         rmse=mean(list(errors.values()), groups),
         null_rmse=fmean(one["null_rmse"] for _, _, one in rows),
-        recovered=share([one["success"] for _, _, one in rows], groups),
+        recovered=estimate_share([one["success"] for _, _, one in rows], groups),
         null_recovered=fmean(one["null_success"] for _, _, one in rows),
         psnr=fmean(quality) if quality else None,
         errors=errors,
@@ -202,7 +202,7 @@ def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> 
         found for other in able if other is not winner and (found := _compare_pair(winner, other, len(able) - 1)) is not None
     ]
     known = [one.adjusted for one in comparisons if one.adjusted is not None]
-    adjusted = iter(adjust(known))
+    adjusted = iter(adjust_for_multiple_tests(known))
     return [replace(one, adjusted=None if one.adjusted is None else next(adjusted)) for one in comparisons]
 
 
@@ -214,11 +214,11 @@ def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> P
     shared = [key for key in mine.errors if key in its.errors]
     if not shared:
         return None
-    clusters = clusters_of((key, case) for one in (mine, its) for key, case in one.cases.items())
+    clusters = find_clusters((key, case) for one in (mine, its) for key, case in one.cases.items())
     groups = [clusters[key] for key in shared]
     values = [mine.errors[key] - its.errors[key] for key in shared]
     difference = mean(values, groups, level=1 - LEVEL / number)
     p = None
     if len(set(groups)) >= FEWEST_CLUSTERS:
-        p = min(1.0, 2 * min(t_test(values, groups), t_test([-value for value in values], groups)))
+        p = min(1.0, 2 * min(run_t_test(values, groups), run_t_test([-value for value in values], groups)))
     return PairedComparison(winner=winner, other=other, difference=difference, adjusted=p)

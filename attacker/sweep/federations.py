@@ -10,7 +10,7 @@ from typing import Any
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.paired import average_by_example, fill_failures, pair
+from attacker.scoring.paired import average_by_example, fill_failures, pair_rows
 from attacker.sweep.grid import Grid, GridAttack, GridFederation
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_json
@@ -180,7 +180,9 @@ def _mean_error(rows: Sequence[ScoreRow]) -> float:
 
 def _list_examples(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
     """Return the scores of each distinct example that attack and null finished, see `AttackScores`."""
-    both = pair([row for row in rows if not row.null and row.is_finished], [row for row in rows if row.null and row.is_finished])
+    both = pair_rows(
+        [row for row in rows if not row.null and row.is_finished], [row for row in rows if row.null and row.is_finished]
+    )
     mine: dict[str, Mapping[int, float]] = {}
     for prefix, own in (("", both.attack), ("null_", fill_failures(both.null))):
         mine |= {f"{prefix}{score}": average_by_example(own, score) for score in ("mse", "psnr", "success", "label_success")}

@@ -92,9 +92,9 @@ def _measure_all(
 def _join(ray: str | None) -> AbstractContextManager[None]:
     if ray is None:
         return nullcontext()
-    from attacker.replay.executors.ray_cluster import joined
+    from attacker.replay.executors.ray_cluster import join_cluster
 
-    return joined(ray)
+    return join_cluster(ray)
 
 
 def _measure_in_processes(grid: Grid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float) -> Iterator[str]:
