@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from splits import Images, images
 from support.agic import beyond, linking
-from support.agic.clients import Federation
-from support.contract import Options, cpu_seconds, options, told
-from support.single_cases import Client, client
+from support.agic.clients import ResNetFederation
+from support.contract import Options, ResultRow, cpu_seconds, options, told
+from support.single_cases import LocalClient, client
 
 from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
@@ -32,13 +32,12 @@ from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 
 TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "beyond")
-Row = dict[str, Any]
 
 
 def main() -> None:
     """Run the benchmark."""
     asked = options(__doc__ or "", tables=TABLES, flags=("short", "long"))
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     summary: dict[str, Any] = {}
     by_name = {"layers": layers, "shapes": shapes, "epochs": epochs, "fedavg": fedavg}
     by_name |= {"matching": linking.table, "beyond": beyond.table}
@@ -48,7 +47,7 @@ def main() -> None:
     told("agic", rows, summary, asked)
 
 
-def layers(asked: Options) -> tuple[list[Row], Row]:
+def layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare equal weights with layer weights on single images."""
     count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = images(asked, "cifar10", count), _network(asked, "cifar10", count)
@@ -61,7 +60,7 @@ def layers(asked: Options) -> tuple[list[Row], Row]:
     return [*rows, _routed(asked, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
 
 
-def shapes(asked: Options) -> tuple[list[Row], Row]:
+def shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the weight functions of AGIC's table I on batches of 4, with weights between 1 and 2 or 0.5."""
     count, steps = (1, 5) if asked.quick else (2, 300)
     found, of = images(asked, "cifar10", 4 * count), _network(asked, "cifar10", 4)
@@ -85,12 +84,12 @@ PAPER_SHAPES = (
 )
 
 
-def epochs(asked: Options) -> tuple[list[Row], Row]:
+def epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare one round of an image with two rounds, between which the federation trained on others. The link is given."""
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
     found = images(asked, "cifar100", count)
-    federation = Federation(asked, found.data)
+    federation = ResNetFederation(asked, found.data)
     first = [federation.observed(found, [i], round=1) for i in range(count)]
     federation.train(asked, between, found)
     second = [federation.observed(found, [i], round=2) for i in range(count)]
@@ -111,7 +110,7 @@ def epochs(asked: Options) -> tuple[list[Row], Row]:
     return rows, {"epoch_gain_db": rows[2]["psnr"] - rows[0]["psnr"]}
 
 
-def fedavg(asked: Options) -> tuple[list[Row], Row]:
+def fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4."""
     count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
     found = images(asked, "cifar10", count)
@@ -134,13 +133,13 @@ def search(steps: int, beta: float) -> GradientMatching:
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
 
-def _network(asked: Options, name: str, batch: int, steps: int = 1) -> Client:
+def _network(asked: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
     """Return an untrained ResNet20-4 whose client trains with learning rate 1e-4."""
     of = client("resnet20_4", images(asked, name, 1).data, seed=asked.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
 
 
-def _routed(asked: Options, cases: Sequence[Case]) -> Row:
+def _routed(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """Return the results of the closed forms alone, which the router tries before the same search."""
     with cpu_seconds() as clock:
         try:
@@ -151,7 +150,7 @@ def _routed(asked: Options, cases: Sequence[Case]) -> Row:
     return {"source": "measured", "weights": "router", "each": said, "cpu_seconds": clock.seconds}
 
 
-def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> Row:
+def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
     with cpu_seconds() as clock:
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)

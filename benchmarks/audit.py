@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.audit.faults import FAULTS, SOUND, planted
-from support.contract import Options, cpu_seconds, options, told
+from support.contract import Options, ResultRow, cpu_seconds, options, told
 
 from attacker.audit import GRADES, Finding, check_recording
 from fedsim import models
@@ -31,14 +31,13 @@ BASE: Mapping[str, Any] = {
     "training": {"batch_size": 4, "steps": 1, "learning_rate": 0.1},
 }
 ALARM = GRADES.index("serious")
-Row = dict[str, Any]
 
 
 def main() -> None:
     """Run the benchmark."""
     asked = options(__doc__ or "", tables=("faults", "sound"))
     warnings.simplefilter("ignore")
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
         if asked.table != "sound":
             rows += [_fault_row(asked, fault, Path(folder)) for fault in FAULTS]
@@ -50,20 +49,20 @@ def main() -> None:
     told("audit", rows, summary, asked)
 
 
-def _fault_row(asked: Options, fault: Any, folder: Path) -> Row:
+def _fault_row(asked: Options, fault: Any, folder: Path) -> ResultRow:
     with planted(fault):
         run = _federate(asked, fault.settings, folder / fault.name.replace(" ", "-"))
     fault.report(run)
     return _checked("fault", fault.name, run, lambda found: fault.rule in found)
 
 
-def _sound_row(asked: Options, settings: Mapping[str, Any], folder: Path) -> Row:
+def _sound_row(asked: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
     name = str(settings.get("defense") or settings["gradient"])
     run = _federate(asked, settings, folder / f"sound-{SOUND.index(settings)}")  # type: ignore[arg-type]
     return _checked("sound", name, run, lambda found: not found)
 
 
-def _checked(kind: str, name: str, run: Path, expected: Any) -> Row:
+def _checked(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
     """Return the row of one recording: the rules of findings graded serious or worse, and whether they are as expected."""
     with cpu_seconds() as clock:
         results = check_recording(Recording(run / "recording"))

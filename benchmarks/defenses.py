@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 from support.contract import Options, options, told
-from support.defenses.federation import Data, federate, settings, units, write_data
+from support.defenses.federation import DataFiles, federate, settings, units, write_data
 from support.defenses.grid import GRID, PAIRS, Entry, filled
-from support.defenses.measured import Attacked, Kept, Measured, attack_all
+from support.defenses.measured import Kept, Measured, MeasuredAttack, attack_all
 from support.defenses.outcomes import MARGIN_DB, Change, compare
 from support.defenses.settings import BATCHES, SINGLE, SUMS, attacks_on, described
 
@@ -46,7 +46,7 @@ QUICK = ("clip", "top_k")
 
 
 @dataclass(frozen=True)
-class Job:
+class FederationJob:
     """One federation to run. entry: None for no defense. value: of the entry's key. cohort: clients per round; None for all."""
 
     entry: Entry | None
@@ -62,7 +62,7 @@ class Job:
         return f"{self.entry.name} {self.strength}" if self.entry else none
 
     @property
-    def none(self) -> "Job":
+    def none(self) -> "FederationJob":
         """Return the same federation without a defense."""
         return replace(self, entry=None, strength="", value="")
 
@@ -76,10 +76,10 @@ class Bench:
 
     def __init__(self, asked: Options, folder: Path) -> None:
         self.asked, self.folder = asked, folder
-        self.data: Data = write_data(asked, folder, "tuning" if "tuning" in asked.flags else "report")
+        self.data: DataFiles = write_data(asked, folder, "tuning" if "tuning" in asked.flags else "report")
         self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
 
-    def measure(self, job: Job) -> Measured:
+    def measure(self, job: FederationJob) -> Measured:
         """Run the federation of a job and the attacks on it, unless the result is stored already."""
         experiment = self._experiment(job)
         spec = attacks_on(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
@@ -97,7 +97,7 @@ class Bench:
             print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in attacked.items())}", file=sys.stderr)
         return found
 
-    def _experiment(self, job: Job) -> dict[str, Any]:
+    def _experiment(self, job: FederationJob) -> dict[str, Any]:
         attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMMED[job.cohort]
         experiment = settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
@@ -111,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(asked, Path(name))
         rows, checks = [], []
-        nones: dict[Job, Measured] = {}
+        nones: dict[FederationJob, Measured] = {}
         for job, none, found in _measure_all(asked, bench):
             if job.none not in nones:
                 nones[job.none] = none
@@ -132,7 +132,7 @@ def main() -> None:
     told("defenses", rows, summary, asked)
 
 
-def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[Job, Measured, Measured]]:
+def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
     """Yield each setting with its result and that of the same federation without a defense; with `--kept` only stored ones."""
     for job in (job for entry in _entries(asked) for job in _jobs(entry, bench)):
         try:
@@ -149,18 +149,18 @@ def _entries(asked: Options) -> Iterator[Entry]:
             yield entry
 
 
-def _jobs(entry: Entry, bench: Bench) -> Iterator[Job]:
+def _jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
     if entry.cohorts:
         for cohort in entry.cohorts:
-            yield Job(entry, f"sums of {cohort}", True, cohort=cohort)
+            yield FederationJob(entry, f"sums of {cohort}", True, cohort=cohort)
         return
     try:
-        plain = bench.measure(Job(None, "", "", batch=entry.batch))
+        plain = bench.measure(FederationJob(None, "", "", batch=entry.batch))
     except NotMeasured as missing:
         print(missing, file=sys.stderr)
         return
     for strength, text in zip(STRENGTHS, entry.settings, strict=True):
-        yield Job(entry, strength, filled(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch)
+        yield FederationJob(entry, strength, filled(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch)
 
 
 def _attacks() -> list[str]:
@@ -169,7 +169,7 @@ def _attacks() -> list[str]:
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
-def _row(job: Job, found: Measured, none: Measured | None) -> dict[str, Any]:
+def _row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
     """Return one row of the table of settings."""
     own = found.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
@@ -188,7 +188,7 @@ def _short(value: str) -> str:
     return re.sub(r"npz:[^']*/", "npz:", value)
 
 
-def _beside_null(attacked: dict[str, Attacked], column: str) -> str | None:
+def _beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
     """Return the mean PSNR of an attack and of its null as text; None if the column does not apply."""
     one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
     if one is None or one.summary.null is None or one.summary.null.psnr is None:

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 from splits import Images, images
-from support.contract import Options, options, told
-from support.single_cases import Client, client
+from support.contract import Options, ResultRow, options, told
+from support.single_cases import LocalClient, client
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.hardware import fast
 from attacker.replay.batching import LIVE_TENSORS
 
-Row = dict[str, Any]
 TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
 ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("inverting_gradients", "lenet_dlg", {"steps": 2}),
@@ -46,7 +45,7 @@ def main() -> None:
     told(f"device {table}", rows, summary, asked)
 
 
-def agreement(asked: Options) -> tuple[list[Row], Row]:
+def agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the results of a few iterations from the same start on the device and on the CPU."""
     rows = []
     for name, network, arguments in ATTACKS[:1] if asked.quick else ATTACKS:
@@ -57,12 +56,17 @@ def agreement(asked: Options) -> tuple[list[Row], Row]:
             for device in (asked.device, "cpu")
         ]
         difference = (found[0] - found[1]).abs()
-        row: Row = {"attack": name, "network": network, "device": asked.device, "median_difference": float(difference.median())}
+        row: ResultRow = {
+            "attack": name,
+            "network": network,
+            "device": asked.device,
+            "median_difference": float(difference.median()),
+        }
         rows.append(row | {"finite": bool(found[0].isfinite().all())})
     return rows, {"largest_median_difference": max(row["median_difference"] for row in rows)}
 
 
-def memory(asked: Options) -> tuple[list[Row], Row]:
+def memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure peak memory over planned memory; above 1, chunks are planned too large."""
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
@@ -75,12 +79,18 @@ def memory(asked: Options) -> tuple[list[Row], Row]:
             _search(asked, made, 3)
             peak = torch.cuda.max_memory_allocated() / 1e6 if asked.device != "cpu" else None
             planned = 4e-6 * count * _planned(of)
-            row: Row = {"network": network, "searches": count, "parameters": parameters, "planned_mb": planned, "peak_mb": peak}
+            row: ResultRow = {
+                "network": network,
+                "searches": count,
+                "parameters": parameters,
+                "planned_mb": planned,
+                "peak_mb": peak,
+            }
             rows.append(row | {"peak_over_plan": None if peak is None else peak / planned})
     return rows, {"largest_peak_over_plan": max((row["peak_over_plan"] or 0.0 for row in rows), default=0.0)}
 
 
-def _planned(of: Client) -> float:
+def _planned(of: LocalClient) -> float:
     """Return the number of values that the planner of chunks counts for one search of one example."""
     from attacker.replay.batching import count_activations
     from fedsim import models
@@ -90,7 +100,7 @@ def _planned(of: Client) -> float:
     return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 
 
-def speed(asked: Options) -> tuple[list[Row], Row]:
+def speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the iterations per second of all searches together, without the time to start a search."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
@@ -102,12 +112,12 @@ def speed(asked: Options) -> tuple[list[Row], Row]:
         for coarse in ways:
             _search(asked, made, 2, coarse)  # loads code
             seconds = _timed(asked, made, iterations + 1, coarse) - _timed(asked, made, 1, coarse)
-            row: Row = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
+            row: ResultRow = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
             rows.append(row | {"iterations_a_second": count * iterations / max(seconds, 1e-9)})
     return rows, {"most_iterations_a_second": max(row["iterations_a_second"] for row in rows)}
 
 
-def sharing(asked: Options) -> tuple[list[Row], Row]:
+def sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the wall time of two processes at once, over that of both in turn."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
@@ -138,7 +148,7 @@ def _search(asked: Options, made: list[Case], iterations: int, coarse: float = 0
     attack(made, rng=torch.Generator().manual_seed(asked.seed))
 
 
-def _cases(asked: Options, network: str, count: int) -> tuple[Client, list[Case]]:
+def _cases(asked: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
     found: Images = images(asked, "cifar10", count)
     of = client(network, replace(found.data, num_classes=10), seed=asked.seed)
     return of, [of.case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]

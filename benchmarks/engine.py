@@ -33,12 +33,11 @@ from importlib.util import find_spec
 from io import StringIO
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from scipy.stats import t as student
 from splits import images
-from support.contract import Options, cpu_seconds, options, told
+from support.contract import Options, ResultRow, cpu_seconds, options, told
 from support.single_cases import client
 from torch import Generator, Tensor, nn
 from torch.nn import functional
@@ -61,11 +60,9 @@ TV = 1e-4
 QUALITY_IMAGES, QUALITY_STEPS = 8, 100
 """For the table `quality`: number of images of the report split, and of iterations, equal for all programs."""
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
-class Setting:
+class EngineSetting:
     """The settings of one table. counts: numbers of reconstructions at once, each with the iterations of quick and full runs.
 
     compiles: whether our search is compiled; the uncompiled one is then measured separately as "eager".
@@ -79,8 +76,8 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (12, 30)}, compiles=True),
-    Setting("resnet20_4", "resnet", True, {1: (3, 20), 8: (1, 6)}),
+    EngineSetting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (12, 30)}, compiles=True),
+    EngineSetting("resnet20_4", "resnet", True, {1: (3, 20), 8: (1, 6)}),
 )
 
 
@@ -91,8 +88,8 @@ def main() -> None:
     has_breaching = find_spec("breaching") is not None
     if not has_breaching:
         print("breaching is not installed, and left out; benchmarks/engine.py says how to install it")
-    rows: list[Row] = []
-    summary: Row = {}
+    rows: list[ResultRow] = []
+    summary: ResultRow = {}
     for setting in SETTINGS:
         if setting.key in wanted:
             rows += _side_by_side(setting, has_breaching, summary, asked)
@@ -102,7 +99,7 @@ def main() -> None:
     told("engine", rows, summary, asked)
 
 
-def _side_by_side(setting: Setting, has_breaching: bool, summary: Row, asked: Options) -> list[Row]:
+def _side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
     """Measure one row for each number of reconstructions, and add their ratios to the summary."""
     cases, rows = [case for case, _ in _cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
@@ -124,7 +121,9 @@ def _cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]
     return [(one.case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
-def _measured(setting: Setting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options) -> Row:
+def _measured(
+    setting: EngineSetting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options
+) -> ResultRow:
     sides: dict[str, Callable[[int], None]] = {
         "ours": lambda steps: _ours(setting, cases, steps, asked, compiled=setting.compiles),
         "loop": lambda steps: _loop(setting, cases, steps),
@@ -160,7 +159,7 @@ def _clocked(run: Callable[[int], object], iterations: int) -> float:
 
 
 def _ours(
-    setting: Setting, cases: Sequence[Case], steps: int, asked: Options, *, compiled: bool = False, coarse: float = 0.0
+    setting: EngineSetting, cases: Sequence[Case], steps: int, asked: Options, *, compiled: bool = False, coarse: float = 0.0
 ) -> None:
     attack = GradientMatching(
         name="engine",
@@ -179,7 +178,7 @@ def _ours(
     attack(cases, rng=Generator().manual_seed(asked.seed))
 
 
-def _loop(setting: Setting, cases: Sequence[Case], steps: int) -> None:
+def _loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
     """Run the plain loop in eager PyTorch, one case after the other."""
     for case in cases:
         observation, label = case.observations[0], _label(case)
@@ -214,7 +213,7 @@ def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
 
 
 def _theirs(
-    setting: Setting, cases: Sequence[Case], steps: int, *, tv: float | None = None, start: Tensor | None = None
+    setting: EngineSetting, cases: Sequence[Case], steps: int, *, tv: float | None = None, start: Tensor | None = None
 ) -> list[Tensor]:
     """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
 
@@ -261,7 +260,7 @@ def _label(case: Case) -> Tensor:
     return _gradient(case.observations[0])[-1].argmin()[None]
 
 
-def _equal_settings(asked: Options) -> tuple[list[Row], Row]:
+def _equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure both programs with equal settings, ours also with layer weights, and their differences over the same images."""
     count, steps = (2, 4) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
     pairs = _cases("resnet20_4", count, asked)
@@ -289,7 +288,7 @@ def _equal_settings(asked: Options) -> tuple[list[Row], Row]:
     }
 
 
-def _paired(name: str, differences: Tensor) -> Row:
+def _paired(name: str, differences: Tensor) -> ResultRow:
     """Return the mean of differences over the same images, and its 95 % interval by Student's t."""
     half = float(student.ppf(0.975, len(differences) - 1) * differences.std() / len(differences) ** 0.5)
     mean = float(differences.mean())

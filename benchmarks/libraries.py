@@ -23,12 +23,11 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from support.contract import Options, options, told
+from support.contract import Options, ResultRow, options, told
 
 from fedsim.recording.packing import positions as packed
 
 SIZE = 11_173_962
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
     told("libraries", rows, {}, asked)
 
 
-def measure_positions(asked: Options) -> list[Row]:
+def measure_positions(asked: Options) -> list[ResultRow]:
     """Bytes over ours, and CPU-seconds to pack and unpack, for shares of positions of the size of the usual sparsifiers."""
     size = SIZE // 10 if asked.quick else SIZE
     rng = np.random.default_rng(asked.seed)
@@ -153,7 +152,7 @@ def work(number):
 """
 
 
-def measure_queues(asked: Options) -> list[Row]:
+def measure_queues(asked: Options) -> list[ResultRow]:
     """Jobs that were lost, and done twice, where a process was killed during one and another one went on.
 
     late_ends: how many of two workers could end the same job, of which the first was taken for dead and only slow.
@@ -263,7 +262,7 @@ serve(prepare)
 """
 
 
-def measure_pools(asked: Options) -> list[Row]:
+def measure_pools(asked: Options) -> list[ResultRow]:
     """Tasks that were answered of several, where the worker of one was killed once."""
     rows = []
     for name in ("ours", *POOLS):
@@ -298,7 +297,7 @@ def _run(*command: str, may_die: bool = False) -> int:
     return done.returncode
 
 
-TABLES: dict[str, Callable[[Options], list[Row]]] = {
+TABLES: dict[str, Callable[[Options], list[ResultRow]]] = {
     "positions": measure_positions,
     "queue": measure_queues,
     "pool": measure_pools,

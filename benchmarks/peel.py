@@ -56,7 +56,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PeelCase:
     """An image with the case that is attacked."""
 
     x: Tensor
@@ -72,15 +72,15 @@ class Found:
     seconds: list[float]
 
 
-def _pair(i: int, sources: Sequence[Images], asked: Options) -> Pair:
+def _pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
     """Return pair i, whose weights are drawn with the seed plus i."""
     found = sources[(i // 2) % 2]
     x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
     one = client(NETWORKS[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
-    return Pair(x, one.case([(x[None], y[None])], f"{NETWORKS[i % 2]}-{i}"))
+    return PeelCase(x, one.case([(x[None], y[None])], f"{NETWORKS[i % 2]}-{i}"))
 
 
-def _attacked(attack: Attack, pairs: Sequence[Pair], asked: Options) -> Found:
+def _attacked(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> Found:
     with cpu_seconds() as clock:
         found = replace(attack, device=asked.device)([p.case for p in pairs], rng=Generator().manual_seed(asked.seed))
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])

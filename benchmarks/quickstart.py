@@ -43,7 +43,7 @@ CLIENTS, EXAMPLES, RATE = 10, 1600, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class AppSetting:
     """The settings of one run of the app and of the attack.
 
     steps: number of steps in each client's epoch; None for all. attacked: number of clients.
@@ -68,7 +68,7 @@ def main() -> None:
     """Run the benchmark."""
     asked = options(__doc__ or "")
     settings = [
-        Setting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
+        AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
         one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
     ]
     drawn = images(asked, "cifar10", 60 if asked.quick else EXAMPLES)
@@ -78,12 +78,12 @@ def main() -> None:
     told("quickstart", rows, {**summary, "data": drawn.name, "part": drawn.part}, asked)
 
 
-def one_step(*, attacked: int, iterations: int) -> Setting:
+def one_step(*, attacked: int, iterations: int) -> AppSetting:
     """Return the setting of clients that take one step on one example."""
-    return Setting(name="one step", batch_size=1, steps=1, attacked=attacked, iterations=iterations)
+    return AppSetting(name="one step", batch_size=1, steps=1, attacked=attacked, iterations=iterations)
 
 
-def measured(settings: Sequence[Setting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
+def measured(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
     """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     sys.path.insert(0, str(APP))
@@ -95,7 +95,7 @@ def measured(settings: Sequence[Setting], drawn: Images, asked: Options) -> list
         return [row for setting in settings for row in _measured(setting, Path(folder) / setting.name.replace(" ", "-"), asked)]
 
 
-def _measured(setting: Setting, folder: Path, asked: Options) -> list[dict[str, Any]]:
+def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[str, Any]]:
     import client_app
     import server_app
 
@@ -146,7 +146,7 @@ def _mean_psnr(x: Tensor, truth: Tensor) -> float:
     return float(psnr(torch.stack([x[found] for found in order if found is not None]), truth[kept]).mean())
 
 
-def _truth(observation: Observation, setting: Setting) -> tuple[Tensor, Tensor]:
+def _truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tensor]:
     """Return the examples of the client whose repeated training gives the observed update, and their labels."""
     import task
 

@@ -20,7 +20,7 @@ import torch
 from splits import Images, images
 from support.attacked import attacked, guessed
 from support.contract import Options, options, told
-from support.single_cases import Client, client
+from support.single_cases import LocalClient, client
 from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, exact, inverting_gradients
@@ -98,7 +98,7 @@ def _examples(asked: Options, pixels: int, count: int) -> Images:
     return replace(found, x=x.clamp(0, 1), y=found.y % CLASSES, data=DataSpec(shape=(3, pixels, pixels), num_classes=CLASSES))
 
 
-def _client(asked: Options, network: str, data: DataSpec, batch: int) -> Client:
+def _client(asked: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
     made = client("torchvision", data, seed=asked.seed, arguments={"architecture": NETWORKS[network]})
     return replace(made, training=Training(learning_rate=0.01, momentum=0.9, batch_size=batch, epochs=1))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from support.contract import options, told
-from support.service.client import Service, loaded
+from support.service.client import ServiceProcess, loaded
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
@@ -76,7 +76,7 @@ def attacked_and_scored(run: Path) -> None:
         scorer.score(replay.run().folder)
 
 
-def paths_of(service: Service) -> list[str]:
+def paths_of(service: ServiceProcess) -> list[str]:
     """Return the paths that a page requests while a user watches a run, each about equally often."""
     run = f"{API}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
@@ -87,7 +87,7 @@ def paths_of(service: Service) -> list[str]:
     return [*lists, f"{run}/cases?attack={source}", f"{run}/training", detail, image]
 
 
-def reads(service: Service, seconds: float) -> list[dict[str, Any]]:
+def reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     """Measure the latency of reads while an attack runs, which would take hours."""
     job = service.ask(f"{API}/jobs", ENDLESS)["id"]
     while not service.ask(f"{API}/jobs/{job}")["progress"]["share"]:
@@ -103,7 +103,7 @@ def reads(service: Service, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(service: Service, requests: int) -> dict[str, Any]:
+def memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
     """Measure resident memory after `requests` requests over that before them, after a tenth as many to warm up."""
     paths = paths_of(service)
     sizes, count = [], 0
@@ -115,7 +115,7 @@ def memory(service: Service, requests: int) -> dict[str, Any]:
     return {"what": f"memory over {requests} requests", "requests": count, "mb": sizes[1], "growth": sizes[1] / sizes[0]}
 
 
-def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
+def live(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
     """Measure how many rounds attacks lag behind a live federation of 20 clients, whose rounds a rule attacks."""
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE.format(rounds=rounds))
@@ -182,7 +182,7 @@ def lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
     return len(set(ids) - kept)
 
 
-def durable(service: Service, count: int, seed: int) -> dict[str, Any]:
+def durable(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
     """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs."""
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
@@ -224,7 +224,7 @@ def main() -> None:
         federate(SCORED, root / "scored")
         federate(TINY, root / "tiny")
         attacked_and_scored(root / "scored")
-        service = Service(root, "--workers", "1", "--truth", "own", "--rules", str(root.parent / "rules.toml"))
+        service = ServiceProcess(root, "--workers", "1", "--truth", "own", "--rules", str(root.parent / "rules.toml"))
         try:
             print("reads while an attack runs", file=sys.stderr)
             rows = [*reads(service, seconds), memory(service, requests)]

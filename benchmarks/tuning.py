@@ -19,7 +19,7 @@ from splits import Images, digest, images, record_tuned
 from support.attacked import attacked, guessed
 from support.calibration.curves import confidence
 from support.calibration.give_up import early_losses
-from support.contract import Options, options, told
+from support.contract import Options, TableAndSummary, options, told
 from support.cpl.cases import Originals, batches
 from support.single_cases import client
 
@@ -28,7 +28,6 @@ from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching import smooth_images
 from attacker.scoring.metrics import is_recovered, mse
 
-Table = tuple[list[dict[str, Any]], dict[str, Any]]
 NETWORKS: dict[str, tuple[int, int]] = {
     "lenet_cpl": (4, 1200),
     "mlp": (4, 600),
@@ -58,7 +57,7 @@ def main() -> None:
     told(f"tuning {table}", rows, summary, asked)
 
 
-def signs_and_smoothness(asked: Options) -> Table:
+def signs_and_smoothness(asked: Options) -> TableAndSummary:
     """Measure Inverting Gradients by sign, total variation and steps, with one example per client."""
     rows = []
     for name, (count, steps) in NETWORKS.items():
@@ -71,7 +70,7 @@ def signs_and_smoothness(asked: Options) -> Table:
     return rows, {}
 
 
-def searches(asked: Options) -> Table:
+def searches(asked: Options) -> TableAndSummary:
     """Measure CPL's search on batches of 8, in which most examples share their class with others, by start and smoothness."""
     rows = []
     for data in drawn(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else SEARCHED):
@@ -82,7 +81,7 @@ def searches(asked: Options) -> Table:
     return rows, {}
 
 
-def beliefs(asked: Options) -> Table:
+def beliefs(asked: Options) -> TableAndSummary:
     """Measure the route `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
@@ -122,7 +121,7 @@ def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Op
     }
 
 
-TABLES: dict[str, Callable[[Options], Table]] = {
+TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
     "inverting_gradients": signs_and_smoothness,
     "batches": searches,
     "features": beliefs,

@@ -7,6 +7,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
+Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
+
 Update = Mapping[str, Tensor]
 """Local minus global weights, by parameter name."""
 

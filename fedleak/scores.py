@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-Pair = tuple[Tensor, Tensor | None]
+ImagePair = tuple[Tensor, Tensor | None]
 """An original and its reconstruction, each of the shape of one example."""
 
 
@@ -39,7 +39,7 @@ class ScoreTable:
 
     rows: tuple[ScoreRow, ...]
     data: DataSpec
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[ImagePair, ...] = ()
     run: Path | None = None
 
     @property
@@ -63,7 +63,7 @@ class ScoreTable:
         pictures = {"original": [truth for truth, _ in pairs], "reconstruction": [x for _, x in pairs]}
         return figures.grid(pictures, self.data, captions)
 
-    def _pairs(self) -> Sequence[Pair]:
+    def _pairs(self) -> Sequence[ImagePair]:
         if self.run is None:
             return self.pairs
         blank = torch.zeros(self.data.shape)

@@ -16,8 +16,8 @@ from defenses._registry import suggest
 from fedsim import models
 from fedsim.recording.observation import DataSpec, ModelSpec
 
-Family = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+NetworkFamily = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
+FAMILIES: tuple[NetworkFamily, ...] = get_args(NetworkFamily)
 PRESETS = ("published", "tuned")
 """published: the settings of the attack's paper. tuned: for each family, the settings that recovered most tuning images."""
 
@@ -28,7 +28,7 @@ MAX_PLAIN_CONVOLUTIONS = 7
 """Largest number of convolutions of the family `relu`; a deeper network with ReLUs belongs to the family `residual`."""
 
 
-def family_of(model: nn.Module) -> Family:
+def family_of(model: nn.Module) -> NetworkFamily:
     """Return the family of a network, which selects its settings in a preset.
 
     Only the types of its modules are inspected, so every PyTorch network has a family. The first that applies of:

@@ -1,6 +1,6 @@
 """Checks of declared additive noise: present in every coordinate, of the declared size, and drawn anew for each message."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacker.audit.declared import Signature, noise_deviations
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from defenses.base import Tensors
 from fedsim.recording import Observation
 
 MISSING, REUSED = "noise-missing", "noise-reused"
@@ -28,7 +29,6 @@ MIN_TAIL = 8
 MIN_CORRELATION = 0.1
 MIN_SHARE = 0.05
 """Share of similar pairs from which reused noise explains coordinates that vary too little; below it, noise is missing there."""
-Values = Mapping[str, Tensor]
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -74,7 +74,7 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     yield Passed(rule=REUSED, evidence=f"the noise of {len(pairs)} pairs of updates is independent")
 
 
-def _find_missing(scaled: Sequence[Values]) -> str:
+def _find_missing(scaled: Sequence[Tensors]) -> str:
     """Return which tensor varies less than the noise alone would; "" if none. Values are in units of the noise."""
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
@@ -86,7 +86,7 @@ def _find_missing(scaled: Sequence[Values]) -> str:
     return ""
 
 
-def _find_quiet(scaled: Sequence[Values]) -> str:
+def _find_quiet(scaled: Sequence[Tensors]) -> str:
     """Return how many single coordinates vary less over the updates than the noise alone would; "" if none."""
     if len(scaled) < MIN_OBSERVATIONS:
         return ""
@@ -97,7 +97,7 @@ def _find_quiet(scaled: Sequence[Values]) -> str:
     return f"{count} of {total} coordinates hardly vary over {len(scaled)} updates" if count else ""
 
 
-def _find_small_tails(tails: Sequence[Values]) -> str:
+def _find_small_tails(tails: Sequence[Tensors]) -> str:
     """Return which layer has less noise than declared beyond the rank of its gradient; "" if none."""
     for name in tails[0]:
         squares = torch.cat([found[name] for found in tails if name in found]).square()
@@ -107,7 +107,7 @@ def _find_small_tails(tails: Sequence[Values]) -> str:
     return ""
 
 
-def _differ_too_little(one: Values, other: Values) -> bool:
+def _differ_too_little(one: Tensors, other: Tensors) -> bool:
     """Return whether some tensor of two updates differs less than two independent draws of the noise."""
     for name in one.keys() & other.keys():
         squares = (one[name] - other[name]).square() / 2
@@ -116,7 +116,7 @@ def _differ_too_little(one: Values, other: Values) -> bool:
     return False
 
 
-def _correlate(one: Values, other: Values) -> bool:
+def _correlate(one: Tensors, other: Tensors) -> bool:
     """Return whether the noise beyond the rank of the gradients is correlated between two updates."""
     for name in one.keys() & other.keys():
         if len(one[name]) != len(other[name]):
@@ -144,7 +144,7 @@ def _margin(count: int) -> float:
     return SIGMAS * relative
 
 
-def _tails(observation: Observation, scaled: Values) -> dict[str, Tensor]:
+def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
     """Return the part of each weight's update beyond the rank that its examples explain, flat; unit: the declared deviation."""
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:

@@ -27,7 +27,7 @@ Attacks = tuple[tuple[str, Mapping[str, Any]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class DemoFederation:
     """One federation of the demonstration.
 
     shows:     what a reader learns from it, in one sentence.
@@ -46,23 +46,23 @@ class Federation:
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
 
-FEDERATIONS: dict[str, Federation] = {
-    "single": Federation(
+FEDERATIONS: dict[str, DemoFederation] = {
+    "single": DemoFederation(
         shows="One step on one photograph: every photograph can be computed from the update.",
         attacks=(("exact", {}), DEMO_SEARCH),
     ),
-    "compressed": Federation(
+    "compressed": DemoFederation(
         shows="Only the largest tenth of each update is sent: this protects against an attack that ignores it, not against one "
         "that "
         "models it.",
         overrides={"defense": "top_k(0.1)"},
     ),
-    "batches": Federation(
+    "batches": DemoFederation(
         shows="Two steps on batches of eight, a more usual training setting: much less leaks.",
         overrides=BATCH_OVERRIDES,
         attacks=(SHORT_SEARCH,),
     ),
-    "noisy": Federation(
+    "noisy": DemoFederation(
         shows="Batches of eight with clipped and noised updates: the noise averages out over clients, and the model still "
         "learns.",
         overrides={**BATCH_OVERRIDES, "defense": "clip(0.1) | gaussian(0.02)"},
@@ -82,7 +82,7 @@ def run(folder: Path, *, engine: str = "ray") -> Path:
     return build([folder / name for name in FEDERATIONS], folder / "report.html")
 
 
-def attack(run: Path, federation: Federation) -> list[Summary]:
+def attack(run: Path, federation: DemoFederation) -> list[Summary]:
     """Run the attacks of a federation and their nulls on its recording, and return their scores."""
     recording, scorer, rows = Recording(run / "recording"), Scorer(run, [run / "truth"]), []
     for name, arguments in federation.attacks:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-Overrides = Annotated[
+AttackArguments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack; may be repeated.")
 ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attacker.commands.options import Overrides, check_takes_route, resolve_device, resolve_truth
+from attacker.commands.options import AttackArguments, check_takes_route, resolve_device, resolve_truth
 from fedsim.commands.console import ALLOW_FAILURES, EXIT_FAILURES, Json, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ KEPT_ON_INTERRUPT = "finished work is kept; run the same command again to contin
 def replay(
     recording: Annotated[Path, typer.Argument(help="A recording, or the run that holds it.")],
     attack: Annotated[str, typer.Option(help="Name of the attack; see attacker list.")],
-    overrides: Overrides = None,
+    overrides: AttackArguments = None,
     preset: Annotated[
         str | None,
         typer.Option(

@@ -116,7 +116,7 @@ class TaskOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Bench:
+class TaskRunner:
     """A runner of the tasks of one job. look: callback for intermediate results, see `Memory`."""
 
     def __init__(self, job: ReplayJob, recording: Recording | None = None, look: Look | None = None) -> None:
@@ -259,7 +259,7 @@ def run_in_process(
     job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
 ) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks in this process, and yield the number and outcome of each. progress: returns a progress callback for a task."""
-    bench = Bench(job, recording, look)
+    bench = TaskRunner(job, recording, look)
     for number, task in enumerate(tasks):
         yield number, bench.run(task, progress(number))
 

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from attacker.report.linked import Linked
 from attacker.report.pairs import ExamplePair
-from attacker.report.undone import Missing
+from attacker.report.undone import Missing, Record
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
-from attacker.scoring.states import FINISHED, State
+from attacker.scoring.states import FINISHED, CaseState
 from fedsim.recording import Manifest, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ class Example:
     """
 
     case: str
-    state: State
+    state: CaseState
     rounds: tuple[int, ...]
     client: str
     batch: int

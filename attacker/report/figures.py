@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+
+from attacker.scoring.statistics import Floats
 
 INK, ACCENT, FAINT = "#010203", "#040506", "#070809"
 PAGE_COLOURS = {INK: "currentColor", ACCENT: "var(--accent)", FAINT: "var(--rule)"}
@@ -37,10 +38,9 @@ CHART_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
 }
 
-Values = NDArray[np.float64]
 
 
-def draw_loss_curves(name: str, losses: Sequence[Values]) -> str | None:
+def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
     A thin line is one case, the thick line the median. A case that has ended keeps its last value in the median.
@@ -92,12 +92,12 @@ def _widen_axis(axes: Axes) -> None:
         axes.set_ylim(middle / np.sqrt(10), middle * np.sqrt(10))
 
 
-def _mask_non_positive(curve: Values) -> Values:
+def _mask_non_positive(curve: Floats) -> Floats:
     """Return the curve with NaN, drawn as a gap, for values that a log scale cannot show."""
     return np.where(np.isfinite(curve) & (curve > 0), curve, np.nan)
 
 
-def _compute_median(curves: Values) -> Values:
+def _compute_median(curves: Floats) -> Floats:
     """Return the median over the first axis, ignoring NaN; NaN where all values are NaN."""
     median = np.full(curves.shape[1], np.nan)
     known = ~np.isnan(curves).all(axis=0)
@@ -105,7 +105,7 @@ def _compute_median(curves: Values) -> Values:
     return median
 
 
-def _thin_curve(curve: Values) -> tuple[Values, Values]:
+def _thin_curve(curve: Floats) -> tuple[Floats, Floats]:
     chosen = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
     return chosen + 1.0, curve[chosen]
 

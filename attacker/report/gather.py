@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
-from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
+from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.linked import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.undone import (
     Missing,
+    Record,
     describe_missing_null,
     describe_missing_truth,
     describe_unreplayed,
@@ -26,7 +27,7 @@ from attacker.report.undone import (
 from attacker.report.unscored import Unscored, collect_unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
-from attacker.scoring.states import State, count_cases, read_case
+from attacker.scoring.states import CaseState, count_cases, read_case
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
@@ -135,7 +136,7 @@ def _collect_attacks(
     folder: Path,
     manifest: Manifest,
     facts: Mapping[str, Record],
-    states: Mapping[str, Mapping[str, State]],
+    states: Mapping[str, Mapping[str, CaseState]],
     scores: Sequence[ScoreRow],
     missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
@@ -168,7 +169,7 @@ def _attack(
     folder: Path,
     source: str,
     facts: Record | None,
-    states: Mapping[str, State] | None,
+    states: Mapping[str, CaseState] | None,
     rows: Sequence[ScoreRow],
     pairs: Mapping[tuple[str, PlaceKey], ExamplePair],
     missing: list[Missing],
@@ -191,7 +192,7 @@ def _attack(
     )
 
 
-def _read_states(folder: Path, told: Record) -> dict[str, State]:
+def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
     """Return the state of each case to attack, from the files in the attack's folder now.
 
     Cases whose rounds are all part of other cases are left out.
@@ -282,7 +283,7 @@ def _list_missing(
     folder: Path,
     recording: Path,
     facts: Mapping[str, Record],
-    states: Mapping[str, Mapping[str, State]],
+    states: Mapping[str, Mapping[str, CaseState]],
     scores: Sequence[ScoreRow],
     attacks: Sequence[AttackOnRun],
     *,

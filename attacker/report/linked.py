@@ -8,9 +8,8 @@ from typing import Any
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.metadata import format_numbers
+from attacker.report.undone import Record
 from attacker.scoring.counted import Superseded, find_superseded
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

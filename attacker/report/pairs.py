@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from attacker.scoring.metrics import TABLE_TOLERANCE
+from attacker.scoring.statistics import Floats
 from fedsim.recording import Column, DamagedFile, DataSpec
 from fedsim.recording.safe_files import parse_json, read_bytes
 
@@ -144,10 +144,9 @@ def _make_cells(
         yield cell(name, [columns[i] for i in at], x[at], None if truth is None else truth[at])
 
 
-Values = NDArray[np.float64]
 
 
-def _make_continuous_cell(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
+def _make_continuous_cell(name: str, columns: Sequence[Column], x: Floats, truth: Floats | None) -> TableCell:
     low, span = columns[0].low, columns[0].high - columns[0].low
     x = x.clip(0, 1)
     shown = f"{low + x[0] * span:.4g}"
@@ -156,7 +155,7 @@ def _make_continuous_cell(name: str, columns: Sequence[Column], x: Values, truth
     return TableCell(name, shown, f"{low + truth[0] * span:.4g}", bool(abs(x[0] - truth[0]) <= TABLE_TOLERANCE))
 
 
-def _make_categorical_cell(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
+def _make_categorical_cell(name: str, columns: Sequence[Column], x: Floats, truth: Floats | None) -> TableCell:
     largest = [column.category or f"value {i}" for i, column in enumerate(columns) if x[i] == x.max()]
     shown = " or ".join(largest) if len(largest) <= 3 else "undecided"
     if truth is None:

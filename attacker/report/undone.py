@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from attacker.scoring.states import FINISHED, State
+from attacker.scoring.states import FINISHED, CaseState
 
 Record = dict[str, Any]
 
@@ -26,7 +26,7 @@ def describe_unreplayed(recording: Path) -> Missing:
 
 
 def list_unfinished(
-    told: Record, states: Mapping[str, State], scored: Mapping[str, State], *, replay: str, score: str
+    told: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
 ) -> list[Missing]:
     """Return the missing parts of one attack: cases to replay and to score.
 

@@ -12,10 +12,9 @@ import torch
 from attacker.reconstruction import Reconstruction
 from attacker.report.linked import list_rounds
 from attacker.report.pairs import ExamplePair, show_alone
+from attacker.report.undone import Record
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

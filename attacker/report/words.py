@@ -6,7 +6,7 @@ from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
 from attacker.scoring import Estimate, Summary
-from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_unfinished, format_counts
+from attacker.scoring.states import FINISHED, STATES, UNFINISHED, CaseState, count_unfinished, format_counts
 from fedsim.recording import Manifest
 
 EN_DASH = "\N{EN DASH}"
@@ -205,7 +205,7 @@ def describe_coverage(run: ReportedRun) -> str:
     return f"{text}."
 
 
-def format_states(states: Mapping[str, int], wanted: Sequence[State] = STATES) -> str:
+def format_states(states: Mapping[str, int], wanted: Sequence[CaseState] = STATES) -> str:
     """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting"; states without cases are left out."""
     return format_counts(states, wanted)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attacker.reconstruction import Reconstruction
 
-Record = Mapping[str, Any]
+CaseRecord = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Superseded:
         return f"scored only on examples of round {rest}: its other rounds are counted in {by}"
 
 
-def find_superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
+def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:
     """Return the cases of many rounds that share rounds with a case of higher priority of the same client, by key.
 
     folder: folder of the reconstructions. cases: entries of `attack.json`. Finished cases have priority over interrupted ones,

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from attacker.scoring.measures import MeasuredRow
 from fedsim.data import Dataset
 
 GALLERY_SIZE = 400
@@ -24,8 +25,6 @@ MAX_TAIL_EXPONENT = 4.0
 MAX_JOINT_EXAMPLES = 64
 """Largest number of examples of a case whose reconstructions are compared jointly."""
 GALLERY_FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
-
-MeasuredRow = dict[str, Any]
 
 
 @dataclass(frozen=True)

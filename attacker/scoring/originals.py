@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from attacker.reconstruction import Reconstruction
+from attacker.scoring.measures import MeasuredRow
 from fedsim.truth import Used
-
-MeasuredRow = dict[str, Any]
 
 
 @dataclass(frozen=True)

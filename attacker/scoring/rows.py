@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from attacker.scoring.states import FINISHED, State, find_state
+from attacker.scoring.states import FINISHED, CaseState, find_state
 from fedsim.recording.files import read_json_lines, write_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ScoreRow:
     limits: tuple[str, ...] = ()
     data: str = ""
     case: str
-    state: State = "done"
+    state: CaseState = "done"
     client: str = ""
     codec: str | None = None
     rounded: bool = False

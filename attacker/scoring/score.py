@@ -36,7 +36,7 @@ from attacker.scoring.paired import FILLED_SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
 from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.states import REASON_UNMATCHED, State, read_case
+from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, printable, read_bytes
@@ -290,7 +290,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
         append_json_lines(path, *written)
 
 
-def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
+def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
     """Return a case's reconstruction, its state, and the reason if there is no reconstruction of the shape of `truth`."""
     found, state, reason = read_case(folder, key)
     if found is None:
@@ -320,7 +320,7 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
     }
 
 
-def _make_missing_fields(state: State, reason: str) -> AttackFacts:
+def _make_missing_fields(state: CaseState, reason: str) -> AttackFacts:
     """Return the score fields of an example without a reconstruction: not recovered, or undecided if the case is waiting."""
     if state == "waiting":
         return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}

@@ -7,14 +7,12 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import binom, chi2, hypergeom, norm, t
 
 from attacker.scoring.paired import Paired
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import mean
+from attacker.scoring.statistics import Floats, mean
 
-Floats = NDArray[np.float64]
 MAX_ENUMERATED_CLUSTERS = 14
 """Largest number of clusters for which the sign-flip test enumerates all signs; with more, signs are drawn at random."""
 SIGN_DRAWS = 1 << MAX_ENUMERATED_CLUSTERS

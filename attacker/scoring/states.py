@@ -9,15 +9,15 @@ from typing import Any, Literal, Protocol, get_args
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.safe_files import DamagedFile, printable, read_json
 
-State = Literal["done", "failed", "interrupted", "waiting"]
+CaseState = Literal["done", "failed", "interrupted", "waiting"]
 """State of a case.
 
 done: the attack finished and returned a reconstruction. failed: it stopped with a reason, or its file cannot be read.
 interrupted: the search was stopped, and its best result so far is kept. waiting: not attacked yet, or stopped without any result.
 """
-STATES: tuple[State, ...] = get_args(State)
-FINISHED: frozenset[State] = frozenset({"done", "failed"})
-UNFINISHED: tuple[State, ...] = ("waiting", "interrupted")
+STATES: tuple[CaseState, ...] = get_args(CaseState)
+FINISHED: frozenset[CaseState] = frozenset({"done", "failed"})
+UNFINISHED: tuple[CaseState, ...] = ("waiting", "interrupted")
 REASON_WAITING = "not attacked yet"
 REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
@@ -25,10 +25,10 @@ MAX_REASON_LENGTH = 2000
 """Characters of a reason that are kept."""
 
 
-def find_state(row: Mapping[str, Any]) -> State:
+def find_state(row: Mapping[str, Any]) -> CaseState:
     """Return the state of a score row's case, given the row as JSON. For rows of old versions without a state, infer it."""
     if (said := row.get("state")) in STATES:
-        state: State = said
+        state: CaseState = said
         return state
     if row.get("interrupted"):
         return "interrupted"
@@ -38,7 +38,7 @@ def find_state(row: Mapping[str, Any]) -> State:
     return "done" if failure is None or failure == REASON_UNMATCHED else "failed"
 
 
-def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str]:
+def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState, str]:
     """Read the result of a case from the folder of its attack: the reconstruction, the state, and why there is no reconstruction.
 
     A case that was interrupted, and failed when it was attacked again, counts as failed.
@@ -65,17 +65,17 @@ def read_reason(failed: Path) -> str:
         return f"{failed}: holds no reason; replay the attack again"
 
 
-class CaseState(Protocol):
+class RowWithState(Protocol):
     """Anything that names a case and its state, such as a score row."""
 
     @property
     def case(self) -> str: ...
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> CaseState: ...
 
 
-def count_cases(rows: Iterable[CaseState]) -> dict[str, int]:
+def count_cases(rows: Iterable[RowWithState]) -> dict[str, int]:
     """Return the number of cases in each state that occurs, in the order of `STATES`."""
     counted = Counter({row.case: row.state for row in rows}.values())
     return {state: counted[state] for state in STATES if counted[state]}
@@ -86,6 +86,6 @@ def count_unfinished(cases: Mapping[str, int]) -> int:
     return sum(count for state, count in cases.items() if state not in FINISHED)
 
 
-def format_counts(cases: Mapping[str, int], states: Sequence[State] = STATES) -> str:
+def format_counts(cases: Mapping[str, int], states: Sequence[CaseState] = STATES) -> str:
     """Return the number of cases by state as text, such as "2 done, 3 waiting"."""
     return ", ".join(f"{cases[state]:,} {state}" for state in states if cases.get(state))

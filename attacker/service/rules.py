@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from attacker.service.jobs.job import JobSpec, Value, Word
+from attacker.service.jobs.job import ArgumentValue, JobSpec, Word
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, folder_of
@@ -49,7 +49,7 @@ class Rule(BaseModel):
 
     name: Annotated[str, Field(pattern=rf"^{FOLDER_NAME_PATTERN}$")]
     attack: Word
-    arguments: dict[Word, Value] = {}
+    arguments: dict[Word, ArgumentValue] = {}
     recordings: tuple[Word, ...] = ("*",)
     rounds: str = "all"
     clients: tuple[Word, ...] = ("*",)

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from attacker.service.jobs.job import Job
 
 Text = str | None
-Number = float | None
+OptionalFloat = float | None
 
 
 class Data(TypedDict):
@@ -105,10 +105,10 @@ class AttackOnRecording(TypedDict):
     waiting: int
     scored: int
     examples: int
-    success: Number
-    labels: Number
-    psnr: Number
-    confidence: Number
+    success: OptionalFloat
+    labels: OptionalFloat
+    psnr: OptionalFloat
+    confidence: OptionalFloat
     outcome: Text
     verdict: Text
 
@@ -121,7 +121,7 @@ class AttacksOnRecording(TypedDict):
 CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
-class Cell(TypedDict):
+class GridCell(TypedDict):
     """One client in one round.
 
     leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
@@ -134,19 +134,19 @@ class Cell(TypedDict):
     status: str
     cases: list[str]
     attack: Text
-    leak: Number
-    success: Number
-    psnr: Number
-    null_success: Number
-    null_psnr: Number
-    confidence: Number
+    leak: OptionalFloat
+    success: OptionalFloat
+    psnr: OptionalFloat
+    null_success: OptionalFloat
+    null_psnr: OptionalFloat
+    confidence: OptionalFloat
     state: CellState
 
 
 class Grid(TypedDict):
     clients: list[str]
     rounds: list[int]
-    cells: list[Cell]
+    cells: list[GridCell]
 
 
 class CaseTold(TypedDict):
@@ -164,13 +164,13 @@ class CaseTold(TypedDict):
     status: CellState
     route: Text
     iterations: int | None
-    seconds: Number
-    loss: Number
-    confidence: Number
-    success: Number
-    psnr: Number
-    null_success: Number
-    null_psnr: Number
+    seconds: OptionalFloat
+    loss: OptionalFloat
+    confidence: OptionalFloat
+    success: OptionalFloat
+    psnr: OptionalFloat
+    null_success: OptionalFloat
+    null_psnr: OptionalFloat
     reason: Text
     null: bool
 
@@ -196,7 +196,7 @@ class NullTold(TypedDict):
     values: dict[str, str] | None
     label: Text
     success: bool | None
-    psnr: Number
+    psnr: OptionalFloat
 
 
 class ExampleTold(TypedDict):
@@ -211,15 +211,15 @@ class ExampleTold(TypedDict):
     position: int | None
     rounds: list[int]
     label: Text
-    confidence: Number
+    confidence: OptionalFloat
     image: Text
     values: list[ValueTold] | None
     original: Text
     label_true: Text
     success: bool | None
-    psnr: Number
-    ssim: Number
-    lpips: Number
+    psnr: OptionalFloat
+    ssim: OptionalFloat
+    lpips: OptionalFloat
     failure: Text
     null: NullTold | None
 
@@ -235,13 +235,13 @@ class CaseWhole(TypedDict):
     status: CellState
     route: Text
     iterations: int | None
-    seconds: Number
+    seconds: OptionalFloat
     loss: list[tuple[int, float]]
-    confidence: Number
-    success: Number
-    psnr: Number
-    null_success: Number
-    null_psnr: Number
+    confidence: OptionalFloat
+    success: OptionalFloat
+    psnr: OptionalFloat
+    null_success: OptionalFloat
+    null_psnr: OptionalFloat
     reason: Text
     oracles: list[str]
     notes: list[str]
@@ -281,8 +281,8 @@ class Headline(TypedDict):
     finished: int
     failed: int
     examples: int
-    psnr: Number
-    null_psnr: Number
+    psnr: OptionalFloat
+    null_psnr: OptionalFloat
     worst: list[ShownExample]
 
 
@@ -294,9 +294,9 @@ class Leak(TypedDict):
     null: bool
     round: int
     examples: int
-    success: Number
-    psnr: Number
-    confidence: Number
+    success: OptionalFloat
+    psnr: OptionalFloat
+    confidence: OptionalFloat
 
 
 class Leakage(TypedDict):
@@ -339,7 +339,7 @@ class PreviewTold(TypedDict):
     version: int
     iteration: int
     most: int
-    loss: Number
+    loss: OptionalFloat
     images: list[PreviewImage]
 
 

@@ -17,6 +17,10 @@ import torch
 
 PACKAGES = ("torch", "numpy", "flwr")
 
+ResultRow = dict[str, Any]
+"""A row of a benchmark's table, or its summary, by column."""
+TableAndSummary = tuple[list[ResultRow], ResultRow]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

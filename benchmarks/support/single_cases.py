@@ -16,7 +16,7 @@ from fedsim.training.local import train
 
 
 @dataclass(frozen=True)
-class Client:
+class LocalClient:
     """A client: a network, its weights and its training settings; `case` returns the observation for given examples."""
 
     model: ModelSpec
@@ -64,9 +64,9 @@ def client(
     steps: int = 1,
     batch: int = 1,
     arguments: Mapping[str, Any] | None = None,
-) -> Client:
+) -> LocalClient:
     """Return a client with weights drawn with `seed`. arguments: of the model."""
     spec = ModelSpec(name=name, arguments=arguments or {})
     weights = {key: p.detach() for key, p in models.build(spec, data, seed=seed).named_parameters()}
     training = Training(learning_rate=1.0 if steps == 1 else 0.01, batch_size=batch, steps=steps, loss=loss)
-    return Client(spec, data, training, weights)
+    return LocalClient(spec, data, training, weights)

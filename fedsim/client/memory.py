@@ -8,11 +8,10 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.flower import records
+from fedsim.flower.records import CallNext
 from fedsim.recording.files import remove, write_tensors
 from fedsim.recording.safe_files import opened_tensors, parse_json
 from fedsim.recording.tensor_files import MAX_BYTES
-
-CallNext = Callable[[Message, Context], Message]
 
 
 def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:

@@ -8,12 +8,11 @@ from torch import Generator, Tensor
 from defenses.spec import DefenseSpec
 from fedsim.client.identity import ClientIdentity, draw
 from fedsim.flower import records
+from fedsim.flower.records import CallNext
 from fedsim.recording.codec import encode
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 """Last part of the names of batch norm's buffers in PyTorch."""
-
-CallNext = Callable[[Message, Context], Message]
 
 
 def update_mod(

@@ -18,11 +18,11 @@ PUBLISHED_MOMENTS = {
 }
 """Mean and standard deviation of each channel of the training images, as published in papers."""
 
-Values = Sequence[float]
+ChannelValues = Sequence[float]
 ZERO, ONE = (0.0,), (1.0,)
 
 
-def mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+def mnist(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
     """Load MNIST: handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
 
     root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
@@ -32,7 +32,9 @@ def mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO,
     return _loaded("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
 
-def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+def fashion_mnist(
+    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE
+) -> Dataset:
     """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
 
     The arguments are those of `mnist`.
@@ -40,7 +42,7 @@ def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values
     return _loaded("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
 
-def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+def cifar10(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
     """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     The arguments are those of `mnist`.
@@ -48,7 +50,7 @@ def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZER
     return _loaded("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
 
-def cifar100(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+def cifar100(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
     """Load CIFAR-100: a hundred classes of objects, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     The arguments are those of `mnist`.
@@ -56,7 +58,9 @@ def cifar100(root: str | None = None, normalise: bool = False, mean: Values = ZE
     return _loaded("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 
 
-def _loaded(name: str, kind: str, part: str, root: str | None, normalise: bool, mean: Values, std: Values) -> Dataset:
+def _loaded(
+    name: str, kind: str, part: str, root: str | None, normalise: bool, mean: ChannelValues, std: ChannelValues
+) -> Dataset:
     if normalise and (tuple(mean), tuple(std)) != (ZERO, ONE):
         raise ValueError(f"{name}: give either normalise or mean and std, got both ({mean}, {std})")
     if normalise:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from math import nan
-from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -16,12 +15,11 @@ from fedsim import data as datasets
 from fedsim import models
 from fedsim.client import app as client_side
 from fedsim.data.public_pool import public_images
+from fedsim.deployment.runner import OnRound
 from fedsim.engine.run import FederationRun
 from fedsim.server import app as server_side
 from fedsim.training.local import evaluate
 from fedsim.training.privacy import accounts
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:

@@ -1,6 +1,6 @@
 """Conversion between tensors and Flower's records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
@@ -8,12 +8,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
 from fedsim.recording.codec import Payload
 
+CallNext = Callable[[Message, Context], Message]
+"""Next mod of a Flower ClientApp, or the app itself."""
 WEIGHTS_KEY = "arrays"
 """Flower's key for model weights, in both directions."""
 UPDATE_KEY = "update"

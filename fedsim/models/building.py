@@ -19,9 +19,9 @@ from fedsim.models.source_code import identify_code
 from fedsim.models.vision import torchvision
 from fedsim.recording.observation import DataSpec, ModelSpec
 
-Factory = Callable[..., nn.Module]
+ModelFactory = Callable[..., nn.Module]
 
-BUILT_IN: Mapping[str, Factory] = {
+BUILT_IN: Mapping[str, ModelFactory] = {
     "cnn6": cnn6,
     "cnn6_d": cnn6_d,
     "fcn3": fcn3,
@@ -37,12 +37,12 @@ BUILT_IN: Mapping[str, Factory] = {
     "vgg7": vgg7,
 }
 
-MODELS: Registry[Factory] = Registry("fedsim.models", BUILT_IN)
+MODELS: Registry[ModelFactory] = Registry("fedsim.models", BUILT_IN)
 
 MAX_PARAMETERS = 2**31
 """Largest number of values of a model, parameters and buffers together."""
 
-_ADMITTED: dict[str, Factory] = {}
+_ADMITTED: dict[str, ModelFactory] = {}
 _CODE: dict[str, tuple[Callable[..., Any], str]] = {}
 """By the name of a model, the function that was imported for it, and what its code was at that time."""
 
@@ -153,7 +153,7 @@ def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
     return NetworkSpec.parse(spec.network).apply(model)
 
 
-def _factory(name: str) -> Factory:
+def _factory(name: str) -> ModelFactory:
     if name in _ADMITTED:
         return _ADMITTED[name]
     if references.is_admitted(name):
@@ -166,7 +166,7 @@ def _factory(name: str) -> Factory:
     return MODELS[name]
 
 
-def _fitted(function: Callable[..., Any]) -> Factory:
+def _fitted(function: Callable[..., Any]) -> ModelFactory:
     """Wrap `function` as a factory that takes `(shape, num_classes, **arguments)`."""
     named, plain = _public_parameters(function)
 

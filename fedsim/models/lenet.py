@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.models.shapes import at_least, image
 
-Part = TypeVar("Part")
+Option = TypeVar("Part")
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
@@ -124,7 +124,7 @@ def _after(side: int, stride: int, pooled: object) -> int:
     return side // 2 if pooled else (side - 1) // stride + 1
 
 
-def _named(what: str, name: str, parts: Mapping[str, Part]) -> Part:
+def _named(what: str, name: str, parts: Mapping[str, Option]) -> Option:
     if name not in parts:
         raise ValueError(f"a LeNet: unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from defenses.base import Tensors
 from fedsim.recording.packing import sparse, tabled
 from fedsim.recording.packing.parts import TensorLike, about, check_kind, check_names, check_shape
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 20
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor's description in the header. start, end: range of its bytes, counted from the end of the header."""
 
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     end: int
 
 
-TensorEntries = Mapping[str, Entry]
+TensorEntries = Mapping[str, TensorEntry]
 
 
 def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEntries], None] | None = None) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def _header(length: bytes, size: int) -> bytearray:
     return bytearray(length) + bytearray(claimed)
 
 
-def _layout(header: bytes, size: int) -> dict[str, Entry]:
+def _layout(header: bytes, size: int) -> dict[str, TensorEntry]:
     """Parse a header. Raises ValueError if its tensors do not exactly fill the `size` bytes after it without gaps."""
     try:
         described = parse_json(header)
@@ -101,7 +101,7 @@ def _layout(header: bytes, size: int) -> dict[str, Entry]:
     return layout
 
 
-def _entry(name: str, described: Any) -> Entry:
+def _entry(name: str, described: Any) -> TensorEntry:
     """Check one tensor's description in the header. Raises ValueError if it is invalid."""
     words = f"tensor {shorten(name)}"
     if not name or len(name) > 512 or UNPRINTABLE.search(name):
@@ -118,14 +118,14 @@ def _entry(name: str, described: Any) -> Entry:
     needed, (start, end) = prod(shape) * DTYPES_BY_NAME[dtype].itemsize, offsets
     if end - start != needed:
         raise ValueError(f"{words} of shape {tuple(shape)} and type {dtype} takes {needed} bytes, not {end - start}")
-    return Entry(DTYPES_BY_NAME[dtype], tuple(shape), start, end)
+    return TensorEntry(DTYPES_BY_NAME[dtype], tuple(shape), start, end)
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
 
 
-def _tensor(name: str, entry: Entry, data: Tensor) -> Tensor:
+def _tensor(name: str, entry: TensorEntry, data: Tensor) -> Tensor:
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=entry.dtype)
     part = data[entry.start : entry.end]

@@ -7,6 +7,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.flower import records
+from fedsim.flower.records import CallNext
 from fedsim.recording.codec import decode
 from fedsim.secagg import messages
 from fedsim.secagg.messages import EXCHANGE_KEY, MASKED_KEY
@@ -14,8 +15,6 @@ from fedsim.secagg.protocol import participant
 from fedsim.secagg.protocol.keys import system
 from fedsim.secagg.protocol.participant import Participant
 from fedsim.secagg.protocol.terms import Agreement
-
-CallNext = Callable[[Message, Context], Message]
 
 
 @dataclass(frozen=True, kw_only=True)

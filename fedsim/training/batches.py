@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.recording.observation import Training
 
-Indices = NDArray[np.int64]
+BatchIndices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Cursor:
     position: int = 0
 
 
-def batches(cursor: Cursor, size: int, training: Training, order: Callable[[int], Indices]) -> tuple[list[Indices], Cursor]:
+def batches(
+    cursor: Cursor, size: int, training: Training, order: Callable[[int], BatchIndices]
+) -> tuple[list[BatchIndices], Cursor]:
     """Return the batches of one round, as positions 0 .. size - 1 of the client's examples, and the cursor for the next round.
 
     order: maps the number of an epoch to the order of its examples, which is the client's secret.

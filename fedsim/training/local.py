@@ -1,6 +1,6 @@
 """Local training and evaluation of a client."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
@@ -12,11 +12,10 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.networks import draw
-from defenses.rules import GradientProblem, GradientRule, plain
+from defenses.rules import GradientProblem, GradientRule, Weights, plain
 from fedsim.models import buffer_names, loss_of, predictions
 from fedsim.recording.observation import DataSpec, Training
 
-Weights = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
 
 NO_BUFFERS: Weights = MappingProxyType({})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.defenses.federation import Data, federate, settings, units
+from support.defenses.federation import DataFiles, federate, settings, units
 from support.defenses.grid import GRID, PAIRS, filled
 from support.defenses.measured import Kept, Measured, attack_all
 from support.defenses.outcomes import FEWEST_CASES, Change, Declared, Scored, compare
@@ -97,17 +97,17 @@ def test_an_entry_declares_for_every_pair_and_has_one_federation_a_setting() -> 
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataFiles:
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     names = [str(i) for i in range(3)]
     for name, count in (("private", 16), ("held_out", 12), ("public", 12)):
         labels = np.arange(count) % 3
         images = (rng.integers(0, 60, (count, 8, 8)) + 90 * labels[:, None, None]).clip(0, 255).astype(np.uint8)
         np.savez(folder / f"{name}.npz", images=images, labels=labels, class_names=np.array(names))
-    return Data(folder / "private.npz", folder / "held_out.npz", folder / "public.npz", part="made up", name="made up")
+    return DataFiles(folder / "private.npz", folder / "held_out.npz", folder / "public.npz", part="made up", name="made up")
 
 
-def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: Data, tmp_path: Path) -> None:
+def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: DataFiles, tmp_path: Path) -> None:
     """Epsilon used to be that of another federation: 133 instead of 202,696."""
     experiment = {**settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
     experiment |= {"clients": {"count": 8}, "rounds": 3}
@@ -123,7 +123,7 @@ def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: 
     assert quieter.epsilon < fewer.epsilon < found.epsilon
 
 
-def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: Data, tmp_path: Path) -> None:
+def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp_path: Path) -> None:
     experiment = {**settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
     found = federate(experiment, tmp_path / "run", "cpu")
     sums = [one for one in found.recording.observations() if one.client == "sum"]
@@ -131,7 +131,7 @@ def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: Data, tmp_path
     assert {row.num_examples for row in found.recording.rows() if row.status == "masked"} == {None}
 
 
-def test_a_setting_that_was_measured_is_not_measured_again(data: Data, tmp_path: Path) -> None:
+def test_a_setting_that_was_measured_is_not_measured_again(data: DataFiles, tmp_path: Path) -> None:
     experiment = settings(data, attacked=2, quick=True) | {"rounds": 1}
     found = federate(experiment, tmp_path / "run", "cpu")
     specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}

@@ -81,7 +81,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in observed.model.modules())
     if drops and observed.training.mode == "train":
         raise ValueError("with dropout in training mode, it is unknown which inputs of a layer were zero before dropout")
-    passed = _Passed(observed, 0)
+    passed = _RecordedPasses(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
     head = models.head(observed.model)[0].rpartition(".")[0]
@@ -106,7 +106,7 @@ def _count_distinct(h: Tensor) -> int:
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 
 
-class _Passed:
+class _RecordedPasses:
     """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
 
     def __init__(self, observed: Observed, i: int) -> None:
@@ -168,7 +168,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
-    x = _search(_Passed(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng)
+    x = _search(_RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng)
     case = observed.cases[i]
     seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
     known = case.known_labels
@@ -187,7 +187,7 @@ def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -
 
 
 def _search(
-    passed: _Passed,
+    passed: _RecordedPasses,
     layer: HiddenLayer,
     target: Tensor,
     cotangent: Tensor,

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
-from attacker.attacks.gradients.products import Gradient, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from fedsim.recording.observation import DataSpec
 
 UNDECIDED = float("nan")
@@ -71,8 +71,8 @@ class ComparedGradient:
     variance:    variance of the known noise per gradient entry, 0-d. coordinates: number of entries that are compared.
     """
 
-    observed: Gradient
-    simulate: Callable[[Tensor], Gradient]
+    observed: GradientTensors
+    simulate: Callable[[Tensor], GradientTensors]
     weight: Tensor
     variance: Tensor
     coordinates: int

@@ -162,7 +162,7 @@ class _Matrix:
         return bias.repeat_interleave(examples, dim=0)
 
 
-class _Convolution:
+class _ConvolutionLayer:
     def __init__(self, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
         self.weight, self.bias, self.geometry = convolutions.channels_last(weight), bias, geometry
         self.cells = convolutions.cell_weights(weight, geometry)
@@ -293,7 +293,7 @@ def _weighted(layer: Layer, weights: Weights) -> _Weighted:
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     if layer.kernel is None:
         return _Matrix(weight, bias)
-    return _Convolution(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _sides(layer.taken)))
+    return _ConvolutionLayer(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _sides(layer.taken)))
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-Evaluate = Callable[..., tuple[Tensor, Tensor]]
+EvaluateLoss = Callable[..., tuple[Tensor, Tensor]]
 """Maps latents (P, D), and data of the problems with one row each, to gradients (P, D) and losses (P,)."""
 
 MIN_SHARE = 0.6
@@ -30,8 +30,8 @@ class Compiled:
                given by the caller, so that a search that resumes from a checkpoint computes bitwise the same.
     """
 
-    def __init__(self, evaluate: Evaluate, otherwise: Evaluate, size: int) -> None:
-        self.compiled: Evaluate | None = torch.compile(evaluate, dynamic=False)
+    def __init__(self, evaluate: EvaluateLoss, otherwise: EvaluateLoss, size: int) -> None:
+        self.compiled: EvaluateLoss | None = torch.compile(evaluate, dynamic=False)
         self.otherwise, self.size = otherwise, size
 
     def __call__(self, z: Tensor, *rows: Any) -> tuple[Tensor, Tensor]:

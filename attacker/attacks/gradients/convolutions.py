@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Pair = tuple[int, int]
-Setting = tuple[Pair, Pair, Pair, int]
+ConvolutionSetting = tuple[Pair, Pair, Pair, int]
 """Stride, padding, dilation, groups."""
 
 
@@ -25,7 +25,7 @@ def channels_last(t: Tensor) -> Tensor:
     return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
 
 
-def library(x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
+def library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
     """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in / groups, *kernel)."""
     found: Tensor = _Library.apply(x, weight, setting)
     return found
@@ -33,7 +33,7 @@ def library(x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
 
 class _Library(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.shape, ctx.setting = x.shape, setting
         return functional.conv2d(x, weight, None, *setting)
@@ -45,7 +45,7 @@ class _Library(torch.autograd.Function):
 
 class _LibraryTransposed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, weight: Tensor, shape: torch.Size, setting: Setting) -> Tensor:
+    def forward(ctx: Any, output: Tensor, weight: Tensor, shape: torch.Size, setting: ConvolutionSetting) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.setting = setting
         images = torch.empty(shape, dtype=output.dtype, device=output.device, memory_format=torch.channels_last)
@@ -57,7 +57,7 @@ class _LibraryTransposed(torch.autograd.Function):
         return _Library.apply(images[0], *ctx.saved_tensors, ctx.setting), None, None, None
 
 
-def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: Setting, wanted: tuple[bool, bool, bool]) -> Any:
+def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, wanted: tuple[bool, bool, bool]) -> Any:
     """Return the derivatives of a convolution by input, weight and bias, None for those that are not `wanted`.
 
     output: derivative by the convolution's output. For the derivative by the input, only the shape of x is used.

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.gradients.convolutions import channels_last, derivatives
+from attacker.attacks.gradients.convolutions import Pair, channels_last, derivatives
 
-Pair = tuple[int, int]
 Stack = Tensor | tuple[Tensor, ...]
 """Gradients of all problems: one tensor with a row per problem, or a tuple with a tensor per problem."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.convolutions import channels_last
-from attacker.attacks.gradients.products import Gradient
+from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.simulation.client import as_gradient, buffers_of, channel_of, omitted_of, schedule, total_step
 from defenses.channel import transparent
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -60,5 +60,5 @@ class ObservedGradients:
         return each / sum(s[0].numel() for s in self.seen.values())
 
 
-def _same(one: Gradient, other: Gradient) -> bool:
+def _same(one: GradientTensors, other: GradientTensors) -> bool:
     return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())

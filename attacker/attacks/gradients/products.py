@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Gradient = Mapping[str, Tensor]
+GradientTensors = Mapping[str, Tensor]
 """dL/dw by parameter name."""
 
 
-def squared_norm(gradient: Gradient) -> Tensor:
+def squared_norm(gradient: GradientTensors) -> Tensor:
     """Return the sum of squares over all coordinates."""
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
-def products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
+def products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Return three inner products: <simulated, observed>, <simulated, simulated> and <observed, observed>.
 
     The sums run over the parameters in `observed`; other parameters of `simulated` are ignored. Autograd can compute

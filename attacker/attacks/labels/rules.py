@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.gradients.products import Gradient
+from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.labels.counts import (
     count_by_balance,
     count_by_class_features,
@@ -48,7 +48,7 @@ class Evidence(NamedTuple):
     head:      weights and features of the head, or None. For several local steps, it and `guess` are those halfway through them.
     """
 
-    gradient: Gradient
+    gradient: GradientTensors
     weight: str
     bias: str | None
     examples: int

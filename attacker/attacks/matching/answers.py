@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, generator_for, oracles_of
 from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, build_undecided, judge_prior, judge_search
-from attacker.attacks.gradients.products import Gradient, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
 from attacker.attacks.matching.problem import ProblemRow, View
@@ -122,7 +122,7 @@ def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return most
 
 
-def _plain(gradient: Gradient, row: ProblemRow) -> dict[str, Tensor]:
+def _plain(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
     """Return a gradient with the layer weights of the objective divided out."""
     scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}

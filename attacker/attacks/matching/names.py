@@ -8,7 +8,7 @@ from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
-Part = TypeVar("Part")
+NamedPart = TypeVar("Part")
 
 DISTANCES: Mapping[str, Distance] = {"euclidean": euclidean, "cosine": cosine, "absolute": absolute}
 
@@ -36,7 +36,7 @@ def optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
     return made(learning_rate or own)
 
 
-def _named(what: str, name: str, parts: Mapping[str, Part]) -> Part:
+def _named(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
     if name not in parts:
         raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]

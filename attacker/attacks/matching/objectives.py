@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.gradients.products import Gradient, products, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, products, squared_norm
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.layer_weights import LayerWeights
 
-Products = Callable[[Gradient, Gradient], tuple[Tensor, Tensor, Tensor]]
+Products = Callable[[GradientTensors, GradientTensors], tuple[Tensor, Tensor, Tensor]]
 """Maps the simulated and the observed gradient to <simulated, observed>, <simulated, simulated> and <observed, observed>."""
 
 
@@ -26,33 +26,33 @@ class Distance:
     bounded:  whether `worst` is 1 for every gradient.
     """
 
-    between: Callable[[Gradient, Gradient], Tensor]
-    worst: Callable[[Gradient], Tensor]
+    between: Callable[[GradientTensors, GradientTensors], Tensor]
+    worst: Callable[[GradientTensors], Tensor]
     squares: bool
-    of_large: Callable[[Gradient, Gradient], Tensor] | None = None
+    of_large: Callable[[GradientTensors, GradientTensors], Tensor] | None = None
     bounded: bool = False
 
-    def __call__(self, simulated: Gradient, observed: Gradient) -> Tensor:
+    def __call__(self, simulated: GradientTensors, observed: GradientTensors) -> Tensor:
         return self.between(simulated, observed)
 
 
-def _products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
+def _products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
     dot = torch.stack([(simulated[name] * observed[name]).sum() for name in observed]).sum()
     return dot, squared_norm({name: simulated[name] for name in observed}), squared_norm(observed)
 
 
-def squared_distance(simulated: Gradient, observed: Gradient) -> Tensor:
+def squared_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
     """Return the sum of squared differences over all coordinates (DLG, eq. 3; CPL, algorithm 1 line 12)."""
     return torch.stack([(simulated[name] - observed[name]).square().sum() for name in observed]).sum()
 
 
-def cosine_distance(simulated: Gradient, observed: Gradient, products: Products = _products) -> Tensor:
+def cosine_distance(simulated: GradientTensors, observed: GradientTensors, products: Products = _products) -> Tensor:
     """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
     dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 
 
-def absolute_distance(simulated: Gradient, observed: Gradient) -> Tensor:
+def absolute_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
     """Return the sum of absolute differences over all coordinates, which is less sensitive to outliers than squares."""
     return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
 

@@ -13,11 +13,11 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attacker.attacks.gradients.adjoints import Adjoints, adjoints
-from attacker.attacks.gradients.compiled import Compiled, Evaluate
+from attacker.attacks.gradients.compiled import Compiled, EvaluateLoss
 from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.gradients.products import Gradient, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together
 from attacker.attacks.matching.layer_weights import relative
 from attacker.attacks.matching.objectives import Objective
@@ -111,7 +111,7 @@ class View(ObservedGradients):
         """Number of gradient entries that enter the distance, per case."""
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
-    def _scale(self, observed: Gradient) -> dict[str, Tensor]:
+    def _scale(self, observed: GradientTensors) -> dict[str, Tensor]:
         """Return the factor for each tensor: the square root of its layer weight, since distances are quadratic in gradients."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
@@ -130,13 +130,13 @@ class View(ObservedGradients):
         """
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
-    def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
+    def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> GradientTensors:
         """Return the gradient that would be observed for a candidate, after the defense and with layer weights applied."""
         weights = row.get("weights", self.weights)
         at = self._surrogate(row, weights, z)
         return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
 
-    def _surrogate(self, row: ProblemRow, weights: Gradient, z: Tensor) -> Gradient:
+    def _surrogate(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.
 
         They are the weights sent, or with `surrogate` weights between those and the returned ones, at an optimised position
@@ -170,12 +170,12 @@ class View(ObservedGradients):
             return self.compiled(z, row, problem)
         return self._uncompiled(decode, precision)(z, row, problem)
 
-    def _uncompiled(self, decode: Decode, precision: torch.dtype | None = None) -> Evaluate:
+    def _uncompiled(self, decode: Decode, precision: torch.dtype | None = None) -> EvaluateLoss:
         if self.at_once is not None:
             return lambda z, row, problem: self._at_once(z, row, decode, problem, precision)
         return self._by_vmap(decode)
 
-    def _by_vmap(self, decode: Decode) -> Evaluate:
+    def _by_vmap(self, decode: Decode) -> EvaluateLoss:
         """Return the evaluation that maps over problems by `vmap`."""
 
         def loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
@@ -183,12 +183,12 @@ class View(ObservedGradients):
 
         return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
 
-    def _by_formulas(self, decode: Decode) -> Evaluate:
+    def _by_formulas(self, decode: Decode) -> EvaluateLoss:
         """Return the evaluation that uses explicit gradient formulas (`adjoints`) instead of double backward in autograd."""
         written = self.written
         assert written is not None
 
-        def loss(gradient: Gradient, row: ProblemRow, problem: ProblemRow) -> Tensor:
+        def loss(gradient: GradientTensors, row: ProblemRow, problem: ProblemRow) -> Tensor:
             seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
             return self._weighed(self.objective.distance(seen, observed), row, problem)
 
@@ -216,7 +216,7 @@ class View(ObservedGradients):
             stacked, whole = together(gradient), self.objective.distance
             distance = whole if stacked is not None else whole.of_large or whole
 
-            def compared(gradient: Gradient, row: ProblemRow) -> Tensor:
+            def compared(gradient: GradientTensors, row: ProblemRow) -> Tensor:
                 return distance(self._seen(gradient, row), row["observed"])
 
             found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
@@ -233,7 +233,7 @@ class View(ObservedGradients):
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, row["places"]], y[rows, row["places"]]
 
-    def _seen(self, gradient: Gradient, row: ProblemRow) -> Gradient:
+    def _seen(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem as it would be observed, after the defense and with layer weights applied."""
         if self.simulation.local_steps == "one_batch":
             gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
@@ -258,7 +258,9 @@ def each(function: Callable[..., Any], *rows: Any) -> Any:
     return tree_map(lambda t: t[None], alone)
 
 
-def one_by_one(compared: Callable[[Gradient, ProblemRow], Tensor], gradients: Sequence[Gradient], rows: ProblemRow) -> Tensor:
+def one_by_one(
+    compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
+) -> Tensor:
     """Compute distances (P,) one problem after the other, which keeps the large tensors of a problem in the CPU's cache."""
     return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
 
@@ -268,7 +270,7 @@ def _laid_out(stack: Tensor) -> Tensor:
     return channels_last(stack) if stack.ndim == 5 else stack
 
 
-def _scaled(gradient: Gradient, scale: Gradient) -> dict[str, Tensor]:
+def _scaled(gradient: GradientTensors, scale: GradientTensors) -> dict[str, Tensor]:
     return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks.base import Look, Memory
 
-State = dict[str, Tensor]
+SavedState = dict[str, Tensor]
 DISPLAY_SECONDS = 1.0
 """Seconds between two updates of the live display of a search."""
 
@@ -55,14 +55,14 @@ def checkpoint_periodically(
     return keep
 
 
-def to_device(state: Mapping[str, Tensor] | None, device: str) -> State | None:
+def to_device(state: Mapping[str, Tensor] | None, device: str) -> SavedState | None:
     """Return a restored state with its tensors on `device`, or None if there is none."""
     return None if state is None else {name: t.to(device) for name, t in state.items()}
 
 
-def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
+def bests_as_tensors(bests: Sequence[Best], restarts: int) -> SavedState:
     """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of restarts done."""
-    state: State = {"restarts": torch.tensor(restarts)}
+    state: SavedState = {"restarts": torch.tensor(restarts)}
     for i, best in enumerate(bests):
         assert best.z is not None
         assert best.labels is not None

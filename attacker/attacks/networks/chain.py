@@ -83,7 +83,7 @@ def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     for node in graph.nodes:
         if name_of(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
             raise NotAChain(_joined(node))
-    reader = _Reader(model, modules, shape)
+    reader = _ChainBuilder(model, modules, shape)
     for node in graph.nodes:
         reader.take(node)
     return reader.chain()
@@ -94,7 +94,7 @@ def _joined(node: fx.Node) -> str:
     return f"{name_of(node)} joins {paths} paths, as residual networks do, and a closed form follows a single one"
 
 
-class _Reader:
+class _ChainBuilder:
     """The builder of a chain, which is passed the nodes of a traced network in order."""
 
     def __init__(self, model: nn.Module, modules: dict[str, nn.Module], shape: tuple[int, ...]) -> None:

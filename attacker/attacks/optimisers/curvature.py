@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.first_order import State
+from attacker.attacks.optimisers.first_order import OptimiserState
 
 FIRST_CAPACITY = 16
 """Number of pairs that memory is allocated for at first. It doubles as needed up to the limit, since short searches with large
@@ -119,7 +119,7 @@ class History:
         for name in _TENSOR_FIELDS:
             setattr(self, name, getattr(self, name)[rows])
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         """Return the memory as tensors by name, without its unused part."""
         used = slice(self.width)
         return {
@@ -133,7 +133,7 @@ class History:
         }
 
     @classmethod
-    def of(cls, state: State, *, limit: int, least: float) -> "History":
+    def of(cls, state: OptimiserState, *, limit: int, least: float) -> "History":
         """Return the memory saved by `state`, allocated as large as it was: other tensor sizes could change rounding."""
         width = int(state["width"])
         history = cls(limit, least, **{name: state[name] for name in _TENSOR_FIELDS}, width=width)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.first_order import Optimiser, State, Stepper
+from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper
 
 Nested = Mapping[str, Any]
-Checkpoint = Callable[[Callable[[], State]], None]
+Checkpoint = Callable[[Callable[[], OptimiserState]], None]
 """Callback that is called after every iteration with a function that returns the state of the search, to be saved if wanted."""
 
 
@@ -85,7 +85,7 @@ class Problems:
 
 
 @dataclass
-class Found:
+class Minima:
     """The results of a search, one entry per problem.
 
     z: best latent (D,). loss: its loss. history: best loss after each iteration. iterations: how many were made.
@@ -100,12 +100,12 @@ class Found:
     given_up: list[bool]
 
     @classmethod
-    def nothing(cls, z: Tensor) -> "Found":
+    def nothing(cls, z: Tensor) -> "Minima":
         count = len(z)
         none = [False] * count
         return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, none, list(none))
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         """Return the results as tensors by name, for a checkpoint; `of` reads them back.
 
         The loss histories of all problems form one tensor, "history", one after the other; "iterations" holds their
@@ -120,7 +120,7 @@ class Found:
         }
 
     @classmethod
-    def of(cls, state: State) -> "Found":
+    def of(cls, state: OptimiserState) -> "Minima":
         iterations = state["iterations"].tolist()
         histories = list(torch.split(state["history"], iterations))
         none = torch.zeros(len(iterations), dtype=torch.bool)
@@ -166,13 +166,13 @@ class _Active:
             setattr(self, name, getattr(self, name)[rows])
         self.history = [t[rows] for t in self.history]
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         history = torch.stack(self.history) if self.history else self.best.new_empty(0, len(self.best))
         rows = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         return {**rows, "history": history}
 
     @classmethod
-    def of(cls, state: State) -> "_Active":
+    def of(cls, state: OptimiserState) -> "_Active":
         history = list(state["history"])
         first = history[0] if history else torch.full_like(state["best"], float("inf"))
         rows = {name: state[name] for name in _TENSOR_FIELDS if name in state}
@@ -191,8 +191,8 @@ def descend(
     *,
     progress: Callable[[int, int, str], None] | None = None,
     checkpoint: Checkpoint | None = None,
-    resume: State | None = None,
-) -> Found:
+    resume: OptimiserState | None = None,
+) -> Minima:
     """Minimise the loss of each row of z independently for at most `steps` iterations, and return the best latents found.
 
     Problems that have ended leave the batch. Ctrl-C ends the search and returns the best results so far.
@@ -200,7 +200,7 @@ def descend(
     progress:   callback for a status line. checkpoint: callback that may save the state after each iteration.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
     """
-    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.at(z), Found.nothing(z), optimiser.start())
+    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.at(z), Minima.nothing(z), optimiser.start())
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
     try:
         while active.iteration < steps:
@@ -265,7 +265,7 @@ def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: 
     return over | hopeless, hopeless
 
 
-def _store_results(active: _Active, finished: Tensor, found: Found) -> None:
+def _store_results(active: _Active, finished: Tensor, found: Minima) -> None:
     history = torch.stack(active.history, dim=1) if active.history else active.best[:, None]
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
@@ -273,7 +273,7 @@ def _store_results(active: _Active, finished: Tensor, found: Found) -> None:
         found.iterations[i] = active.iteration
 
 
-def _collect_state(active: _Active, found: Found, stepper: Stepper) -> State:
+def _collect_state(active: _Active, found: Minima, stepper: Stepper) -> OptimiserState:
     parts = {"active": active.state(), "found": found.state(), "stepper": stepper.state()}
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
@@ -286,14 +286,14 @@ def best_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return z, loss
 
 
-def _resume(state: State, optimiser: Optimiser) -> tuple[_Active, Found, Stepper]:
-    parts: dict[str, State] = {"active": {}, "found": {}, "stepper": {}}
+def _resume(state: OptimiserState, optimiser: Optimiser) -> tuple[_Active, Minima, Stepper]:
+    parts: dict[str, OptimiserState] = {"active": {}, "found": {}, "stepper": {}}
     for key, tensor in state.items():
         part, _, name = key.partition(".")
         parts[part][name] = tensor
     stepper = optimiser.start()
     stepper.load(parts["stepper"])
-    return _Active.of(parts["active"]), Found.of(parts["found"]), stepper
+    return _Active.of(parts["active"]), Minima.of(parts["found"]), stepper
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:

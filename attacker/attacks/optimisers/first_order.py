@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-State = dict[str, Tensor]
+OptimiserState = dict[str, Tensor]
 """The state of a running computation as tensors by name, so that it can be saved and resumed."""
 
 
@@ -27,11 +27,11 @@ class Stepper(Protocol):
         """Drop all problems but those with the indices `rows`, (Q,)."""
         ...
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         """Return everything that the next step depends on. Later steps may overwrite these tensors, so copy them to keep them."""
         ...
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         """Restore a state that `state` returned; the optimiser's settings must be the same."""
         ...
 
@@ -77,10 +77,10 @@ class SGDStepper:
     def keep(self, rows: Tensor) -> None:
         self.velocity = None if self.velocity is None else self.velocity[rows]
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         return {} if self.velocity is None else {"velocity": self.velocity}
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         self.velocity = state.get("velocity")
 
 
@@ -110,10 +110,10 @@ class AdagradStepper:
     def keep(self, rows: Tensor) -> None:
         self.squares = None if self.squares is None else self.squares[rows]
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         return {} if self.squares is None else {"squares": self.squares}
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         self.squares = state.get("squares")
 
 
@@ -159,11 +159,11 @@ class AdamStepper:
         if self.mean is not None and self.square is not None:
             self.mean, self.square = self.mean[rows], self.square[rows]
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         if self.mean is None or self.square is None:
             return {}
         return {"count": torch.tensor(self.count), "mean": self.mean, "square": self.square}
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         self.count = int(state["count"]) if state else 0
         self.mean, self.square = state.get("mean"), state.get("square")

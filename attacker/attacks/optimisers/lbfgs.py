@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.curvature import History, norm
-from attacker.attacks.optimisers.first_order import State
+from attacker.attacks.optimisers.first_order import OptimiserState
 from attacker.attacks.optimisers.line_search import Lines
 
 
@@ -63,12 +63,12 @@ class LBFGSStepper:
             self.history.keep(rows)
             self.previous, self.taken = self.previous[rows], self.taken[rows]
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         if self.history is None or self.previous is None or self.taken is None:
             return {}
         return {**_under("history", self.history.state()), "previous": self.previous, "taken": self.taken}
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
             self.previous, self.taken = state["previous"], state["taken"]
@@ -125,7 +125,7 @@ class SearchingStepper:
             self.lines.keep(rows)
             self.at = {name: t[rows] for name, t in self.at.items()}
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         if self.history is None or self.lines is None:
             return {}
         return {
@@ -134,7 +134,7 @@ class SearchingStepper:
             **_under("at", self.at),
         }
 
-    def load(self, state: State) -> None:
+    def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
             self.lines = Lines(**_below("lines", state))
@@ -172,9 +172,9 @@ def _first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor
     return length
 
 
-def _under(prefix: str, state: State) -> State:
+def _under(prefix: str, state: OptimiserState) -> OptimiserState:
     return {f"{prefix}.{name}": t for name, t in state.items()}
 
 
-def _below(prefix: str, state: State) -> State:
+def _below(prefix: str, state: OptimiserState) -> OptimiserState:
     return {name.removeprefix(f"{prefix}."): t for name, t in state.items() if name.startswith(f"{prefix}.")}

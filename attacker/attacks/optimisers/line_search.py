@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.first_order import State
+from attacker.attacks.optimisers.first_order import OptimiserState
 
 WOLFE_DECREASE, WOLFE_CURVATURE = 1e-4, 0.9
 MAX_TRIALS = 20
@@ -87,7 +87,7 @@ class Lines:
         for name in _NAMES:
             setattr(self, name, getattr(self, name)[rows])
 
-    def state(self) -> State:
+    def state(self) -> OptimiserState:
         return {name: getattr(self, name) for name in _NAMES}
 
 

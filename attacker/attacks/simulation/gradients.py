@@ -13,15 +13,13 @@ from torch.func import grad_and_value, vmap
 
 from attacker.attacks.networks.forward import forward_pass
 from attacker.attacks.networks.opaque import opaque
-from defenses.rules import GradientProblem, GradientRule, plain
+from defenses.rules import Gradient, GradientProblem, GradientRule, Weights, plain
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec
 
 log = logging.getLogger(__name__)
 
-Weights = Mapping[str, Tensor]
-Gradient = dict[str, Tensor]
 
 NO_BUFFERS: Weights = MappingProxyType({})
 PLAIN_RULE = plain()

@@ -12,7 +12,7 @@ from typing import Any
 
 from attacker.replay.checkpoints import run_of
 from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
-from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
+from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, TaskRunner, write_failures
 from defenses._registry import references
 from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording
@@ -161,13 +161,13 @@ def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None
     if parcel is None:
         if not _can_see_files(told, fingerprint):
             return None
-        return asdict(Bench(told).run(mine)), {}
+        return asdict(TaskRunner(told).run(mine)), {}
     with tempfile.TemporaryDirectory(prefix="fedleak-") as temporary:
         recording, folder = Path(temporary) / "recording", make_private(Path(temporary) / "reconstructions")
         for name, content in parcel.items():
             make_private((recording / name).parent)
             (recording / name).write_bytes(content)
-        outcome = Bench(replace(told, recording=str(recording), folder=str(folder))).run(mine)
+        outcome = TaskRunner(replace(told, recording=str(recording), folder=str(folder))).run(mine)
         made = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
         return asdict(outcome), {path.name: path.read_bytes() for path in made}
 

@@ -15,9 +15,9 @@ def main() -> None:
 
 def prepare_work(channel: WorkerChannel) -> Work:
     """Read the job from the channel, load recording and attack, and return the function that runs one task."""
-    from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome
+    from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, TaskRunner
 
-    bench = Bench(ReplayJob.from_json(channel.read()))
+    bench = TaskRunner(ReplayJob.from_json(channel.read()))
 
     def run_task(line: str) -> dict[str, Any]:
         task, is_due = Task.from_json(line), Throttle(PROGRESS_SECONDS)

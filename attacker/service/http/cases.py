@@ -35,7 +35,7 @@ router = APIRouter(
 )
 
 AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
-Version = Annotated[
+CaseVersion = Annotated[
     str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
 ]
 IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> Cas
 
 @router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def image(
-    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return a reconstruction as PNG, by its index in the attack's result."""
     run = service.catalogue.run(id)
@@ -123,7 +123,7 @@ async def image(
 
 @router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def assigned(
-    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return as PNG the reconstruction that scoring assigned to the true example with this index."""
     return await _half(request, service, id, source, case, n, original=False)
@@ -131,7 +131,7 @@ async def assigned(
 
 @router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def original(
-    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return as PNG the true example with this index, if the service has the truth."""
     return await _half(request, service, id, source, case, n, original=True)

@@ -64,7 +64,7 @@ class Guard:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"the protocol {scope['type']!r} is not supported")
-        answer = _Answer(send, self.patience)
+        answer = _SecuredSender(send, self.patience)
         try:
             headers, known = _headers(scope), scope["app"].state.parts
             answer.admitted = _check(scope, headers, known)
@@ -207,7 +207,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-class _Answer:
+class _SecuredSender:
     """A sender that adds the security headers to a response. admitted: returns whether the session is still open."""
 
     admitted: Callable[[], bool] = staticmethod(lambda: True)

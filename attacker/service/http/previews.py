@@ -19,7 +19,7 @@ from attacker.service.worker import preview_files as previews
 
 router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)])
 
-Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
+PreviewVersion = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
 
 
 @router.get("", response_model=PreviewTold)
@@ -47,7 +47,7 @@ def preview(service: Service, id: Name) -> PreviewTold:
 
 
 @router.get("/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
-def preview_image(service: Service, id: Name, n: Number, version: Version = None) -> Response:
+def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion = None) -> Response:
     """Return one image of the preview as PNG."""
     seen = _seen(service, id)
     if n >= len(seen.images):

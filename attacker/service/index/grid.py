@@ -7,7 +7,7 @@ from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import mean, psnr, success
 from attacker.service.index.recording_index import IndexRow
-from attacker.service.schemas import Cell, Grid, Leak
+from attacker.service.schemas import Grid, GridCell, Leak
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
@@ -38,7 +38,7 @@ def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scor
     beside = {source.name: find_null(source, nulls) for source in sources}
     guessed = {null.name: _verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
 
-    def cell(row: IndexRow) -> Cell:
+    def cell(row: IndexRow) -> GridCell:
         place = row.round, row.client
         found = [some[place] for some in verdicts if place in some]
         worst = max(found, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
@@ -105,9 +105,9 @@ def _confidence(source: Source, keys: Sequence[str]) -> float | None:
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
-def _cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> Cell:
+def _cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
     states: list[ShownState] = [verdict.state for verdict in verdicts]
-    return Cell(
+    return GridCell(
         client=row.client,
         round=row.round,
         status=row.status,

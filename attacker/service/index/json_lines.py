@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.scoring.states import FINISHED, State, find_state
+from attacker.scoring.states import FINISHED, CaseState, find_state
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import opened, parse_json
 
@@ -26,7 +26,7 @@ class ShownScore(NamedTuple):
     """
 
     case: str
-    state: State
+    state: CaseState
     rounds: tuple[int, ...]
     client: str
     batch: int

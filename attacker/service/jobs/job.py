@@ -12,7 +12,7 @@ FINAL_STATES: tuple[JobState, ...] = ("done", "failed", "cancelled", "set_aside"
 
 Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=300)]
 Word = Annotated[str, Field(min_length=1, max_length=100)]
-Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=200)] | None
+ArgumentValue = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=200)] | None
 ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
 
 
@@ -29,7 +29,7 @@ class JobSpec(BaseModel):
 
     recording: Id
     attack: Word
-    arguments: Annotated[dict[Word, Value], Field(max_length=50)] = {}
+    arguments: Annotated[dict[Word, ArgumentValue], Field(max_length=50)] = {}
     rounds: Annotated[str, Field(pattern=ROUNDS_PATTERN)] = "all"
     clients: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
     seed: Annotated[StrictInt, Field(ge=0, lt=2**53)] = 0
@@ -54,7 +54,7 @@ class JobSpec(BaseModel):
 
     @field_validator("arguments")
     @classmethod
-    def _fit(cls, arguments: dict[str, Value], info: ValidationInfo) -> dict[str, Value]:
+    def _fit(cls, arguments: dict[str, ArgumentValue], info: ValidationInfo) -> dict[str, ArgumentValue]:
         from attacker.attacks import ATTACKS, AttackSpec
         from attacker.attacks.arguments import check_settable
 

@@ -33,11 +33,11 @@ MAX_ERROR = 20_000
 SCORING_SHARE = 0.05
 """The share of a job that scoring counts for."""
 
-Watch = Callable[[float, str], None]
+JobWatch = Callable[[float, str], None]
 """Is called with the share of the job that is done, in [0, 1], and a few words."""
 
 
-def do_job(task: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
+def do_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     """Run a job and return its outcome; exceptions become the outcome "failed".
 
     Finished cases of earlier attempts are skipped.
@@ -72,7 +72,7 @@ def warm(*, scores: bool) -> None:
 @dataclass
 class _Work:
     task: JobTask
-    watch: Watch
+    watch: JobWatch
     parts: list[Attacked] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
     scored: bool = False

@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 from splits import Images, images
-from support.agic.clients import Federation
+from support.agic.clients import ResNetFederation
 from support.attacked import attacked, guessed
-from support.contract import Options
+from support.contract import Options, ResultRow
 from support.single_cases import client
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links
 from attacker.scoring.metrics import is_recovered, psnr
 
-Row = dict[str, Any]
 PRIOR = 3e-5
 """Weight of the total variation, without which several examples per epoch are not determined."""
-WAYS: dict[str, Row] = {
+WAYS: dict[str, ResultRow] = {
     "one batch": {},
     "one batch at surrogate weights": {"surrogate": True},
     "simulated": {"local_steps": "simulated"},
@@ -27,14 +26,14 @@ WAYS: dict[str, Row] = {
 }
 
 
-def table(asked: Options) -> tuple[list[Row], Row]:
+def table(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure all options with CPL's search on its LeNet, where one image takes seconds."""
     local, gain = _local(asked)
     wrong, mended = _wrong_link(asked)
     return [*local, *wrong], gain | mended
 
 
-def _local(asked: Options) -> tuple[list[Row], Row]:
+def _local(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack clients with several local epochs, on one image, and on two images in a new order in each epoch."""
     steps, rows = (20 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
@@ -60,11 +59,11 @@ def _trained(found: Images, passing: int, epochs: int, rate: float, seed: int) -
     return cases
 
 
-def _wrong_link(asked: Options) -> tuple[list[Row], Row]:
+def _wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack three rounds that are linked as the same image, although the second contains another one."""
     count, steps = (1, 20) if asked.quick else (4, 300)
     pool = images(asked, "cifar10", count + 1)
-    federation, rounds = Federation(asked, pool.data, name="lenet_cpl"), []
+    federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
     for number, shift in ((1, 0), (2, 1), (3, 0)):
         rounds.append([federation.observed(pool, [i + shift], round=number) for i in range(count)])
         federation.train(asked, 30, pool)
@@ -78,7 +77,7 @@ def _wrong_link(asked: Options) -> tuple[list[Row], Row]:
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 
 
-def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> Row:
+def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
     """Return the mean PSNR and that of each image, the share of recovered images, and CPU-seconds per image."""
     answers, seconds = attacked(attack, cases, asked)
     guesses = torch.cat([guessed(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])

@@ -14,7 +14,7 @@ from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 
-class Federation:
+class ResNetFederation:
     """A federation with an untrained ResNet20-4. learning_rate: of the client, which makes one step per round."""
 
     def __init__(self, asked: Options, data: DataSpec, *, learning_rate: float = 1e-4, name: str = "resnet20_4") -> None:

@@ -1,12 +1,11 @@
 """The share of examples of a second epoch that are linked correctly to the first, by method of linking (AGIC, table V)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from splits import Images, images
-from support.agic.clients import Federation
-from support.contract import Options, cpu_seconds
+from support.agic.clients import ResNetFederation
+from support.contract import Options, ResultRow, cpu_seconds
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described
@@ -16,16 +15,15 @@ from attacker.attacks.linking.matching import Filter, match_greedily, match_opti
 from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
-Row = dict[str, Any]
 PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labels": 0.705}}
 """Table V, with pooling: 1,000 CIFAR-100 images, 2,000 iterations each."""
 
 
-def table(asked: Options) -> tuple[list[Row], Row]:
+def table(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Link two shuffled epochs of one client, which trains with learning rate 1e-4 and changes the weights in each round."""
     large = asked.device != "cpu"
-    rows: list[Row] = []
-    summary: Row = {}
+    rows: list[ResultRow] = []
+    summary: ResultRow = {}
     for batch in (1, 4):
         count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
         found = images(asked, "cifar100", count)
@@ -54,7 +52,7 @@ def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
 def _described(asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int) -> tuple[list[Described], float]:
     """Return the descriptions of all rounds for linking, and CPU-seconds per round."""
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
-    federation = Federation(asked, found.data)
+    federation = ResNetFederation(asked, found.data)
     described, spent = [], 0.0
     for number, rows in enumerate(_order(asked, len(found), batch), start=1):
         observation = federation.observed(found, rows, round=number)
@@ -81,6 +79,6 @@ def _rate(
     return sum(held[len(found) + row] == held[column] for row, column in pairs) / len(found)
 
 
-def _row(found: Images, batch: int, by: str, rate: float, seconds: float) -> Row:
+def _row(found: Images, batch: int, by: str, rate: float, seconds: float) -> ResultRow:
     data = {"source": "measured", "data": found.name, "images": len(found)}
     return {**data, "batch": batch, "by": by, "matched": rate, "cpu_seconds_a_round": seconds}

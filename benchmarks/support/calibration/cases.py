@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from splits import Images, Part, images
 from support.contract import Options
-from support.single_cases import Client, client
+from support.single_cases import LocalClient, client
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -175,7 +175,7 @@ def _passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[
     return [pair for epoch in range(max(1, cell.epochs)) for pair in (batches if epoch % 2 == 0 else batches[::-1])]
 
 
-def _warm(cell: Cell, own: Client, asked: Options) -> Mapping[str, Tensor]:
+def _warm(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
     """Return the weights after `warm` steps on examples of the validation split."""
     if not cell.warm:
         return own.weights
@@ -188,7 +188,7 @@ def _warm(cell: Cell, own: Client, asked: Options) -> Mapping[str, Tensor]:
     return {name: w + update[name] for name, w in own.weights.items()}
 
 
-def _rounds(cell: Cell, own: Client, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
+def _rounds(cell: Cell, own: LocalClient, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
     """Return a case of two passes of one client over its batches, one step per round; the server applies each update."""
     observations, at = [], own
     for number, batch in enumerate([*batches, *batches[::-1]], start=1):

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from support.calibration.cases import Answered, Cell, attacked
 from support.calibration.grid import CELLS, UNSEEN
-from support.calibration.reliability import Array, bins, brier, diagram, expected_calibration_error
-from support.contract import Options
+from support.calibration.reliability import Floats, bins, brier, diagram, expected_calibration_error
+from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import get_curve_family
 
-Rows = list[dict[str, Any]]
 PICTURE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
@@ -24,7 +23,7 @@ QUICK = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells of each group in a quick run, with one case each."""
 
 
-def confidence(asked: Options) -> tuple[Rows, dict[str, Any]]:
+def confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Attack cells with examples of the report split; return rows of bins by route, and the worst calibration error as `ece`."""
     torch.set_num_threads(1)
     answers = _answers(asked, _cells(asked))
@@ -33,7 +32,7 @@ def confidence(asked: Options) -> tuple[Rows, dict[str, Any]]:
     return summarised(answers)
 
 
-def summarised(answers: Sequence[Answered]) -> tuple[Rows, dict[str, Any]]:
+def summarised(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the rows of every route, and the summary."""
     said = by_route(answers)
     rows = [
@@ -54,7 +53,7 @@ def summarised(answers: Sequence[Answered]) -> tuple[Rows, dict[str, Any]]:
     }
 
 
-def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Array, Array]]:
+def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
     """Return confidence and outcome of all examples with a confidence, by route and kind of data."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
@@ -76,7 +75,7 @@ def _named(one: Answered) -> str:
     return f"{get_curve_family(one.route)}, {'images' if one.is_image else 'rows'}"
 
 
-def _whole(said: Array, right: Array, undecided: float) -> dict[str, Any]:
+def _whole(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
     """Return the summary row of a route. ece_of_chance: the expected error of perfectly calibrated confidences, by chance."""
     rng = np.random.default_rng(0)
     drawn = [expected_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]

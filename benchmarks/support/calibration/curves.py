@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,11 @@ from scipy.special import expit
 from support.calibration.cases import attacked
 from support.calibration.grid import CELLS
 from support.calibration.reliability import expected_calibration_error
-from support.contract import Options
+from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, get_curve_family
 from attacker.attacks.confidence.curves import MIN_PROBABILITY as LEAST_SAID
-
-Array = NDArray[np.float64]
-Record = dict[str, Any]
+from attacker.scoring.statistics import Floats
 
 RECORDS = Path(__file__).parents[3] / "build" / "confidence.jsonl"
 SEEDS = (1, 2)
@@ -68,7 +65,7 @@ EVIDENCE_FLOOR = -20.0
 ENDS = ((MIN_PROBABILITY, -np.inf), (MOST, np.inf))
 
 
-def confidence(asked: Options) -> tuple[list[Record], Record]:
+def confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with `--quick` attack a corner of the grid, and write nothing.
 
     Answers are kept in `RECORDS`. Where there is no such file, all cells of `support.calibration.grid` are attacked first, which
@@ -107,7 +104,7 @@ def _record_answers(asked: Options) -> None:
     partial.rename(RECORDS)
 
 
-def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
+def fitted(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
     """Return the curve of a route as calibration.json holds it; None where there are no answers."""
     features = FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
@@ -142,7 +139,7 @@ def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
     }  # fmt: skip
 
 
-def _within(record: Record, limits: Mapping[str, float]) -> Record:
+def _within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
     """Return a record of those answers alone that are within the limits of their route."""
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
@@ -151,19 +148,19 @@ def _within(record: Record, limits: Mapping[str, float]) -> Record:
     return {**record, "evidence": evidence, "recovered": [record["recovered"][i] for i in kept]}
 
 
-def _of(records: Sequence[Record], features: Sequence[str]) -> Array:
+def _of(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
     """Return the evidence of all examples, (answers, features)."""
     return np.array([[r["evidence"][name][i] for name in features] for r in records for i in range(len(r["recovered"]))])
 
 
-def logistic(x: Array, y: Array, features: Sequence[str], count: Array) -> tuple[Array, float]:
+def logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -> tuple[Floats, float]:
     """Return weights and intercept of a ridge regression whose weights have the sign that `LOWER_IS_BETTER` says."""
     middle, spread = x.mean(axis=0), x.std(axis=0).clip(min=1e-6)
     z = np.vstack([(x - middle) / spread, np.zeros((2, x.shape[1]))])
     target, weight = np.append(y, [0.0, 1.0]), np.append(count, [SMOOTHING / 2] * 2)
     penalty = RIDGE * max(FEW, len(y))
 
-    def loss(p: Array) -> tuple[float, Array]:
+    def loss(p: Floats) -> tuple[float, Floats]:
         score = z @ p[:-1] + p[-1]
         off = weight * (expit(score) - target)
         value = (weight * (np.logaddexp(0, score) - target * score)).sum() + penalty * (p[:-1] ** 2).sum()
@@ -175,7 +172,7 @@ def logistic(x: Array, y: Array, features: Sequence[str], count: Array) -> tuple
     return weights, float(found[-1] - weights @ middle)
 
 
-def _left_out(x: Array, y: Array, features: Sequence[str], kinds: NDArray[np.str_], count: Array) -> tuple[Array, Array]:
+def _left_out(x: Floats, y: Floats, features: Sequence[str], kinds: NDArray[np.str_], count: Floats) -> tuple[Floats, Floats]:
     """Return what the curve that all others fit says of each network, data set and defense, and what came true."""
     said = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):
@@ -188,7 +185,7 @@ def _left_out(x: Array, y: Array, features: Sequence[str], kinds: NDArray[np.str
     return said[own].clip(LEAST_SAID, 1 - LEAST_SAID), y[own]
 
 
-def _too_rough(said: Array, right: Array) -> tuple[float, float]:
+def _too_rough(said: Floats, right: Floats) -> tuple[float, float]:
     """Return the narrowest of `BANDS` outside of which what was said is within `ROUGH` of what came true; of few, the widest."""
     for band in BANDS if len(said) >= SOME else ():
         decided = ~_between(said, band)
@@ -197,5 +194,5 @@ def _too_rough(said: Array, right: Array) -> tuple[float, float]:
     return BANDS[-1]
 
 
-def _between(said: Array, band: tuple[float, float]) -> NDArray[np.bool_]:
+def _between(said: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:
     return (said > band[0]) & (said < band[1])

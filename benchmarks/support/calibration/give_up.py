@@ -14,14 +14,13 @@ from splits import Part
 from support.calibration.cases import NETWORKS, Cell, cases, drawn, judged
 from support.calibration.confidence import placed
 from support.calibration.grid import noise, prune
-from support.contract import Options
+from support.contract import Options, ResultRow
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.statistics import estimate_share
 
-Rows = list[dict[str, Any]]
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the steps after which a search may be given up, among which the tuning part chooses."""
 STEPS = (300, 1200)
@@ -65,7 +64,7 @@ class Watched:
         return early is not None and early > hopeless and early * self.first > UNEXPLAINED
 
 
-def give_up(asked: Options) -> tuple[Rows, dict[str, Any]]:
+def give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
     found = watched(asked, "report")
     rows = [{"steps": steps, **_judge(found, steps)} for steps in STEPS]
@@ -85,7 +84,7 @@ def _judge(found: Sequence[Watched], steps: int) -> dict[str, Any]:
     }
 
 
-def early_losses(asked: Options) -> tuple[Rows, dict[str, Any]]:
+def early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return, by steps and share of them, the largest loss of successes, and the failures above it, on the tuning part."""
     found = watched(asked, "tuning")
     rows = []

@@ -11,7 +11,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from support.contract import Options
+from support.contract import Options, ResultRow
 from support.single_cases import client
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from attacker.attacks.papers.closed_form import FALLBACKS
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec
 from fedsim.recording.codec import encode
-
-Row = dict[str, Any]
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
@@ -42,7 +40,7 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def nulls(asked: Options) -> tuple[list[Row], Row]:
+def nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return a row for each null, with the changes that altered its result, and the number of nulls that read the update."""
     rows = [_row(asked, spec) for spec in _specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
@@ -56,7 +54,7 @@ def _specs() -> Iterator[AttackSpec]:
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in CHOICES[argument])
 
 
-def _row(asked: Options, spec: AttackSpec) -> Row:
+def _row(asked: Options, spec: AttackSpec) -> ResultRow:
     attack = _built(spec, asked.device)
     cases = _cases(attack)
     expected = _answers(attack, cases, asked.seed)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from attacker.scoring.statistics import Floats
 
 BINS = 10
-Array = NDArray[np.float64]
 
 
-def bins(said: Array, right: Array, count: int = BINS) -> list[dict[str, Any]]:
+def bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, Any]]:
     """Return one row for each interval of equal width that holds answers: their number, what was said, what came true."""
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
@@ -23,18 +23,18 @@ def bins(said: Array, right: Array, count: int = BINS) -> list[dict[str, Any]]:
     return rows
 
 
-def expected_calibration_error(said: Array, right: Array, count: int = BINS) -> float:
+def expected_calibration_error(said: Floats, right: Floats, count: int = BINS) -> float:
     """Return the mean over answers of how far what was said in their bin is from what came true (Naeini et al. 2015)."""
     rows = bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
 
 
-def brier(said: Array, right: Array) -> float:
+def brier(said: Floats, right: Floats) -> float:
     """Return the mean squared difference of probability and outcome."""
     return float(np.mean((said - right) ** 2))
 
 
-def diagram(of: Mapping[str, tuple[Array, Array]], path: Path) -> None:
+def diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
     """Draw what came true over what was said, a panel a route."""
     import matplotlib
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from splits import Images, images
-from support.contract import Options, cpu_seconds
+from support.contract import Options, ResultRow, cpu_seconds
 from support.single_cases import client
 from torch import Tensor
 
@@ -32,7 +32,6 @@ from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
 
-Row = dict[str, Any]
 CLUSTERS, SIZES, CORRELATIONS = (4, 6, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
@@ -40,7 +39,7 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 # --- intervals ---
 
 
-def intervals(asked: Options) -> tuple[list[Row], Row]:
+def intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return the coverage of nominal 95 % intervals by design: of shares the mean, least and greatest over true shares."""
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTERS, SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
@@ -60,9 +59,9 @@ def intervals(asked: Options) -> tuple[list[Row], Row]:
     return rows, {**_covered(rows), **_covered_shares(every), "designs": len(rows), "repetitions": repetitions}
 
 
-def _covered(rows: Sequence[Row]) -> Row:
+def _covered(rows: Sequence[ResultRow]) -> ResultRow:
     """Return the mean coverage over designs, and the numbers of designs below and above the aim, for shares and means."""
-    summary: Row = {}
+    summary: ResultRow = {}
     for kind in ("share", "mean"):
         found = [row["coverage"] for row in rows if row["of"].startswith(kind)]
         low, high = sum(value < 0.92 for value in found), sum(value > 0.98 for value in found)
@@ -71,10 +70,10 @@ def _covered(rows: Sequence[Row]) -> Row:
     return summary
 
 
-def _covered_shares(every: Sequence[tuple[int, float, float]]) -> Row:
+def _covered_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
     """Return how many pairs of design and true share have a coverage below 0.92 and above 0.98; also for usual designs only."""
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
-    found: Row = {}
+    found: ResultRow = {}
     for name, held in (("cells", [one[2] for one in every]), ("usual_cells", usual)):
         found |= {name: len(held), f"{name}_below": sum(h < 0.92 for h in held), f"{name}_above": sum(h > 0.98 for h in held)}
         found |= {f"{name}_min": min(held, default=None)}
@@ -105,16 +104,16 @@ def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimat
 SETS = ("cifar10", "cifar100", "lfw")
 SIZES_OF_RUNS = (1, 3, 8, 16)
 MODELS = ("lenet_cpl", "mlp")
-Attack = tuple[str, dict[str, Any]]
+AttackCall = tuple[str, dict[str, Any]]
 Answers = list[tuple[Tensor, Tensor]]
-SEARCH: Attack = ("inverting_gradients", {"steps": 25, "restarts": 1})
-EXACT: Attack = ("exact", {})
+SEARCH: AttackCall = ("inverting_gradients", {"steps": 25, "restarts": 1})
+EXACT: AttackCall = ("exact", {})
 NOISE = "clip(1) | gaussian(0.003)"
 GALLERY_IMAGES = 500
 """Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
 
-def verdicts(asked: Options) -> tuple[list[Row], Row]:
+def verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return one row for each design with its wrong verdicts, and the shares of wrong ones over all cases."""
     with cpu_seconds() as clock:
         judged = [*_synthetic(asked), *_real(asked)]
@@ -123,7 +122,7 @@ def verdicts(asked: Options) -> tuple[list[Row], Row]:
         own = [one for one in judged if (one.source, one.design, one.truth) == kind]
         wrong = sum(one.is_wrong for one in own)
         rows.append({"source": kind[0], "design": kind[1], "truth": kind[2], "cases": len(own), "wrong": wrong})
-    summary: Row = {}
+    summary: ResultRow = {}
     for truth, key in (("no leak", "false_leak"), ("leak", "false_no_leak")):
         own = [one for one in judged if one.truth == truth]
         for source in ("", "synthetic", "real"):
@@ -134,7 +133,7 @@ def verdicts(asked: Options) -> tuple[list[Row], Row]:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedVerdict:
     """A verdict with the truth, which is leak or no leak."""
 
     source: str
@@ -148,7 +147,7 @@ class Judged:
         return self.verdict.leaks != (self.truth == "leak")
 
 
-def _synthetic(asked: Options) -> Iterator[Judged]:
+def _synthetic(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores: of a null compared with itself, and of leaks that the verdict calls detectable."""
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
@@ -157,14 +156,14 @@ def _synthetic(asked: Options) -> Iterator[Judged]:
         for _ in range(repetitions):
             null, attack = (_drawn_rows(rng, clusters, size, correlation) for _ in range(2))
             verdict = judge_attack(attack, null)
-            yield Judged("synthetic", design, "no leak", verdict)
+            yield JudgedVerdict("synthetic", design, "no leak", verdict)
             for score in ("psnr", "ssim"):
                 if (least := verdict.detectable.get(score)) is None:
                     continue
                 shifted = [
                     replace(row, **{score: getattr(row, score) + least}) for row in _drawn_rows(rng, clusters, size, correlation)
                 ]
-                yield Judged("synthetic", f"{design}, {score} up by what it says", "leak", judge_attack(shifted, null))
+                yield JudgedVerdict("synthetic", f"{design}, {score} up by what it says", "leak", judge_attack(shifted, null))
 
 
 def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
@@ -196,7 +195,7 @@ def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation:
     return rows
 
 
-def _real(asked: Options) -> Iterator[Judged]:
+def _real(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on federations attacked by a cheap search: null against null, and attacks with and without noise.
 
     The true gain of an attack is its mean difference to the null over all clients. If it is at least the gain that the verdict on
@@ -210,13 +209,15 @@ def _real(asked: Options) -> Iterator[Judged]:
             for one, other in zip(nulls[1:], nulls, strict=False):
                 for part in _parts(len(clients.x), size, 6):
                     rows, null = (clients.rows(found, part, gallery) for found in (one, other))
-                    yield Judged("real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null))
+                    yield JudgedVerdict("real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null))
         for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
             defended = replace(clients, defense=defense)
             yield from _of_attack(defended, attack, defended.attacked(attack, null=False, seed=0), nulls[0], gallery)
 
 
-def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answers, gallery: Gallery) -> Iterator[Judged]:
+def _of_attack(
+    clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
+) -> Iterator[JudgedVerdict]:
     """Yield verdicts on runs of an attack that leaks enough to be detected."""
     everyone = range(len(clients.x))
     whole = judge_attack(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
@@ -227,7 +228,7 @@ def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answer
             seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
             if seen or attack == EXACT:
                 design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
-                yield Judged("real", design, "leak", verdict)
+                yield JudgedVerdict("real", design, "leak", verdict)
 
 
 def _parts(count: int, size: int, most: int) -> list[range]:
@@ -262,7 +263,7 @@ class _Clients:
     def x(self) -> Tensor:
         return self.images.x
 
-    def attacked(self, attack: Attack, *, null: bool, seed: int) -> Answers:
+    def attacked(self, attack: AttackCall, *, null: bool, seed: int) -> Answers:
         name, arguments = attack
         built = ATTACKS[name](**arguments)
         built.device = self.asked.device

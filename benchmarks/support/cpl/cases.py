@@ -7,8 +7,8 @@ from typing import Any
 from splits import Images, draw, images
 from support.attacked import attacked, row_of, settings_of
 from support.contract import Options
-from support.cpl.paper import Rows
-from support.single_cases import Client, client
+from support.cpl.paper import PaperTable
+from support.single_cases import LocalClient, client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
@@ -53,7 +53,7 @@ def smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatchi
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
-def tuned(attack: str, seen: Client, **settings: Any) -> GradientMatching | ClosedForm:
+def tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
     """Return an attack with the tuned preset for a client's network. settings: replace those of the preset."""
     arguments = presets.arguments_of(attack, "tuned", seen.model, seen.data) | settings
     return ATTACKS[attack](**arguments)
@@ -90,18 +90,18 @@ def table(asked: Options, name: str, count: int) -> Images | None:
     return Images(name, x, y, loaded.spec, "report")
 
 
-def network(data: Images, asked: Options, **arguments: Any) -> Client:
+def network(data: Images, asked: Options, **arguments: Any) -> LocalClient:
     """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables."""
     name = "lenet_cpl" if data.data.is_image else "mlp"
     return client(name, data.data, seed=asked.seed, arguments=arguments)
 
 
-def single(data: Images, seen: Client, defense: str = "") -> Originals:
+def single(data: Images, seen: LocalClient, defense: str = "") -> Originals:
     """Return cases of one example each."""
     return batches(data, seen, 1, defense)
 
 
-def batches(data: Images, seen: Client, size: int, defense: str = "") -> Originals:
+def batches(data: Images, seen: LocalClient, size: int, defense: str = "") -> Originals:
     """Return cases of one step on a batch of `size` examples each."""
     x, y = list(data.x.split(size)), list(data.y.split(size))
     seen = replace(seen, training=replace(seen.training, batch_size=size))
@@ -109,7 +109,7 @@ def batches(data: Images, seen: Client, size: int, defense: str = "") -> Origina
     return Originals(data, cases, x, y)
 
 
-def squeezed(data: Images, seen: Client, steps: int, rate: float) -> Originals:
+def squeezed(data: Images, seen: LocalClient, steps: int, rate: float) -> Originals:
     """Return cases of one example each, after `steps` local steps on it."""
     seen = replace(seen, training=replace(seen.training, learning_rate=rate, steps=None, epochs=steps))
     x, y = list(data.x.split(1)), list(data.y.split(1))
@@ -117,7 +117,7 @@ def squeezed(data: Images, seen: Client, steps: int, rate: float) -> Originals:
     return Originals(data, cases, x, y)
 
 
-def beside(rows: list[dict[str, Any]], paper: Rows, *keys: str) -> list[dict[str, Any]]:
+def beside(rows: list[dict[str, Any]], paper: PaperTable, *keys: str) -> list[dict[str, Any]]:
     """Return our rows, with the paper's row for each kind inserted after them. keys: columns that identify the kind of a row.
 
     Embedded data that replace a missing data set have no published row.

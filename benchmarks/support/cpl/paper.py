@@ -2,7 +2,7 @@
 
 from typing import Any
 
-Rows = dict[tuple[str, ...], dict[str, Any]]
+PaperTable = dict[tuple[str, ...], dict[str, Any]]
 
 LIMITS = (10, 20, 30, 50, 100, 300)
 _TABLE_1 = {
@@ -13,10 +13,10 @@ _TABLE_1 = {
     ("cifar100", "patterned"): (0, 0, 0.12, 0.85, 0.981, 0.981),
     ("cifar100", "random"): (0, 0, 0, 0, 0.23, 0.85),
 }
-TABLE_1: Rows = {key: {f"at {limit}": asr for limit, asr in zip(LIMITS, row, strict=True)} for key, row in _TABLE_1.items()}
+TABLE_1: PaperTable = {key: {f"at {limit}": asr for limit, asr in zip(LIMITS, row, strict=True)} for key, row in _TABLE_1.items()}
 
 
-def _rows(names: tuple[str, ...], table: dict[tuple[str, ...], tuple[float | None, ...]]) -> Rows:
+def _rows(names: tuple[str, ...], table: dict[tuple[str, ...], tuple[float | None, ...]]) -> PaperTable:
     return {key: dict(zip(names, row, strict=True)) for key, row in table.items()}
 
 
@@ -59,7 +59,7 @@ _TABLE_4 = {
     "cifar100": ((125, 61.8, 57.2, 57.5, 65.3, 59.4, 61.3, 62.4, 35.3), (1, 0.981, 0.995, 1, 1, 1, 0.88, 1, 1)),
     "lfw": ((71.1, 25, 18.6, 34, 50.8, 20.3, 28, 42.1, 13.3), (0.86, 1, 0.997, 1, 1, 1, 1, 1, 1)),
 }
-TABLE_4: Rows = {
+TABLE_4: PaperTable = {
     (data, start): {"iterations": taken, "asr_c": asr}
     for data, (every, rates) in _TABLE_4.items()
     for start, taken, asr in zip(STARTS, every, rates, strict=True)
@@ -122,7 +122,7 @@ _TABLE_7 = {
         (2.4e-4, 2.4e-4, 2.2e-4, 1.7e-3, 8.8e-3, 2.8e-2, 5.8e-2, 0.27, 0.27, 0.27),
     ),
 }
-TABLE_7: Rows = {
+TABLE_7: PaperTable = {
     (data, f"{share} %"): {"iterations": taken, "asr_c": asr, "ssim": similar, "mse": error}
     for data, columns in _TABLE_7.items()
     for share, taken, asr, similar, error in zip(SHARES, *columns, strict=True)
@@ -175,7 +175,7 @@ _TABLE_9 = {
     ),
 }
 """The last success rate of LFW is taken from the paper's text; that of MNIST is missing."""
-TABLE_9: Rows = {
+TABLE_9: PaperTable = {
     (data, str(steps)): {"iterations": taken, "asr_c": asr, "ssim": similar, "mse": error}
     for data, columns in _TABLE_9.items()
     for steps, taken, asr, similar, error in zip(range(1, 11), *columns, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from splits import Images
 from support.attacked import attacked, guessed, iterations
-from support.contract import Options
+from support.contract import Options, TableAndSummary
 from support.cpl import paper
 from support.cpl.cases import (
     LEARNING_RATES,
@@ -26,7 +26,7 @@ from support.cpl.cases import (
     squeezed,
     tuned,
 )
-from support.single_cases import Client
+from support.single_cases import LocalClient
 from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets
@@ -35,7 +35,6 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
 from defenses.papers import cpl_noise, cpl_prune
 
-Table = tuple[list[dict[str, Any]], dict[str, Any]]
 IMAGES = ("lfw", "cifar10", "cifar100", "mnist")
 SIZES, BATCHES = (2, 4, 8, 16), 10
 """For table 6: batch sizes, and number of batches of each size."""
@@ -43,7 +42,7 @@ POOL_SIZE = 400
 """Number of images from which attacked images, and those that an insider owns, are chosen."""
 
 
-def termination(asked: Options) -> Table:
+def termination(asked: Options) -> TableAndSummary:
     """Measure table 1: the success rate as a function of the maximum number of iterations."""
     rows = []
     limits = [most for most in paper.LIMITS if most <= limit(asked)]
@@ -78,7 +77,7 @@ def _right(answer: Reconstruction, x: Tensor) -> bool:
     return bool(is_recovered(guessed(answer, x)[0], x).all())
 
 
-def base(asked: Options) -> Table:
+def base(asked: Options) -> TableAndSummary:
     """Measure table 2: CPL, DLG and Inverting Gradients, and the ratio of CPL's iterations to DLG's."""
     names = ("cifar10", "lfw") if asked.device == "cpu" else IMAGES
     rows: list[dict[str, Any]] = []
@@ -88,7 +87,7 @@ def base(asked: Options) -> Table:
     return beside_attacks(rows), _ratios(rows)
 
 
-def of_one_image(seen: Client, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
+def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
     """Return the attacks of table 2, each with its usual number of iterations.
 
     CPL and DLG have up to three starts. Inverting Gradients has as many on a GPU, and one on a CPU, where its 4,800 iterations
@@ -124,7 +123,7 @@ def beside_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return beside(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
-def attributes(asked: Options) -> Table:
+def attributes(asked: Options) -> TableAndSummary:
     """Measure table 3: one-hot rows of tables and a perceptron with one hidden layer."""
     ours, rows = _in_turn(asked), []
     for data in data_sets(asked, ("breast_cancer", "adult"), scale(asked, 10, quick=2)):
@@ -136,7 +135,7 @@ def attributes(asked: Options) -> Table:
     return beside_attacks(rows), {f"{r['data']}_success": r["asr_c"] for r in rows if r["attack"] == "cpl"}
 
 
-def starts(asked: Options) -> Table:
+def starts(asked: Options) -> TableAndSummary:
     """Measure table 4: iterations and success rate by starting point."""
     rows = []
     count = scale(asked, 2)
@@ -164,7 +163,7 @@ def _apart(pool: Images, count: int) -> tuple[Images, Images]:
     return mine, pool.of(other)
 
 
-def spread(asked: Options) -> Table:
+def spread(asked: Options) -> TableAndSummary:
     """Measure table 5: the variation of the iterations of successful searches."""
     rows = []
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 8, quick=2)):
@@ -177,7 +176,7 @@ def spread(asked: Options) -> Table:
     return beside(rows, paper.TABLE_5, "data", "start"), {"successes": sum(r["successes"] for r in rows if r["attack"] == "cpl")}
 
 
-def local_training(asked: Options) -> Table:
+def local_training(asked: Options) -> TableAndSummary:
     """Measure table 6: batch sizes, and local iterations on faces."""
     rows, most = [], 20 if asked.quick else limit(asked)
     for size in (2,) if asked.quick else SIZES:
@@ -225,7 +224,7 @@ def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
     return summary
 
 
-def compression(asked: Options) -> Table:
+def compression(asked: Options) -> TableAndSummary:
     """Measure table 7: only the largest entries are sent. The attack is the paper's, or models the defense."""
     rows = []
     shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
@@ -249,7 +248,7 @@ def _ignoring_and_knowing(
     return originals.rows(attacks, asked, **labels)
 
 
-def noise(asked: Options) -> Table:
+def noise(asked: Options) -> TableAndSummary:
     """Measure table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
@@ -261,7 +260,7 @@ def noise(asked: Options) -> Table:
     return told, _own_and_best(rows, "data", "noise")
 
 
-def squeezing(asked: Options) -> Table:
+def squeezing(asked: Options) -> TableAndSummary:
     """Measure table 9: up to ten local steps on the same image before the update is sent."""
     rows = []
     every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
@@ -272,7 +271,7 @@ def squeezing(asked: Options) -> Table:
     return told, _own_and_best(rows, "data", "steps")
 
 
-TABLES: dict[str, Callable[[Options], Table]] = {
+TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
     "1": termination,
     "2": base,
     "3": attributes,

@@ -34,7 +34,7 @@ MEAN, STD = 0.13, 0.3
 
 
 @dataclass(frozen=True)
-class Data:
+class DataFiles:
     """The files of a data set. part: the split from which training, held-out and attacked images are taken."""
 
     private: Path
@@ -59,7 +59,7 @@ class Federation:
         return Recording(self.run.out / "recording")
 
 
-def write_data(asked: Options, folder: Path, part: Part) -> Data:
+def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
     """Write the training images, the held-out images for accuracy, and the public images of InstaHide to files.
 
     Public images are taken from the validation split, so that no client has them. `--quick` and embedded data use fewer images.
@@ -76,7 +76,7 @@ def write_data(asked: Options, folder: Path, part: Part) -> Data:
     for name, one in files.items():
         _write(folder / f"{name}.npz", one)
     paths = {name: folder / f"{name}.npz" for name in files}
-    return Data(**paths, part=own.part, name=own.name)
+    return DataFiles(**paths, part=own.part, name=own.name)
 
 
 def _write(path: Path, own: Images) -> None:
@@ -87,7 +87,7 @@ def _write(path: Path, own: Images) -> None:
     np.savez(path, images=pixels, labels=own.y.numpy(), class_names=np.array([str(i) for i in range(own.data.num_classes)]))
 
 
-def settings(data: Data, *, attacked: int, batch: int = 1, cohort: int | None = None, quick: bool = False) -> dict[str, Any]:
+def settings(data: DataFiles, *, attacked: int, batch: int = 1, cohort: int | None = None, quick: bool = False) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
     attacked: number of clients recorded in the first round, or with a cohort the number of rounds recorded.

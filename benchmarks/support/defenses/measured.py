@@ -24,7 +24,7 @@ UNUSED = ("environment", "notes", "pair")
 
 
 @dataclass(frozen=True)
-class Attacked:
+class MeasuredAttack:
     """The scores of one attack on one federation. own, null: score rows of the attack and of its null on the same cases."""
 
     own: list[ScoreRow]
@@ -55,7 +55,7 @@ class Measured:
 
     own: dict[str, Any]
     units: dict[str, float]
-    attacked: dict[str, Attacked]
+    attacked: dict[str, MeasuredAttack]
 
     @property
     def strongest(self) -> str:
@@ -93,7 +93,7 @@ class Kept:
         row = self.known.get(_key(identity, folder))
         if row is None:
             return None
-        attacked = {name: Attacked(_read(one["own"]), _read(one["null"])) for name, one in row["attacked"].items()}
+        attacked = {name: MeasuredAttack(_read(one["own"]), _read(one["null"])) for name, one in row["attacked"].items()}
         return Measured(row["own"], row["units"], attacked)
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
@@ -117,7 +117,7 @@ def _read(rows: list[dict[str, Any]]) -> list[ScoreRow]:
     return [ScoreRow.from_dict(row) for row in rows]
 
 
-def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, Attacked]:
+def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, MeasuredAttack]:
     """Run the attacks and their nulls on a federation's recording, and score them."""
     out = federation.run.out
     scorer = Scorer(out, [out / "truth"])
@@ -126,4 +126,4 @@ def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device
         replay = Replay(recording=federation.recording, spec=spec, out=out / "reconstructions", device=device)
         return scorer.score(replay.run().folder)
 
-    return {name: Attacked(rows(spec), rows(replace(spec, null=True))) for name, spec in attacks.items()}
+    return {name: MeasuredAttack(rows(spec), rows(replace(spec, null=True))) for name, spec in attacks.items()}

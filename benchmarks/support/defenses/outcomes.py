@@ -24,7 +24,7 @@ Declared = Literal["flat", "falls", "gone", "rises"]
 flat: it changes by less than the margin. falls, rises: it changes by more than the margin. gone: it falls, and exceeds the best
 null by less than the margin.
 """
-Outcome = Literal["flat", "falls", "gone", "rises", "undecided"]
+DefenseOutcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Change:
     cases: int
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> DefenseOutcome:
         """The outcome that the intervals show, see `Declared`."""
         low, high = self.from_none.low, self.from_none.high
         if self.cases < FEWEST_CASES:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from splits import Images, images
 from support.contract import Options, cpu_seconds
-from support.single_cases import Client, client
+from support.single_cases import LocalClient, client
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, exact, rgap
@@ -99,7 +99,7 @@ def _row(
 
 
 def _one(
-    attack: Attack, one: Client, x: Tensor, y: Tensor, asked: Options, i: int, noise: float, defense: str, steps: int
+    attack: Attack, one: LocalClient, x: Tensor, y: Tensor, asked: Options, i: int, noise: float, defense: str, steps: int
 ) -> tuple[float, float]:
     case = one.case([(x[None], y[None])] * steps, f"{i}", defense)
     observation = case.observations[0]

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from splits import Images, images
 from support.contract import Options, cpu_seconds
-from support.single_cases import Client, client
+from support.single_cases import LocalClient, client
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
@@ -83,7 +83,7 @@ def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[
     return errors, right
 
 
-def _trained(one: Client, found: Images, asked: Options) -> dict[str, Tensor]:
+def _trained(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
     """Return the weights after a few epochs on these images."""
     model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 SERVE = "from attacker.cli import main; main()"
 
 
-class Service:
+class ServiceProcess:
     """A process of `attacker serve` for the recordings in `root`, which can be killed and restarted. place: host and port."""
 
     def __init__(self, root: Path, *options: str) -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
-def loaded(service: Service, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
+def loaded(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
     """Run `load` in another process, and return its results."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(

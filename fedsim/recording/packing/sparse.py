@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from defenses.base import Tensors
 from fedsim.recording.packing import positions, values
 from fedsim.recording.packing.bits import bits_of, tensor_of
 from fedsim.recording.packing.parts import (
@@ -23,8 +24,6 @@ from fedsim.recording.packing.parts import (
     joined,
 )
 from fedsim.recording.safe_files import shorten
-
-Tensors = Mapping[str, Tensor]
 
 SPARSE_PARTS = tuple(what | where for what in ({"values"}, *values.VALUE_PARTS) for where in positions.POSITION_PARTS)
 

@@ -9,12 +9,11 @@ from math import prod
 
 from torch import Tensor
 
+from defenses.base import Tensors
 from fedsim.recording.packing import values
 from fedsim.recording.packing.bits import bits_of, tensor_of
 from fedsim.recording.packing.parts import TensorLike, about, apart, check_names, check_shape, joined
 from fedsim.recording.safe_files import shorten
-
-Tensors = Mapping[str, Tensor]
 
 
 def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:

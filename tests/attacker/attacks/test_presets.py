@@ -22,7 +22,7 @@ SUCCESS = 0.009
 
 @pytest.mark.parametrize("attack", list(ATTACKS))
 @pytest.mark.parametrize("family", presets.FAMILIES)
-def test_every_preset_is_an_attack(attack: str, family: presets.Family) -> None:
+def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -> None:
     settings = presets.settings_of(attack)
     assert set(settings) == set(presets.PRESETS)
     assert set(settings["tuned"]) <= set(presets.FAMILIES)
@@ -48,7 +48,7 @@ def test_every_family_has_settings_of_its_own(attack: str) -> None:
         ("mlp", "dense"),
     ],
 )
-def test_networks_have_the_family_that_people_would_name(name: str, family: presets.Family) -> None:
+def test_networks_have_the_family_that_people_would_name(name: str, family: presets.NetworkFamily) -> None:
     assert presets.family_of(models.layout(ModelSpec(name=name), IMAGES)) == family
 
 

@@ -11,7 +11,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.states import State, count_cases, find_state
+from attacker.scoring.states import CaseState, count_cases, find_state
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -105,7 +105,7 @@ def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> N
         ({"failure": None, "state": "waiting"}, "waiting"),
     ],
 )
-def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: State) -> None:
+def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: CaseState) -> None:
     assert find_state(row) == state
     assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.states import State
+from attacker.scoring.states import CaseState
 from attacker.service.index import Catalogue, Changes, UnknownName
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.index import run_folders as finding_module
@@ -272,7 +272,7 @@ def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
     return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
 
 
-def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: State = "done") -> ShownScore:
+def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: CaseState = "done") -> ShownScore:
     more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
     return ShownScore(
         case=case,

@@ -3,7 +3,6 @@
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import comb
@@ -14,9 +13,8 @@ from torch import Tensor, nn
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.forward import forward_pass
+from defenses.base import Tensors
 from fedsim import models
-
-Tensors = Mapping[str, Tensor]
 
 MAX_LABEL_COMBINATIONS = 3000
 """Largest number of combinations of labels that are tried for an example that occurs several times."""

@@ -9,7 +9,6 @@ isolated:          for each example that is the only one to activate some neuron
 sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -21,6 +20,7 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, pol
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 from attacker.attacks.networks.chain import Chain, Layer
+from defenses.base import Tensors
 
 MAX_SAMPLES = 2**15
 """Number of samples after which the search for sparse directions gives up."""
@@ -33,8 +33,6 @@ MAX_RESIDUAL = 3.0
 
 SINGLE_NEURON_CERTAINTY = 0.25
 """Certainty of an example that is computed from a single neuron."""
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

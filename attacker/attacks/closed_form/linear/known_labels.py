@@ -1,15 +1,12 @@
 """Inference of labels for those examples of a batch whose inputs were recovered, while the others are unknown."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.rgap.system import apply_maps
 from attacker.attacks.networks.chain import Chain
+from defenses.base import Tensors
 from fedsim import models
-
-Tensors = Mapping[str, Tensor]
 
 MAX_UNEXPLAINED = 1e-3
 """Largest unexplained share of a neuron's gradient at which the neuron is used to determine labels."""

@@ -8,7 +8,6 @@ Zhu and Blaschko 2021, algorithm 1. For each layer with output f and input x, fr
 and smooth activations here, so that it also inverts the sigmoid networks of DLG and CPL.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,8 +27,7 @@ from attacker.attacks.closed_form.rgap.system import (
 )
 from attacker.attacks.networks.activations import settled
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
-
-Tensors = Mapping[str, Tensor]
+from defenses.base import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

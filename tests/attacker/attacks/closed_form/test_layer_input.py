@@ -83,7 +83,7 @@ def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(obs
     seen = observed([one])
     layer = route.find_suitable_layer(seen)
     assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
-    passed, weight, bias = route._Passed(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
+    passed, weight, bias = route._RecordedPasses(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
     cotangent = (bias @ seen.get_weights(0)["fc1.weight"]).float()
     changed = {"conv2.weight": passed.state["conv2.weight"].clone().requires_grad_()}
 

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.gradients.convolutions import Geometry, Setting, channels_last, convolution, library, weight_gradient
+from attacker.attacks.gradients.convolutions import (
+    ConvolutionSetting,
+    Geometry,
+    channels_last,
+    convolution,
+    library,
+    weight_gradient,
+)
 from attacker.attacks.gradients.layer_gradients import of_convolution_weight
 from attacker.attacks.gradients.vectorised import PerProblem, StackedGradients, apart, per_problem, together
 from attacker.attacks.simulation.client import Weights, gradient_of
@@ -117,7 +124,7 @@ def test_small_convolutions_are_torchs_with_all_derivatives(
 
 
 @pytest.mark.parametrize("setting", [((2, 1), (1, 0), (1, 2), 2), ((1, 1), (2, 1), (1, 1), 1), ((3, 3), (0, 1), (2, 1), 4)])
-def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weights(setting: Setting) -> None:
+def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weights(setting: ConvolutionSetting) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, 7, 8, generator=rng, dtype=torch.double).requires_grad_()
     weight = torch.randn(4, 4 // setting[-1], 3, 2, generator=rng, dtype=torch.double).requires_grad_()

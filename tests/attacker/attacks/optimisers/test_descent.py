@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS, Found, Problems, Stop, descend
-from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, State, Stepper
+from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS, Minima, Problems, Stop, descend
+from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, OptimiserState, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
@@ -19,7 +19,7 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return 2 * offset, offset.square().sum(dim=1)
 
 
-def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Found:
+def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Minima:
     problems = Problems(
         evaluate=lambda z, per_problem, share: evaluate(z, per_problem),
         per_problem={"target": TARGETS},
@@ -58,10 +58,10 @@ def test_the_best_iterate_is_kept_when_the_search_runs_away() -> None:
 
         def keep(self, rows: Tensor) -> None: ...
 
-        def state(self) -> State:
+        def state(self) -> OptimiserState:
             return {}
 
-        def load(self, state: State) -> None: ...
+        def load(self, state: OptimiserState) -> None: ...
 
     found = search(optimiser=Away(), steps=20, enough=-1.0)
     assert [float(z) for z in found.z] == [0, 3, 0, 5]
@@ -92,7 +92,7 @@ def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is
     assert found.iterations == ([160] * 3 + [40] if give_up else [160] * 4)
     assert found.given_up == [False] * 3 + [give_up > 0]
     assert found.loss[3] < 7
-    assert Found.of(found.state()).given_up == found.given_up
+    assert Minima.of(found.state()).given_up == found.given_up
     short = search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
     assert short.given_up == [False] * 3 + [give_up > 0]
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
@@ -142,9 +142,9 @@ def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(op
         offset = z - per_problem["target"]
         return 2 * offset + 0.3 * torch.cos(3 * z), offset.square().sum(dim=1) + 0.1 * torch.sin(3 * z).sum(dim=1)
 
-    kept: list[State] = []
+    kept: list[OptimiserState] = []
 
-    def checkpoint(state: Callable[[], State]) -> None:
+    def checkpoint(state: Callable[[], OptimiserState]) -> None:
         kept.append({name: t.clone() for name, t in state().items()})
 
     settings = {"steps": 14, "enough": -9.0, "optimiser": optimiser, "stop": Stop(patience=6)}
@@ -157,7 +157,7 @@ def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(op
 
 
 def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None:
-    kept: list[State] = []
+    kept: list[OptimiserState] = []
     search(checkpoint=lambda state: kept.append({name: t.clone() for name, t in state().items()}))
     assert kept[0]["active.ids"].tolist() == [1, 2, 3]
     assert kept[0]["found.iterations"].tolist() == [1, 0, 0, 0]
