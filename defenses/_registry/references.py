@@ -19,6 +19,14 @@ REFERENCE_PATTERN = re.compile(f"{_DOTTED}:{_DOTTED}")
 _QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.pattern})")
 
 
+class NotAdmitted(ValueError):
+    """Error for a name of code that the local user did not admit. reference: that name."""
+
+    def __init__(self, reference: str, message: str) -> None:
+        super().__init__(message)
+        self.reference = reference
+
+
 def is_reference(name: str) -> bool:
     """Return whether `name` is written as `module:function`."""
     return REFERENCE_PATTERN.fullmatch(name) is not None
@@ -71,12 +79,13 @@ def is_admitted(reference: str) -> bool:
 
 
 def load(reference: str, group: str) -> Any:
-    """Import and return admitted code, for the registry of `group`. Raises ValueError with instructions if it is not admitted."""
+    """Import and return admitted code for the registry of `group`. Raises NotAdmitted, with instructions, for other code."""
     if not is_admitted(reference):
-        raise ValueError(
+        raise NotAdmitted(
+            reference,
             f"{reference!r} in {group} is code that is not part of this project, which is imported only if you ask for it: put "
             f"--code {reference} before the command, as in: attacker --code {reference} score RUN; in Python, give it to "
-            "fedleak.load as code"
+            "fedleak.load as code",
         )
     return _imported(reference)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from defenses._registry.references import NotAdmitted
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.index import ask, path_of
 from fedsim.recording.index_database import INDEX_FILE
@@ -65,7 +66,7 @@ def verify(folder: Path) -> Verified:
     """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
 
     If there is a folder `truth` beside the recording, every client that sent an update must have rows in it.
-    Raises ValueError if `folder` is neither a run nor a recording.
+    Raises ValueError if `folder` is neither a run nor a recording, or if it names code that was not admitted.
     """
     at = folder if os.path.lexists(folder / MANIFEST) else folder / RECORDING
     if not os.path.lexists(at / MANIFEST):
@@ -77,6 +78,11 @@ def verify(folder: Path) -> Verified:
         return Verified(folder=str(folder), damaged=tuple(damage.found.items()))
     try:
         recording = Recording(at)
+    except NotAdmitted as error:
+        raise ValueError(
+            f"{folder} is not verified: its manifest names the code {error.reference!r}, which was not admitted; put --code "
+            f"{error.reference} before the command, as in: fedsim --code {error.reference} verify {folder}"
+        ) from None
     except ValueError as error:
         reason = str(error).removeprefix(f"{at / MANIFEST}: ")
         return Verified(folder=str(folder), damaged=((_named(at / MANIFEST, folder), reason),))

@@ -18,7 +18,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsim.deployment import runner as running
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import OnWords
-from fedsim.engine.apps import OnRound, client_app, server_app
+from fedsim.deployment.runner import OnRound
+from fedsim.engine.apps import client_app, server_app
 from fedsim.engine.run import FederationRun
 
 Engine = Literal["ray", "local", "deployment"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.models.shapes import at_least, image
 
-Option = TypeVar("Part")
+Option = TypeVar("Option")
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,

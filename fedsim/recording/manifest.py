@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from defenses._registry.references import NotAdmitted
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.spec import DefenseSpec
@@ -95,6 +96,8 @@ class Manifest:
             raise ValueError(str(error)) from None
         except RecursionError:
             raise ValueError(f"{path}: the JSON is nested too deeply") from None
+        except NotAdmitted as error:
+            raise NotAdmitted(error.reference, f"{path}: {error}") from None
         except (ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{path}: {error}") from None
 

@@ -168,7 +168,9 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
-    x = _search(_RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng)
+    x = _search(
+        _RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
+    )
     case = observed.cases[i]
     seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
     known = case.known_labels

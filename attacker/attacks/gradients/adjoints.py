@@ -27,7 +27,8 @@ from attacker.attacks.gradients import convolutions
 from attacker.attacks.gradients.convolutions import Geometry
 from attacker.attacks.gradients.layer_gradients import of_linear_bias, of_linear_weight
 from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of, only_reshapes
-from attacker.attacks.simulation.gradients import Gradient, Weights, agree, gradient_of, probe, probed
+from attacker.attacks.simulation.gradients import agree, gradient_of, probe, probed
+from defenses.rules import Gradient, Weights
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from attacker.attacks.gradients import layer_gradients as layers
-from attacker.attacks.gradients.convolutions import Geometry, convolution, is_small, library, weight_gradient
+from attacker.attacks.gradients.convolutions import Geometry, Pair, convolution, is_small, library, weight_gradient
 
 TapRule = Callable[[Tensor], layers.Stack]
 """Maps the gradient of a layer's output, (P * N, ...), to the gradients of one of its weights for each of the P problems."""
@@ -135,13 +135,13 @@ LAYERS: Mapping[Any, Callable[..., Tensor]] = {
 """The layer functions of PyTorch whose weight gradients can be recorded, and their replacements."""
 
 
-def _pair(setting: int | Sequence[int]) -> layers.Pair:
+def _pair(setting: int | Sequence[int]) -> Pair:
     if isinstance(setting, int):
         return setting, setting
     return setting[0], setting[-1]
 
 
-def _padding(padding: int | Sequence[int] | str, weight: Tensor, dilation: int | Sequence[int]) -> layers.Pair:
+def _padding(padding: int | Sequence[int] | str, weight: Tensor, dilation: int | Sequence[int]) -> Pair:
     if not isinstance(padding, str):
         return _pair(padding)
     spread = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]

@@ -16,7 +16,8 @@ from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.layer_gradients import Stack
 from attacker.attacks.gradients.taps import Tap, Taps
 from attacker.attacks.networks.forward import forward_pass
-from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradient, Weights, agree, gradient_of, probe, probed, squared
+from attacker.attacks.simulation.gradients import NO_BUFFERS, agree, gradient_of, probe, probed, squared
+from defenses.rules import Gradient, Weights
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec

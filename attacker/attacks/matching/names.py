@@ -8,7 +8,7 @@ from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
-NamedPart = TypeVar("Part")
+NamedPart = TypeVar("NamedPart")
 
 DISTANCES: Mapping[str, Distance] = {"euclidean": euclidean, "cosine": cosine, "absolute": absolute}
 

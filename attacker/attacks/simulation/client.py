@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradient, Gradients, Weights, gradient_of
+from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, gradient_of
 from defenses.channel import Channel, ChannelFacts, compose, transparent
 from defenses.networks import hidden
-from defenses.rules import Facts, LocalStep
+from defenses.rules import Facts, Gradient, LocalStep, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation, Training

@@ -50,6 +50,17 @@ def test_damage_is_named_and_is_status_1(finished: Path) -> None:
     assert "error" not in told.stderr
 
 
+def test_code_that_was_not_admitted_is_no_damage(finished: Path) -> None:
+    path = finished / "recording" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"defense": "somebody:HALVE(keep=0.5)"}))
+    told = run("verify", "done")
+    assert told.exit_code == 2
+    assert "damaged" not in told.stdout + told.stderr
+    words = " ".join(told.stderr.split())
+    assert "'somebody:HALVE', which was not admitted" in words
+    assert "fedsim --code somebody:HALVE verify done" in words
+
+
 def test_deleting_asks_and_takes_no_for_an_answer(finished: Path) -> None:
     refused = run("delete", "done", answer="n\n")
     assert refused.exit_code == 1

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.equations import Composed
 from attacker.attacks.closed_form.rgap.system import EquationValues, broadcast_like, unfold
-from attacker.attacks.closed_form.rgap.walk import Point, Tensors, build_equations, compute_offset, invert_lengths
+from attacker.attacks.closed_form.rgap.walk import Point, build_equations, compute_offset, invert_lengths
 from attacker.attacks.networks.chain import Chain, Layer
+from defenses.base import Tensors
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:

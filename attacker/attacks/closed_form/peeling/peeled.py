@@ -18,8 +18,9 @@ from attacker.attacks.closed_form.peeling.equations import Composed, Tangent, su
 from attacker.attacks.closed_form.peeling.smoothness import Curvature, Middle, SmoothnessPrior, TotalVariation
 from attacker.attacks.closed_form.rgap.least_squares import Weighing
 from attacker.attacks.closed_form.rgap.system import broadcast_like
-from attacker.attacks.closed_form.rgap.walk import Point, Tensors
+from attacker.attacks.closed_form.rgap.walk import Point
 from attacker.attacks.networks.chain import Chain
+from defenses.base import Tensors
 
 MAX_PROGRESS_RATIO = 0.7
 """Largest ratio of the residuals after and before a step that counts as progress."""

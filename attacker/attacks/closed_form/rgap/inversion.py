@@ -20,6 +20,7 @@ from attacker.attacks.closed_form.rgap.walk import (
     solve_layers,
 )
 from attacker.attacks.networks.chain import Chain
+from defenses.base import Tensors
 
 MAX_OUTSIDE = 1e-6
 """Largest mean squared distance to [0, 1] of an answer that counts as valid data."""

@@ -14,8 +14,9 @@ from attacker.attacks.closed_form.peeling.equations import Composed, EquationSid
 from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.system import EquationValues
-from attacker.attacks.closed_form.rgap.walk import Point, Tensors, solve_last_layer, solve_layer, solve_layers
+from attacker.attacks.closed_form.rgap.walk import Point, solve_last_layer, solve_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, chain_of
+from defenses.base import Tensors
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
