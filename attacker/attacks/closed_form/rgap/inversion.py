@@ -12,7 +12,6 @@ from attacker.attacks.closed_form.plausibility import measure_outside
 from attacker.attacks.closed_form.rgap.walk import (
     DEFAULT_WALK,
     Point,
-    Tensors,
     Walk,
     is_homogeneous,
     solve_last_layer,
