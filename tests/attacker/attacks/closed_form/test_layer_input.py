@@ -88,7 +88,7 @@ def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(obs
     changed = {"conv2.weight": passed.state["conv2.weight"].clone().requires_grad_()}
 
     def missed(example: Tensor) -> tuple[float, float]:
-        h = passed.inputs(example, changed)["fc1"]
+        h = passed.record_inputs(example, changed)["fc1"]
         (made,) = torch.autograd.grad(h, list(changed.values()), cotangent)
         h = h.detach()
         read, whole = (bias @ weight / bias.square().sum()).float(), seen.gradient["conv2.weight"][0].float()
