@@ -39,7 +39,6 @@ CHART_STYLE: dict[Any, Any] = {
 }
 
 
-
 def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 

@@ -144,8 +144,6 @@ def _make_cells(
         yield cell(name, [columns[i] for i in at], x[at], None if truth is None else truth[at])
 
 
-
-
 def _make_continuous_cell(name: str, columns: Sequence[Column], x: Floats, truth: Floats | None) -> TableCell:
     low, span = columns[0].low, columns[0].high - columns[0].low
     x = x.clip(0, 1)

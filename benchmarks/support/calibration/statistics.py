@@ -209,7 +209,9 @@ def _real(asked: Options) -> Iterator[JudgedVerdict]:
             for one, other in zip(nulls[1:], nulls, strict=False):
                 for part in _parts(len(clients.x), size, 6):
                     rows, null = (clients.rows(found, part, gallery) for found in (one, other))
-                    yield JudgedVerdict("real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null))
+                    yield JudgedVerdict(
+                        "real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null)
+                    )
         for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
             defended = replace(clients, defense=defense)
             yield from _of_attack(defended, attack, defended.attacked(attack, null=False, seed=0), nulls[0], gallery)
