@@ -10,7 +10,7 @@ from attacker.commands.audit import parse_duration
 from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, progress_bar, report_errors
 
 if TYPE_CHECKING:
-    from attacker.sweep import Grid, SweepProgress, SweepState
+    from attacker.sweep import SweepGrid, SweepProgress, SweepState
 
 
 def sweep(
@@ -72,7 +72,7 @@ def sweep(
             raise typer.Exit(EXIT_FAILURES)
 
 
-def _run_shown(grid: "Grid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepState":
+def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepState":
     """Run a sweep with a progress bar, and return its results."""
     from attacker.sweep import run_sweep
 

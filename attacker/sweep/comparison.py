@@ -7,16 +7,16 @@ from statistics import fmean
 from attacker.scoring.significance import adjust_for_multiple_tests, run_t_test
 from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, estimate_share, find_clusters, mean
 from attacker.sweep.federations import FederationResult
-from attacker.sweep.grid import UNDEFENDED, Grid, GridFederation, describe_settings
+from attacker.sweep.grid import UNDEFENDED, GridFederation, SweepGrid, describe_settings
 
 ExampleKey = tuple[int, int]
 """Seed of the federation, and index of the example in the data set."""
 LEVEL = 0.05
-Training = tuple[int, str, int]
+TrainingKey = tuple[int, str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackResult:
+class AttackOnSetting:
     """The scores of one attack on one setting, over all seeds.
 
     rmse:      root mean squared error of the reconstructions, data in [0, 1]; small values mean that much leaks.
@@ -50,7 +50,7 @@ class SettingResult:
     on_front:  whether no other audited setting of the same training has both a higher accuracy and a higher RMSE.
     """
 
-    training: Training
+    training: TrainingKey
     defense: str
     strength: int
     settings: str
@@ -61,7 +61,7 @@ class SettingResult:
     loss: float | None = None
     bytes_up: float | None = None
     epsilon: float | None = None
-    attacks: Mapping[str, AttackResult]
+    attacks: Mapping[str, AttackOnSetting]
     strongest: str = ""
     audited: bool = False
     on_front: bool = False
@@ -72,7 +72,7 @@ class SettingResult:
         return self.defense if self.defense == UNDEFENDED else f"{self.defense} {self.strength}"
 
     @property
-    def leak(self) -> AttackResult | None:
+    def leak(self) -> AttackOnSetting | None:
         """Return the scores of the strongest attack."""
         return self.attacks.get(self.strongest)
 
@@ -92,14 +92,14 @@ class PairedComparison:
 
 
 def compare_settings(
-    grid: Grid, results: Iterable[tuple[GridFederation, FederationResult | None]]
+    grid: SweepGrid, results: Iterable[tuple[GridFederation, FederationResult | None]]
 ) -> tuple[list[SettingResult], list[PairedComparison]]:
     """Return the results of all settings in the order of the grid, and for each kind of training the comparisons of its winner.
 
     The winner is the audited setting with the highest RMSE under its strongest attack, among those whose accuracy is at most
     `grid.max_accuracy_loss` below that of the undefended federation.
     """
-    groups: dict[tuple[Training, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
+    groups: dict[tuple[TrainingKey, str, int], list[tuple[GridFederation, FederationResult | None]]] = {}
     for federation, result in results:
         groups.setdefault((federation.training, federation.defense, federation.strength), []).append((federation, result))
     settings = _mark_front([_summarise(group) for group in groups.values()])
@@ -140,7 +140,7 @@ def _summarise(group: Sequence[tuple[GridFederation, FederationResult | None]]) 
     )
 
 
-def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, FederationResult]]) -> AttackResult:
+def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, FederationResult]]) -> AttackOnSetting:
     own = [(federation.experiment.seed, result.attacks[name]) for federation, result in done if name in result.attacks]
     rows = [((seed, one["index"]), f"{seed}/{one['case']}", one) for seed, scores in own for one in scores.examples]
     refused = next((scores.refused for _, scores in own if scores.refused), "")
@@ -148,11 +148,11 @@ def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, Federation
     knows = all(scores.knows for _, scores in own)
     errors, cases = {key: one["rmse"] for key, _, one in rows}, {key: case for key, case, _ in rows}
     if not rows:
-        return AttackResult(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})
+        return AttackOnSetting(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})
     clusters = find_clusters((key, case) for key, case, _ in rows)
     groups = [clusters[key] for key, _, _ in rows]
     quality = [one["psnr"] for _, _, one in rows if one["psnr"] is not None]
-    return AttackResult(
+    return AttackOnSetting(
         name=name,
         specs=specs,
         knows=knows,

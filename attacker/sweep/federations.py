@@ -11,7 +11,7 @@ from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.paired import average_by_example, fill_failures, pair_rows
-from attacker.sweep.grid import Grid, GridAttack, GridFederation
+from attacker.sweep.grid import SweepGrid, GridAttack, GridFederation
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_json
 from fedsim.recording.round_metrics import read_metrics
@@ -62,7 +62,7 @@ class FederationResult:
     attacks: Mapping[str, AttackScores]
 
 
-def read_result(grid: Grid, federation: GridFederation, out: Path) -> FederationResult | None:
+def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> FederationResult | None:
     """Return the stored result of a federation, or None if it is not finished, or was made with other settings."""
     path = out / federation.name / RESULT_FILE
     if not path.exists():
@@ -75,7 +75,7 @@ def read_result(grid: Grid, federation: GridFederation, out: Path) -> Federation
 
 
 def measure_federation(
-    grid: Grid, federation: GridFederation, out: Path, *, deadline: float = float("inf"), ray: str | None = None
+    grid: SweepGrid, federation: GridFederation, out: Path, *, deadline: float = float("inf"), ray: str | None = None
 ) -> FederationResult:
     """Train, record, attack and score one federation, and store the result. Finished parts are not done again.
 
@@ -131,7 +131,7 @@ def _read_utility(run: Path) -> dict[str, Any]:
 
 
 def _measure_attack(
-    grid: Grid, federation: GridFederation, attack: GridAttack, run: Path, *, deadline: float, ray: str | None
+    grid: SweepGrid, federation: GridFederation, attack: GridAttack, run: Path, *, deadline: float, ray: str | None
 ) -> AttackScores:
     """Attack and score one federation. The settings are those that are best on the tuning clients."""
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
@@ -161,7 +161,7 @@ def _measure_attack(
     return AttackScores(spec=str(spec), knows=knows, outcome=outcome, examples=tuple(_list_examples(rows)))
 
 
-def choose_clients(recording: Recording, grid: Grid) -> tuple[list[str], list[str]]:
+def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
     """Return the clients whose updates are attacked and reported, and the others that tune the attacks, by name.
 
     Raises ValueError if there are not enough clients for both.

@@ -30,11 +30,11 @@ class GridError(ValueError):
     """Error for a grid that cannot be run. The message names file and key."""
 
 
-class _Frozen(BaseModel):
+class _FrozenTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Attacked(_Frozen):
+class AttackedUpdates(_FrozenTable):
     """Selection of the updates that are attacked: rounds "1" or "1-5" or "all", and the number of clients.
 
     tuning_clients: number of further clients whose updates only choose the settings of the attacks.
@@ -45,13 +45,13 @@ class Attacked(_Frozen):
     tuning_clients: Annotated[int, Field(ge=0)] = 0
 
 
-class _GridFile(_Frozen):
+class _GridFile(_FrozenTable):
     experiment: Path
     seeds: list[Seed] = Field(default=[0], min_length=1)
     batch_sizes: list[Positive] | None = Field(default=None, min_length=1)
     local_steps: list[Positive] | None = Field(default=None, min_length=1)
     rounds: list[Positive] | None = Field(default=None, min_length=1)
-    attacked: Attacked = Attacked()
+    attacked: AttackedUpdates = AttackedUpdates()
     max_accuracy_loss: float = Field(default=0.05, ge=0, le=1)
     defenses: dict[str, list[Strength]] = Field(min_length=1)
     attacks: dict[str, dict[str, Any]] = Field(min_length=1)
@@ -109,13 +109,13 @@ class GridFederation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class SweepGrid:
     """All federations and attacks of a sweep. max_accuracy_loss: largest loss of accuracy of an acceptable defense."""
 
     source: str
     federations: tuple[GridFederation, ...]
     attacks: tuple[GridAttack, ...]
-    attacked: Attacked
+    attacked: AttackedUpdates
     max_accuracy_loss: float
 
     @property
@@ -142,7 +142,7 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(str(value) if key == "defense" else f"{key}={value}" for key, value in settings.items())
 
 
-def read_grid(path: Path) -> Grid:
+def read_grid(path: Path) -> SweepGrid:
     """Read a grid and expand it. Raises GridError, naming file and key, for anything that cannot be run.
 
     The experiment is read relative to the folder of the grid.
@@ -155,7 +155,7 @@ def read_grid(path: Path) -> Grid:
         raise GridError(experiments.told(error, str(path), _GridFile)) from None
     except ValueError as error:
         raise GridError(str(error)) from None
-    grid = Grid(
+    grid = SweepGrid(
         source=str(path),
         federations=tuple(_expand_federations(path, file)),
         attacks=tuple(_read_attack(path, name, table) for name, table in file.attacks.items()),
@@ -166,7 +166,7 @@ def read_grid(path: Path) -> Grid:
     return grid
 
 
-def _check_tuning(path: Path, grid: Grid) -> None:
+def _check_tuning(path: Path, grid: SweepGrid) -> None:
     tuned = {one.name: len(one.candidates) for one in grid.attacks if len(one.candidates) > 1}
     if tuned and not grid.attacked.tuning_clients:
         raise GridError(f"{path}: attacked.tuning_clients is 0, but {', '.join(tuned)} has several settings; set it to 1")

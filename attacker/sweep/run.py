@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from attacker.sweep.federations import FederationResult, OutOfTime, measure_federation, read_result
-from attacker.sweep.grid import Grid, GridFederation
+from attacker.sweep.grid import GridFederation, SweepGrid
 
 PARENT_SECONDS = 0.2
 """Seconds between two looks of a worker whether the process that started it still runs."""
@@ -39,22 +39,22 @@ class SweepState:
         return sum(result is None for _, result in self.results)
 
 
-Watch = Callable[[SweepProgress], None]
+SweepWatch = Callable[[SweepProgress], None]
 
 
-def read_state(grid: Grid, out: Path) -> SweepState:
+def read_state(grid: SweepGrid, out: Path) -> SweepState:
     """Return what a sweep in the folder `out` has finished so far."""
     return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
 
 
 def run_sweep(
-    grid: Grid,
+    grid: SweepGrid,
     out: Path,
     *,
     workers: int = 1,
     ray: str | None = None,
     seconds: float = float("inf"),
-    watch: Watch = lambda progress: None,
+    watch: SweepWatch = lambda progress: None,
 ) -> SweepState:
     """Run every federation that is not finished, and return all results.
 
@@ -74,7 +74,7 @@ def run_sweep(
 
 
 def _measure_all(
-    grid: Grid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
+    grid: SweepGrid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
 ) -> Iterator[str]:
     """Yield the name of each federation when it is finished; end early when the time is over."""
     if workers > 1 and len(left) > 1:
@@ -97,7 +97,9 @@ def _join(ray: str | None) -> AbstractContextManager[None]:
     return join_cluster(ray)
 
 
-def _measure_in_processes(grid: Grid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float) -> Iterator[str]:
+def _measure_in_processes(
+    grid: SweepGrid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float
+) -> Iterator[str]:
     """Measure federations in processes of one thread each; the clocks of the processes need not agree."""
     begun = monotonic()
     queue = list(left)
@@ -131,7 +133,7 @@ def _exit_with(parent: int) -> None:
     os._exit(1)
 
 
-def _measure_in_worker(grid: Grid, federation: GridFederation, out: Path, seconds: float) -> bool:
+def _measure_in_worker(grid: SweepGrid, federation: GridFederation, out: Path, seconds: float) -> bool:
     """Return whether the federation is finished, rather than out of time."""
     try:
         measure_federation(grid, federation, out, deadline=monotonic() + seconds)

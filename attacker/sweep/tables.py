@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from attacker.scoring.statistics import Estimate
-from attacker.sweep.comparison import AttackResult, PairedComparison, SettingResult
+from attacker.sweep.comparison import AttackOnSetting, PairedComparison, SettingResult
 from attacker.sweep.figure import draw_front
-from attacker.sweep.grid import Grid
+from attacker.sweep.grid import SweepGrid
 from fedsim.recording.files import write_bytes
 
 NOT_AUDITED = "not audited"
@@ -23,7 +23,9 @@ LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def write_tables(grid: Grid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison], out: Path) -> list[Path]:
+def write_tables(
+    grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison], out: Path
+) -> list[Path]:
     """Write sweep.csv, sweep.tex and sweep.html into `out`, and return their paths."""
     contents = {
         "sweep.csv": to_csv(settings),
@@ -46,7 +48,7 @@ def to_csv(settings: Sequence[SettingResult]) -> str:
 
 
 def _describe_attack(one: SettingResult, name: str) -> dict[str, Any]:
-    attack = one.attacks.get(name) or AttackResult(name="", specs=(), knows=False, errors={}, cases={})
+    attack = one.attacks.get(name) or AttackOnSetting(name="", specs=(), knows=False, errors={}, cases={})
     rmse, recovered = attack.rmse, attack.recovered
     batch, work, rounds = one.training
     return {
@@ -127,7 +129,7 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX_SPECIAL.get(character, character) for character in text)
 
 
-def to_html(grid: Grid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
+def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
     """Return one page that loads no other files: who won, the plot with its front, and the table."""
     loader = ChoiceLoader([PackageLoader("attacker.sweep", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

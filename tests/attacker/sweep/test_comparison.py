@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attacker.sweep import Grid, SettingResult, compare_settings, read_grid
+from attacker.sweep import SettingResult, SweepGrid, compare_settings, read_grid
 from attacker.sweep.federations import AttackScores, FederationResult
 from attacker.sweep.tables import NOT_AUDITED, escape_latex, to_csv, to_html, to_latex
 
@@ -37,17 +37,17 @@ ACCURACY = {"none": 0.9, "weak": 0.88, "strong": 0.89, "blind": 0.9}
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Grid:
+def grid(tmp_path: Path) -> SweepGrid:
     (tmp_path / "base.toml").write_text(EXPERIMENT)
     (tmp_path / "grid.toml").write_text(GRID)
     return read_grid(tmp_path / "grid.toml")
 
 
-def results(grid: Grid, accuracy: Mapping[str, float] = ACCURACY) -> list[SettingResult]:
+def results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> list[SettingResult]:
     return compare_settings(grid, made(grid, accuracy))[0]
 
 
-def made(grid: Grid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
+def made(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
     """Results in which the error of example i is that of `ERRORS` plus i / 1000."""
     found = []
     for one in grid.federations:
@@ -66,7 +66,7 @@ def made(grid: Grid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # t
     return found
 
 
-def test_the_strongest_attack_counts(grid: Grid) -> None:
+def test_the_strongest_attack_counts(grid: SweepGrid) -> None:
     by_name = {one.defense: one for one in results(grid)}
     assert {name: one.strongest for name, one in by_name.items()} == {
         name: min(errors, key=lambda attack: errors[attack]) if len(set(errors.values())) > 1 else "cpl"
@@ -79,7 +79,7 @@ def test_the_strongest_attack_counts(grid: Grid) -> None:
     assert leak.rmse.clusters == 12  # six batches of each of two seeds
 
 
-def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: Grid) -> None:
+def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: SweepGrid) -> None:
     settings, comparisons = compare_settings(grid, made(grid))
     (blind,) = (one for one in settings if one.defense == "blind")
     assert not blind.audited
@@ -91,7 +91,7 @@ def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: Gri
     assert to_csv(settings).count("mixup") == len(grid.attacks)
 
 
-def test_no_setting_of_the_front_is_beaten_in_both(grid: Grid) -> None:
+def test_no_setting_of_the_front_is_beaten_in_both(grid: SweepGrid) -> None:
     settings = [one for one in results(grid) if one.audited]
     for one in settings:
         beaten = any(
@@ -102,12 +102,12 @@ def test_no_setting_of_the_front_is_beaten_in_both(grid: Grid) -> None:
     assert [one.defense for one in settings if one.on_front] == ["none", "strong"]
 
 
-def test_a_defense_that_costs_too_much_accuracy_does_not_win(grid: Grid) -> None:
+def test_a_defense_that_costs_too_much_accuracy_does_not_win(grid: SweepGrid) -> None:
     _, comparisons = compare_settings(grid, made(grid, {**ACCURACY, "strong": 0.9 - grid.max_accuracy_loss - 0.01}))
     assert {one.winner.defense for one in comparisons} == {"weak"}
 
 
-def test_duels_are_paired_and_corrected(grid: Grid) -> None:
+def test_duels_are_paired_and_corrected(grid: SweepGrid) -> None:
     _, comparisons = compare_settings(grid, made(grid))
     differences = {one.other.defense: one.difference.value for one in comparisons}
     assert differences == {"none": pytest.approx(0.35), "weak": pytest.approx(0.3)}
@@ -115,7 +115,7 @@ def test_duels_are_paired_and_corrected(grid: Grid) -> None:
     assert all(one.difference.low == pytest.approx(one.difference.high) for one in comparisons)
 
 
-def test_an_unfinished_grid_has_tables_too(grid: Grid) -> None:
+def test_an_unfinished_grid_has_tables_too(grid: SweepGrid) -> None:
     settings, comparisons = compare_settings(grid, [(one, None) for one in grid.federations])
     assert not comparisons
     assert all(one.finished == 0 and one.seeds == 2 and not one.audited for one in settings)
