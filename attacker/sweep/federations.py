@@ -11,7 +11,7 @@ from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.paired import average_by_example, fill_failures, pair_rows
-from attacker.sweep.grid import SweepGrid, GridAttack, GridFederation
+from attacker.sweep.grid import GridAttack, GridFederation, SweepGrid
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_json
 from fedsim.recording.round_metrics import read_metrics
