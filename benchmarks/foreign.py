@@ -25,13 +25,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
+from math import hypot
 from pathlib import Path
 from typing import Any
 
 import quickstart
 import torch
 from safetensors.torch import save_file
-from splits import images
 from support.contract import Options, cpu_seconds, options, told
 from support.foreign import networks
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def main() -> None:
 
 def _surplus_on_quickstart(asked: Options) -> float:
     setting = quickstart.one_step(attacked=1, iterations=150 if asked.quick else 1200)
-    (row,) = quickstart.measured([setting], images(asked, "cifar10", quickstart.CLIENTS), asked)
+    (row,) = quickstart.measured([setting], quickstart.draw_images(asked), asked)
     return float(row["surplus"])
 
 
@@ -115,10 +115,7 @@ def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float,
     x = torch.rand(EXAMPLES, *data.shape, generator=rng).double()
     y = torch.randint(data.num_classes, (EXAMPLES,), generator=rng)
     model = copy.deepcopy(model).double()
-    own = copy.deepcopy(model)
-    with sdpa_kernel([SDPBackend.MATH]):
-        expected = torch.autograd.grad(functional.cross_entropy(own(x), y), list(own.parameters()))
-    reference = dict(zip((name for name, _ in own.named_parameters()), expected, strict=True))
+    reference = _reference(model, x, y)
     weights = {name: channels_last(p.detach()) for name, p in model.named_parameters()}
     buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
     route = "plain PyTorch" if reason_against_vmap(model, data, "cross_entropy") else "torch.func"
@@ -130,9 +127,16 @@ def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float,
     return max(errors), f"at_once, {route}" if batched is not None else route
 
 
+def _reference(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    own = copy.deepcopy(model)
+    with sdpa_kernel([SDPBackend.MATH]):
+        gradient = torch.autograd.grad(functional.cross_entropy(own(x), y), list(own.parameters()))
+    return dict(zip((name for name, _ in own.named_parameters()), gradient, strict=True))
+
+
 def _relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    off = sum(float((found[name].detach() - g).double().square().sum()) for name, g in expected.items())
-    return float((off / sum(float(g.double().square().sum()) for g in expected.values())) ** 0.5)
+    off = hypot(*(float(torch.linalg.vector_norm(found[name].detach() - g)) for name, g in expected.items()))
+    return off / hypot(*(float(torch.linalg.vector_norm(g)) for g in expected.values()))
 
 
 def attack_imported(
@@ -144,7 +148,7 @@ def attack_imported(
         _save_step(model, data, folder)
         (folder / "settings.toml").write_text(
             f'num_examples = 1\n[model]\nname = "{reference}"\n[training]\nlearning_rate = {RATE}\nbatch_size = 1\nsteps = 1\n'
-            f"[data]\nshape = {list(data.shape)}\nnum_classes = {data.num_classes}\n"
+            f'mode = "eval"\n[data]\nshape = {list(data.shape)}\nnum_classes = {data.num_classes}\n'
         )
         paths = [str(folder / part) for part in ("before.safetensors", "after.safetensors")]
         settings = str(folder / "settings.toml")

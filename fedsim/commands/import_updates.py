@@ -105,7 +105,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
         name=make_name(out.name),
         model=spec,
         data=settings.data,
-        training=settings.training,
+        training=models.require_mode(model, settings.training, settings.data),
         defense=DefenseSpec.parse(settings.defense, learning_rate=settings.training.learning_rate),
         gradient=settings.gradient,
         inputs=settings.inputs,

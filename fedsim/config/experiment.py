@@ -1,7 +1,7 @@
 """Configuration of a federation: read once from TOML, validated strictly, and frozen."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,6 +112,11 @@ def _squeezed(training: Any) -> Any:
     return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
 
 
+def _state_mode(training: Training) -> Training:
+    """Return the settings with the mode that clients of an experiment train in if none is given."""
+    return replace(training, mode="eval") if training.mode == "unstated" else training
+
+
 def _terms(value: Any) -> Terms | Literal[False]:
     return Terms.parse(value) or False
 
@@ -126,7 +131,7 @@ class Experiment(_Frozen):
     partition: Named = Named(name="iid")
     clients: Clients
     strategy: Named = Named(name="FedAvg")
-    training: Annotated[Training, BeforeValidator(_squeezed)]
+    training: Annotated[Training, BeforeValidator(_squeezed), AfterValidator(_state_mode)]
     defense: str = ""
     gradient: Annotated[str, AfterValidator(_readable_by(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_readable_by(NetworkSpec.parse))] = ""

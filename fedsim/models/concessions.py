@@ -1,5 +1,7 @@
 """Remarks on what a network's training mode means for attacks: batch norm by batches, and random numbers of clients."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -13,9 +15,9 @@ RANDOM_CLIENTS = (
 
 def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what the prescribed training mode ("train" or "eval") means for attacks on this network."""
-    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+    normed = _has_batch_norm(network)
     found = []
-    if normed and training.mode == "eval":
+    if normed and training.mode != "train":
         found.append(
             "batch norm goes by the statistics that are sent, as mode 'eval' says; clients that call net.train() normalise by "
             "each batch: then set mode='train' and buffers='shared', or no simulated gradient fits"
@@ -28,6 +30,26 @@ def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[
 def unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what attacks do not simulate of this network's training."""
     return [RANDOM_CLIENTS] if training.mode == "train" and _draws(network, data) else []
+
+
+def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:
+    """Return the training settings with a mode: the one that they state, else "eval" if the network computes the same in both.
+
+    Raises ValueError if no mode is stated and the network has batch norm or draws random numbers in training mode.
+    """
+    if training.mode != "unstated":
+        return training
+    if _has_batch_norm(network) or _draws(network, data):
+        raise ValueError(
+            "the network computes differently while it trains (batch norm, dropout or other random numbers), so attacks must "
+            "know how clients train: set training.mode to 'train' if they call net.train(), as most apps do, or to 'eval' if "
+            "they call net.eval(); if they send the statistics of batch norm back, set training.buffers to 'shared' as well"
+        )
+    return replace(training, mode="eval")
+
+
+def _has_batch_norm(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
 def _draws(network: nn.Module, data: DataSpec) -> bool:

@@ -33,7 +33,8 @@ class Training:
     shuffle:   whether the client draws a new order for every epoch.
     drop_last: whether an epoch's last batch is dropped if it is not full.
     loss:      cross_entropy with one logit per class, or logistic with a single logit for two classes.
-    mode:      whether the model is in training or evaluation mode while the client trains.
+    mode:      mode of the model while the client trains: train or eval. unstated (the default) stands for eval; `record()` and
+               `fedsim import` refuse it for networks that compute differently in the two modes (batch norm, dropout).
     buffers:   treatment of batch-norm statistics. none: they keep their initial values. shared: the server sends them with the
                weights, clients send theirs back, and the server averages them. local: each client keeps its own.
     frozen:    names of parameters that are not trained, with * as wildcard; for example the base weights of a LoRA.
@@ -59,7 +60,7 @@ class Training:
     shuffle: bool = True
     drop_last: bool = False
     loss: Literal["cross_entropy", "logistic"] = "cross_entropy"
-    mode: Literal["train", "eval"] = "eval"
+    mode: Literal["train", "eval", "unstated"] = "unstated"
     buffers: Literal["none", "shared", "local"] = "none"
     frozen: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -90,7 +91,7 @@ class Training:
         _check(self.weight_decay <= MAX_FLOAT, f"training.weight_decay must be {MAX_FLOAT} at most, got {self.weight_decay}")
         losses = ("cross_entropy", "logistic")
         _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
-        _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
+        _check(self.mode in ("train", "eval", "unstated"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
         _check(
             self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
         )
@@ -204,7 +205,7 @@ class Training:
         parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
         parts += [f"gradients clipped to {self.clip_norm:g}"] if self.clip_norm is not None else []
         parts += ["a schedule of the learning rate"] if self.schedule else []
-        return f"each step: {name} with {', '.join(parts)}, the network in mode {self.mode!r}"
+        return f"each step: {name} with {', '.join(parts)}, the network in mode {'train' if self.mode == 'train' else 'eval'!r}"
 
     def limits(self) -> list[str]:
         """Return the properties of this training that no attack simulates exactly, in sentences."""

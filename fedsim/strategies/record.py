@@ -59,6 +59,7 @@ def record(
     if ":" in spec.name and spec.name not in models.MODELS:
         models.admit(spec.name)
     network = models.build(spec, data)
+    training = models.require_mode(network, training, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     wanted = Wanted.parse(rounds, clients)
     chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)

@@ -58,7 +58,7 @@ class App:
     def record(self, strategy: Strategy | None = None, *, net: str = "Net", defense: str = "", **options: Any) -> Strategy:
         """`strategy` with the one line of change: recorded in `folder`."""
         chosen = strategy or FedAvg(fraction_evaluate=0.0)
-        facts = {"training": Training(learning_rate=RATE, batch_size=1, steps=1), "data": DATA, **options}
+        facts = {"training": Training(learning_rate=RATE, batch_size=1, steps=1, mode="train"), "data": DATA, **options}
         return record(chosen, self.folder, model=f"task:{net}", defense=defense, **facts)
 
     @property

@@ -307,7 +307,7 @@ def test_records_may_have_any_name_as_flowers_own_strategies_take_them(app: Any,
 def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Before anything is sent, with the absolute path: an app may run in a folder of its own."""
     with caplog.at_level(logging.INFO, logger="flwr"):
-        training = Training(learning_rate=0.05, batch_size=32, steps=2, momentum=0.9, augmentation="random crop")
+        training = Training(learning_rate=0.05, batch_size=32, steps=2, momentum=0.9, mode="eval", augmentation="random crop")
         app.record(net="NormedNet", training=training)
     told = [message for record in caplog.records if (message := record.getMessage()).startswith("fedleak")]
     assert told[0] == f"fedleak: will record in {app.folder.absolute()}"
@@ -315,6 +315,15 @@ def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pyt
     assert told[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
     assert "random crop" in told[3]
     assert "clients that call net.train() normalise by each batch: then set mode='train'" in told[4]
+
+
+def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
+    """Most apps call `net.train()`. Without batch norm or dropout the mode makes no difference, and need not be stated."""
+    with pytest.raises(ValueError, match=r"set training\.mode to 'train' if they call net\.train\(\), as most apps do"):
+        app.record(net="NormedNet", training=TRAINING)
+    assert not app.folder.exists()
+    app.run(app.record(training=TRAINING), rounds=1)
+    assert app.recording.manifest.training.mode == "eval"
 
 
 def test_a_client_that_reports_its_whole_data_set_is_behind_its_update_with_what_it_used(app: Any) -> None:

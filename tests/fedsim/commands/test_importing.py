@@ -122,10 +122,13 @@ def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is
     sent = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()} | statistics
     back = {name: a + np.float32(0.5) for name, a in sent.items()}
     files = write(tmp_path / "a.npz", sent), write(tmp_path / "b.npz", back)
-    settings = SETTINGS.replace("lenet_dlg", "their_net:net")
+    unstated = SETTINGS.replace("lenet_dlg", "their_net:net")
+    settings = unstated.replace("data.shape", 'training.mode = "eval"\ndata.shape')
     refused = bring(*files, settings=settings)
     assert refused.exit_code == 2
     assert "imported only if you ask for it: --model their_net:net" in words(refused)
+    refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
+    assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
     told = bring(*files, "", "--model", "their_net:net", settings=settings)
     assert told.exit_code == 0, told.stderr
     assert "--attack cpl --model their_net:net" in " ".join(told.stdout.split())
