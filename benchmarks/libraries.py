@@ -109,7 +109,7 @@ import os
 queue = Queue(PATH / "queue.sqlite")
 queue.recover("pid %d" % os.getpid())
 if FILL:
-    for number in range(JOBS): queue.submit(JobSpec.kept(
+    for number in range(JOBS): queue.submit(JobSpec.from_stored(
         {"recording": "r", "attack": "cpl", "arguments": {"n": number}, "clients": (), "rounds": "all", "seed": 0, "null": True}))
 else:
     while (claim := queue.claim("pid %d" % os.getpid())) is not None:

@@ -95,11 +95,11 @@ def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plug
 def by_service(root: Path) -> object:
     """A job of the service on the same recording, done by a worker process of its own."""
     from attacker.service.background import Works
-    from attacker.service.http.app import parts_of
+    from attacker.service.http.app import make_parts
     from attacker.service.jobs.job import FINAL_STATES, JobSpec
     from attacker.service.settings import ServiceSettings
 
-    parts = parts_of(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
+    parts = make_parts(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
     works = Works(parts)
     works.start()
     try:
@@ -117,7 +117,7 @@ def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pyte
     from importlib.metadata import EntryPoint, EntryPoints
 
     from attacker.cli import app as attacker
-    from attacker.service.http.general import _attacks
+    from attacker.service.http.general import _list_attacks
 
     broken = [
         EntryPoint(name="gone", value="no_such_module:attack", group="attacker.attacks"),
@@ -130,9 +130,9 @@ def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pyte
     assert {"cpl", "first_layer"} <= names
     assert not {"gone", "odd"} & names
     assert "No module named 'no_such_module'" in result.stderr
-    _attacks.cache_clear()
-    assert {one["name"] if isinstance(one, dict) else one.name for one in _attacks()} == names
-    _attacks.cache_clear()
+    _list_attacks.cache_clear()
+    assert {one["name"] if isinstance(one, dict) else one.name for one in _list_attacks()} == names
+    _list_attacks.cache_clear()
 
 
 def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def serve(
     """Serve a web page and an API for the runs in a folder: watch federations, start attacks, see results."""
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.service.http.app import create_app
-        from attacker.service.server import address_of, listening, serve_until_told
+        from attacker.service.server import format_address, open_listener, serve_until_told
         from attacker.service.settings import ServiceSettings
 
         settings = ServiceSettings(
@@ -115,9 +115,9 @@ def serve(
             job_megabytes=job_megabytes,
             job_limits=job_limits,
         )
-        listener = listening(settings)
+        listener = open_listener(settings)
         app = create_app(settings)
-        serve_until_told(app, settings, listener, lambda: _print_address(app, settings, address_of(listener, settings)))
+        serve_until_told(app, settings, listener, lambda: _print_address(app, settings, format_address(listener, settings)))
 
 
 def _print_address(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:

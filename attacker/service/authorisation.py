@@ -41,7 +41,7 @@ def read_token(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except FileExistsError:
-        return _checked(path)
+        return _read_checked(path)
     token = secrets.token_urlsafe(32)
     with os.fdopen(descriptor, "w") as file:
         file.write(token + "\n")
@@ -50,7 +50,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-def _checked(path: Path) -> str:
+def _read_checked(path: Path) -> str:
     token = read_private(path, MAX_TOKEN).decode("latin-1").strip()
     if not MIN_TOKEN <= len(token) < MAX_TOKEN or not token.isascii() or not token.isprintable():
         raise ValueError(f"{path} holds no token of at least {MIN_TOKEN} printable characters: delete it for a new one")
@@ -62,7 +62,7 @@ def is_loopback_name(host: str) -> bool:
 
     This prevents DNS rebinding: a foreign web page whose host name resolves to 127.0.0.1 sends that host name and is refused.
     """
-    name = hostname(host)
+    name = parse_hostname(host)
     if name is None:
         return False
     if name.lower().rstrip(".") == "localhost":
@@ -73,7 +73,7 @@ def is_loopback_name(host: str) -> bool:
         return False
 
 
-def hostname(host: str) -> str | None:
+def parse_hostname(host: str) -> str | None:
     """Return the name in a Host header without its port, or None if the header is malformed."""
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")

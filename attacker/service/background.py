@@ -32,9 +32,14 @@ class Works:
             raise ValueError(f"{settings.rules}: rule {limited[0]!r}: {words}")
         self._behind: set[str] = set()
         self._watcher = Watcher(
-            parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
+            parts.catalogue,
+            parts.queue,
+            parts.feed,
+            every=settings.every,
+            arrived=self.apply_rules,
+            changed=parts.metrics.count_change,
         )
-        self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.look_at)
+        self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.scan_run)
 
     def start(self) -> None:
         """Start the threads, and return when every recording has been read once.
@@ -50,14 +55,14 @@ class Works:
         self._supervisor.stop()
         self._parts.queue.close()
 
-    def arrived(self, rounds: Sequence[Arrived]) -> None:
+    def apply_rules(self, rounds: Sequence[Arrived]) -> None:
         """Apply the rules to new rounds, and to earlier ones for which the queue had no room."""
         if rounds:
-            self._parts.metrics.arrived(rounds)
+            self._parts.metrics.count_arrived(rounds)
         if self._rules is None:
             return
         new, self._behind = self._behind | {one.recording for one in rounds}, set()
-        for run in self._parts.catalogue.runs():
+        for run in self._parts.catalogue.list_runs():
             if run.id not in new or run.manifest is None:
                 continue
             try:

@@ -85,7 +85,7 @@ class Feed:
 
         The first event is a `hello`; events after the one with id `last` that are still kept follow it.
 
-        last:   id of the last event that the listener received on an earlier connection, if any; see `id_of`.
+        last:   id of the last event that the listener received on an earlier connection, if any; see `make_id`.
         wanted: selects events; None takes all of them.
 
         Ends when the feed is closed, and when the listener is too slow. Raises TooMany at the first step.
@@ -96,11 +96,11 @@ class Feed:
                 raise TooMany(
                     f"{len(self._listeners)} pages receive events already, which is the limit; close some, or try again later"
                 )
-            missed = self._missed(last)
+            missed = self._list_missed(last)
             now = self._number
             self._listeners.add(listener)
         try:
-            yield Event(now if missed is None else _number(last), "hello", "", json.dumps({"resumed": missed is not None}))
+            yield Event(now if missed is None else _parse_number(last), "hello", "", json.dumps({"resumed": missed is not None}))
             for event in missed or ():
                 if wanted is None or wanted(event):
                     yield event
@@ -119,15 +119,15 @@ class Feed:
             with self._lock:
                 self._listeners.discard(listener)
 
-    def id_of(self, event: Event) -> str:
+    def make_id(self, event: Event) -> str:
         """Return the id of an event, which is also different from those of earlier runs of the service."""
         return f"{self.run}-{event.number}"
 
-    def _missed(self, last: str | None) -> list[Event] | None:
+    def _list_missed(self, last: str | None) -> list[Event] | None:
         """Return the events after the one with id `last`; None if that id is unknown or its successors are no longer stored."""
         if last is None or last.partition("-")[0] != self.run:
             return None
-        number = _number(last)
+        number = _parse_number(last)
         if not 0 <= number <= self._number or (
             number < self._number and (not self._events or self._events[0].number > number + 1)
         ):
@@ -142,12 +142,12 @@ class Feed:
                 self._listeners.discard(listener)
 
 
-def _number(last: str | None) -> int:
+def _parse_number(last: str | None) -> int:
     text = (last or "").partition("-")[2]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else -1
 
 
-def written(event: Event | None, id: str = "") -> bytes:
+def encode_event(event: Event | None, id: str = "") -> bytes:
     """Return the bytes of an event in the format of server-sent events; None gives a comment, which keeps the connection open."""
     if event is None:
         return KEEP_ALIVE_COMMENT

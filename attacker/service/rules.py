@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from attacker.service.jobs.job import ArgumentValue, JobSpec, Word
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
-from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, folder_of
+from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, make_run_path
 from fedsim.recording.array_archives import read_toml
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Rule(BaseModel):
 
     @field_validator("rounds")
     @classmethod
-    def _readable(cls, rounds: str) -> str:
+    def _check_rounds(cls, rounds: str) -> str:
         number = rounds.removeprefix(EVERY_PREFIX)
         if rounds.startswith(EVERY_PREFIX):
             if not number.isdigit() or not int(number):
@@ -69,10 +69,10 @@ class Rule(BaseModel):
             JobSpec(recording="any", attack="exact", rounds=rounds)
         return rounds
 
-    def wants(self, recording: str) -> bool:
+    def is_for(self, recording: str) -> bool:
         return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
 
-    def chosen(self, known: Iterable[int]) -> set[int]:
+    def choose_rounds(self, known: Iterable[int]) -> set[int]:
         """Return the rounds that the rule applies to, given all recorded rounds."""
         rounds = set(known)
         if self.rounds == "all" or not rounds:
@@ -85,7 +85,7 @@ class Rule(BaseModel):
 
         return rounds & (parse_rounds(self.rounds) or rounds)
 
-    def spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
+    def make_spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
         """Return the job for a selection of rounds.
 
         Raises ValidationError for an unknown attack, and for arguments that it does not have.
@@ -105,18 +105,18 @@ def read(path: Path) -> tuple[Rule, ...]:
     listed = found.get("rule", [])
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{path}: holds no rule; write one or more of [[rule]]")
-    rules = tuple(_rule(path, number, fields) for number, fields in enumerate(listed, start=1))
+    rules = tuple(_parse_rule(path, number, fields) for number, fields in enumerate(listed, start=1))
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path}: two rules have the name {twice[0]!r}; give each rule a different name")
     return rules
 
 
-def _rule(path: Path, number: int, fields: Any) -> Rule:
+def _parse_rule(path: Path, number: int, fields: Any) -> Rule:
     named = f"rule {number}" + (f" ({fields['name']!r})" if isinstance(fields, dict) and "name" in fields else "")
     try:
         rule = Rule.model_validate(fields)
-        rule.spec("any", "all")
+        rule.make_spec("any", "all")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -143,11 +143,11 @@ class Rules:
         with self._turn:
             self._ledger.adopt(recording, created, attempts)
             for rule in self.rules:
-                if rule.wants(recording.id):
+                if rule.is_for(recording.id):
                     self._follow(rule, recording, attempts)
 
     def _follow(self, rule: Rule, recording: Recorded, attempts: Mapping[int, int]) -> None:
-        taken, chosen = self._ledger.taken(rule.name, recording), rule.chosen(attempts)
+        taken, chosen = self._ledger.list_taken(rule.name, recording), rule.choose_rounds(attempts)
         if rule.rounds == "first" and any(one.round not in chosen for one in taken):
             return
         new = {Taken(*one) for one in attempts.items()} - taken
@@ -158,40 +158,40 @@ class Rules:
             late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
             self._leave_out(rule, recording, late, f"more than {rule.budget.behind} wait")
         for one in wanted:
-            if reason := self._spent(rule, recording):
+            if reason := self._explain_limit(rule, recording):
                 self._leave_out(rule, recording, [one], reason)
             else:
                 self._submit(rule, recording, one, again=any(one.round == before.round for before in taken))
         self._catch_up(rule, recording)
 
     def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
-        clients = self._clients(rule, recording, one.round)
+        clients = self._choose_clients(rule, recording, one.round)
         if clients is None:
             self._leave_out(rule, recording, [one], "none of its clients is asked for")
             return
-        rounds = f"1-{one.round}" if _whole_clients(rule) else str(one.round)
-        self._ledger.take(rule.name, recording, [one], rule.spec(recording.id, rounds, clients))
+        rounds = f"1-{one.round}" if _uses_all_rounds(rule) else str(one.round)
+        self._ledger.take(rule.name, recording, [one], rule.make_spec(recording.id, rounds, clients))
         if again:
             told = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
-    def _clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
+    def _choose_clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
         """Return the clients of a round that the rule applies to; empty for all of them, None for none."""
         if "*" in rule.clients:
             return ()
         from fedsim.recording import Recording
 
-        rows = Recording(folder_of(self.root, recording.id) / "recording").rows(rounds=[round], on_damage=lambda error: None)
+        rows = Recording(make_run_path(self.root, recording.id) / "recording").rows(rounds=[round], on_damage=lambda error: None)
         names = sorted({row.client for row in rows})
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
-    def _spent(self, rule: Rule, recording: Recorded) -> str:
+    def _explain_limit(self, rule: Rule, recording: Recorded) -> str:
         """Return why the budget allows no further job; empty if it allows one."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
-        if budget.jobs_per_hour is not None and self._ledger.submitted_since(rule.name, hour) >= budget.jobs_per_hour:
+        if budget.jobs_per_hour is not None and self._ledger.count_submitted(rule.name, hour) >= budget.jobs_per_hour:
             return f"{budget.jobs_per_hour} jobs were submitted within an hour"
-        if budget.cpu_seconds is not None and self._ledger.cpu_seconds(rule.name, recording) >= budget.cpu_seconds:
+        if budget.cpu_seconds is not None and self._ledger.sum_cpu_seconds(rule.name, recording) >= budget.cpu_seconds:
             return f"{budget.cpu_seconds:.0f} CPU-seconds were used on this recording"
         return ""
 
@@ -199,8 +199,8 @@ class Rules:
         """Drop the oldest waiting jobs if more rounds wait than the budget allows."""
         if rule.budget.behind is None:
             return
-        surplus = self._ledger.unfinished(rule.name, recording) - rule.budget.behind
-        for round, job in self._ledger.waiting(rule.name, recording)[: max(0, surplus)]:
+        surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind
+        for round, job in self._ledger.list_waiting(rule.name, recording)[: max(0, surplus)]:
             reason = f"more than {rule.budget.behind} wait, and newer ones go first"
             if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
                 self._tell(rule, recording, [round], reason)
@@ -215,7 +215,7 @@ class Rules:
         log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
 
 
-def _whole_clients(rule: Rule) -> bool:
+def _uses_all_rounds(rule: Rule) -> bool:
     """Return whether the rule's attack uses all rounds of a client together."""
     from attacker.attacks import AttackSpec, Need
 

@@ -108,7 +108,7 @@ class UvicornServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def listening(settings: ServiceSettings) -> socket.socket:
+def open_listener(settings: ServiceSettings) -> socket.socket:
     """Return a listening socket at the address of the settings. Raises ValueError with the reason and a remedy."""
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
@@ -129,7 +129,7 @@ def listening(settings: ServiceSettings) -> socket.socket:
     return listener
 
 
-def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
+def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     """Return a server of the application for a socket of `listening`. Raises ValueError if the TLS files cannot be used."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
@@ -165,10 +165,10 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
 
     Raises ValueError if another service works on the same folder, or the TLS files cannot be used.
     """
-    answering, works = server(app, settings), Works(app.state.parts)
+    answering, works = make_server(app, settings), Works(app.state.parts)
     try:
         works.start()
-        _settle()
+        _freeze_objects()
         ready()
         answering.run(sockets=[listener])
     finally:
@@ -176,7 +176,7 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
         listener.close()
 
 
-def _settle() -> None:
+def _freeze_objects() -> None:
     """Exclude all present objects from garbage collection.
 
     PyTorch and its dependencies create some hundred thousand permanent objects. A full collection over them delays all responses
@@ -186,7 +186,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-def address_of(listener: socket.socket, settings: ServiceSettings) -> str:
+def format_address(listener: socket.socket, settings: ServiceSettings) -> str:
     """Return the address of the service for a browser."""
     host, port = listener.getsockname()[:2]
     host = settings.host if settings.host == "localhost" else host

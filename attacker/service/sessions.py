@@ -38,13 +38,13 @@ class Keys:
 
         Browsers send the cookies of a host to all its ports.
         """
-        return self._signed("name")[:12]
+        return self._sign("name")[:12]
 
-    def opens(self, given: str) -> bool:
+    def is_token(self, given: str) -> bool:
         """Return whether `given` is the token."""
         return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
 
-    def session(self, now: float | None = None) -> str:
+    def open_session(self, now: float | None = None) -> str:
         """Open a session, and return its cookie: expiry time, id, and a signature of this service."""
         now = time.time() if now is None else now
         until = int(now) + SESSION_SECONDS
@@ -53,17 +53,17 @@ class Keys:
             kept = [(key, end) for key, end in self._open.items() if end > now][1 - MAX_SESSIONS :]
             self._open = {**dict(kept), _hash(id): until}
             self._write()
-        return f"{id}.{self._signed(f'session {id}')}"
+        return f"{id}.{self._sign(f'session {id}')}"
 
-    def admits(self, cookie: str, now: float | None = None) -> bool:
+    def is_open(self, cookie: str, now: float | None = None) -> bool:
         """Return whether `cookie` belongs to an open session."""
         id, _, proof = cookie.rpartition(".")
-        ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._signed(f"session {id}").encode())
+        ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._sign(f"session {id}").encode())
         return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)
 
     def close(self, cookie: str) -> None:
         """End the session of `cookie`, if it is open."""
-        if self.admits(cookie):
+        if self.is_open(cookie):
             with self._turn:
                 self._open = {key: end for key, end in self._open.items() if key != _hash(cookie.rpartition(".")[0])}
                 self._write()
@@ -76,7 +76,7 @@ class Keys:
         except OSError as error:  # a full disk, say: sessions then last until the service ends
             log.warning("%s cannot be written, so users must log in again after the next start: %s", self._path, error)
 
-    def _signed(self, text: str) -> str:
+    def _sign(self, text: str) -> str:
         return hmac.new(self.token.encode(), text.encode("utf-8", "surrogatepass"), sha256).hexdigest()
 
 

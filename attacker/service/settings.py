@@ -126,7 +126,7 @@ class ServiceSettings:
         """Time limit of a job in seconds; None for no limit."""
         return self.job_seconds if self.job_seconds is not None or not self.job_limits else JOB_SECONDS
 
-    def largest_job(self, memory: float | None, workers: int) -> float | None:
+    def limit_job_memory(self, memory: float | None, workers: int) -> float | None:
         """Return the memory limit in megabytes of each of `workers` parallel jobs; None for no limit.
 
         memory: of the machine in megabytes; None if unknown.
@@ -147,7 +147,7 @@ class ServiceSettings:
     def scheme(self) -> str:
         return "https" if self.certfile else "http"
 
-    def truth_of(self, run: Path) -> tuple[Path, ...]:
+    def list_truth(self, run: Path) -> tuple[Path, ...]:
         """Return the folders of truth that the service may read for `run`; empty if it was given none."""
         if self.truth != OWN_TRUTH:
             return self.truth

@@ -19,7 +19,7 @@ MAX_MARK = 1000
 """Bytes of a mark that are read."""
 
 
-def own_folder(folder: Path, *, adopt: bool = False) -> Path:
+def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
     """Create `folder`, or check that the service created it before, and return it.
 
     adopt: write the marker into a folder without one, because the user says that an earlier version wrote it or that they moved
@@ -34,7 +34,7 @@ def own_folder(folder: Path, *, adopt: bool = False) -> Path:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     except OSError as error:
-        raise _refused(folder, f"it is not a folder, or it is a link: {error.strerror}") from None
+        raise _make_refusal(folder, f"it is not a folder, or it is a link: {error.strerror}") from None
     try:
         _check_entry(folder, os.fstat(descriptor))
         is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
@@ -46,7 +46,7 @@ def own_folder(folder: Path, *, adopt: bool = False) -> Path:
             _write_mark(descriptor)
         if _read_mark(descriptor) != os.fstat(descriptor).st_ino:
             why = "the service did not make it here: it was copied or unpacked, or is of an earlier version"
-            raise _refused(folder, why, or_else="; if it is your own, take it with --adopt-state")
+            raise _make_refusal(folder, why, or_else="; if it is your own, take it with --adopt-state")
         _check_tree(folder)
     finally:
         os.close(descriptor)
@@ -84,14 +84,14 @@ def _check_parent(parent: Path) -> None:
 
 def _check_entry(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
-        raise _refused(path, f"it belongs to user {status.st_uid}, and the service runs as {os.geteuid()}")
+        raise _make_refusal(path, f"it belongs to user {status.st_uid}, and the service runs as {os.geteuid()}")
     if stat.S_ISDIR(status.st_mode):
         if status.st_mode & 0o077:
-            raise _refused(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, open to others")
+            raise _make_refusal(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, open to others")
     elif not stat.S_ISREG(status.st_mode):
-        raise _refused(path, "it is a link or a special file")
+        raise _make_refusal(path, "it is a link or a special file")
     elif status.st_nlink > 1:
-        raise _refused(path, "it has another name elsewhere (a hard link)")
+        raise _make_refusal(path, "it has another name elsewhere (a hard link)")
 
 
 def _check_tree(folder: Path) -> None:
@@ -136,7 +136,7 @@ def _read_mark(folder: int) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _refused(path: Path, why: str, *, or_else: str = "") -> ValueError:
+def _make_refusal(path: Path, why: str, *, or_else: str = "") -> ValueError:
     lost = "only the token, the sessions and the queue are lost, no result"
     return ValueError(
         f"{path} is not trusted: {why}. Delete the service's folder ({lost}), or give another one with --state{or_else}"

@@ -36,7 +36,7 @@ class Watcher:
     ) -> None:
         self.catalogue, self.queue, self.feed = catalogue, queue, feed
         self._every, self._arrived, self._changed = every, arrived, changed
-        self._version = queue.version()
+        self._version = queue.get_version()
         self._telling = threading.Lock()
         self._new: list[Arrived] = []
         self._end, self._called = threading.Event(), threading.Event()
@@ -47,7 +47,7 @@ class Watcher:
 
     def start(self) -> None:
         """Start both threads, and return after the first scan of the folders."""
-        self.look()
+        self.scan()
         self.queue.tell(self._called.set)
         for thread in self._threads:
             thread.start()
@@ -60,20 +60,20 @@ class Watcher:
             if thread.is_alive():
                 thread.join(5)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Scan all folders once, and publish changes."""
-        self._tell(self.catalogue.look)
+        self._tell(self.catalogue.scan)
         self._hand_on()
 
-    def look_at(self, recording: str) -> None:
+    def scan_run(self, recording: str) -> None:
         """Scan one recording. Requests that begin after this method returns get its present state."""
-        self._tell(lambda: self.catalogue.look_at(recording))
+        self._tell(lambda: self.catalogue.scan_run(recording))
 
-    def look_at_jobs(self) -> None:
+    def scan_jobs(self) -> None:
         """Publish the jobs that have changed since the last call."""
-        if self.queue.version() == self._version:
+        if self.queue.get_version() == self._version:
             return
-        self._version, jobs = self.queue.changes(self._version)
+        self._version, jobs = self.queue.list_changes(self._version)
         for job in jobs:
             self._changed(job)
             self.feed.publish("job", job.id, job.model_dump(mode="json"))
@@ -97,10 +97,10 @@ class Watcher:
             new, self._new = self._new, []
         self._arrived(new)
 
-    def _peek(self) -> None:
+    def _scan_active(self) -> None:
         """Scan the recordings that are being written."""
-        for id in self.catalogue.stirred():
-            self.look_at(id)
+        for id in self.catalogue.list_changed():
+            self.scan_run(id)
         if self._new:
             self._hand_on()
 
@@ -108,18 +108,18 @@ class Watcher:
         due = time.monotonic() + self._every
         while not self._end.wait(min(INDEX_POLL_SECONDS, self._every)):
             if time.monotonic() >= due:
-                self._again(self.look)
+                self._repeat_scan(self.scan)
                 due = time.monotonic() + self._every
             else:
-                self._again(self._peek)
+                self._repeat_scan(self._scan_active)
 
     def _watch_jobs(self) -> None:
         while not self._end.is_set():
             self._called.wait(QUEUE_POLL_SECONDS)
             self._called.clear()
-            self._again(self.look_at_jobs)
+            self._repeat_scan(self.scan_jobs)
 
-    def _again(self, look: Callable[[], None]) -> None:
+    def _repeat_scan(self, look: Callable[[], None]) -> None:
         try:
             look()
         except Exception:  # of whatever kind: the next look may well succeed, and nobody else would

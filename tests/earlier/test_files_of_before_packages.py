@@ -19,7 +19,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows
-from attacker.service.http.app import parts_of
+from attacker.service.http.app import make_parts
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import ServiceSettings
 from fedsim.config.experiment import read
@@ -116,8 +116,8 @@ def test_rows_and_reconstructions_are_read_and_scored_again_to_the_same_numbers(
 def test_a_queue_is_adopted_with_its_jobs_and_only_if_the_user_says_so(before: Path) -> None:
     root = before / "served"
     with pytest.raises(ValueError, match="--adopt-state"):
-        parts_of(ServiceSettings(root=root))
-    parts = parts_of(ServiceSettings(root=root, adopt_state=True))
+        make_parts(ServiceSettings(root=root))
+    parts = make_parts(ServiceSettings(root=root, adopt_state=True))
     waiting, done = parts.queue.list()
     assert (done.state, done.result is not None, done.attempts) == ("done", True, 1)
     assert waiting.state == "queued"
@@ -126,4 +126,4 @@ def test_a_queue_is_adopted_with_its_jobs_and_only_if_the_user_says_so(before: P
     assert claim is not None
     assert claim.id == waiting.id
     parts.queue.close()
-    parts_of(ServiceSettings(root=root)).queue.close()
+    make_parts(ServiceSettings(root=root)).queue.close()

@@ -184,7 +184,7 @@ def fuzz(seconds: float, seed: int) -> dict[str, Any]:
         root = make_root(Path(name))
         with outside_of(Path(name)) as outside:
             app = create_app(ServiceSettings(root=root, workers=0, token=False, truth="own", max_queued=50))
-            app.state.parts.catalogue.look()
+            app.state.parts.catalogue.scan()
             sources = sorted(path.name for path in (root / "digits" / "reconstructions").iterdir())
             cases = sorted(path.stem for path in (root / "digits" / "reconstructions" / sources[0]).glob("*.safetensors"))
             ids = {"recording": ["digits"], "source": sources, "case": cases, "job": ["0" * 16]}

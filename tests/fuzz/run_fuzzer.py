@@ -300,9 +300,15 @@ def read_as_the_service(run: Path) -> tuple[int, str]:
     try:
         settings = ServiceSettings(root=run.parent, state=run.parent / "state", workers=0, truth="own", token=False)
         catalogue = Catalogue(settings)
-        catalogue.look()
-        for found in catalogue.runs():
-            for ask in (catalogue.training, catalogue.scores, catalogue.sources, catalogue.rows, catalogue.trouble_of):
+        catalogue.scan()
+        for found in catalogue.list_runs():
+            for ask in (
+                catalogue.get_training,
+                catalogue.get_scores,
+                catalogue.list_sources,
+                catalogue.get_rows,
+                catalogue.list_trouble,
+            ):
                 ask(found)
     except Exception:
         return 70, traceback.format_exc()

@@ -66,7 +66,7 @@ def test_without_truth_failures_and_damaged_files_are_named(make_run: Any, repor
     assert f"{second}: not a reconstruction" in page.text
     assert f"{third}: expected examples of shape (3, 12, 12)" in page.text
     assert page.text.count("label 0, confidence 1.00") == 1
-    monkeypatch.setattr("attacker.report.gather_run.MAX_PAIRS", 2)
+    monkeypatch.setattr("attacker.report.gather.MAX_PAIRS", 2)
     other = make_run("second")
     other.attack()
     other.forget_truth()

@@ -13,12 +13,12 @@ from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors
 from attacker.service.http.metrics import Metrics, Timed
 from attacker.service.http.middleware import API_PREFIX, CLIENT_SECONDS, Guard
-from attacker.service.http.pages import page_routes
+from attacker.service.http.pages import make_page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
-from attacker.service.state_folder import own_folder
+from attacker.service.state_folder import claim_folder
 
 ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
 API_DESCRIPTION = (
@@ -32,15 +32,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
     Raises ValueError if the state folder was not created by this service, or the token file cannot be used.
     """
-    app = routes()
-    app.state.parts = parts_of(settings)
+    app = make_app()
+    app.state.parts = make_parts(settings)
     return app
 
 
-def parts_of(settings: ServiceSettings) -> Parts:
+def make_parts(settings: ServiceSettings) -> Parts:
     """Return the objects that the routes use. Raises ValueError as `create_app` does."""
     try:
-        state = own_folder(settings.state_folder, adopt=settings.adopt_state)
+        state = claim_folder(settings.state_folder, adopt=settings.adopt_state)
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
         queue = Queue(state / "queue.sqlite", Limits(max_queued=settings.max_queued))
     except (OSError, sqlite3.Error) as error:
@@ -58,7 +58,7 @@ def parts_of(settings: ServiceSettings) -> Parts:
     )
 
 
-def routes(*, patience: float = CLIENT_SECONDS) -> FastAPI:
+def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     """Return the application with its routes, which read their parts from `app.state` at each request.
 
     patience: seconds that a client may take to send a request, or to receive a piece of the response.
@@ -76,7 +76,7 @@ def routes(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     for router in ROUTERS:
         api.include_router(router)
     app.include_router(api)
-    app.include_router(page_routes())
+    app.include_router(make_page_routes())
     app.add_api_route("/metrics", general.metrics, include_in_schema=False)
     tell_errors(app)
     return app

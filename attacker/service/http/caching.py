@@ -31,7 +31,7 @@ class ResponseCache:
         self._run = secrets.token_hex(3)
         self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
-    async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
+    async def respond(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
         """Return the response to `request` from the cache, or the response that `make` returns if this version is not cached.
 
         version: identifies the state of the files behind the response. make: returns a value to be encoded as JSON, or bytes.
@@ -42,7 +42,7 @@ class ResponseCache:
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         reply = self._shelf.peek(key, version)
         if reply is None:
-            reply = await run_in_threadpool(self._shelf.get, key, version, lambda before: _made(make, kind))
+            reply = await run_in_threadpool(self._shelf.get, key, version, lambda before: _make_response(make, kind))
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(reply.content, media_type=reply.kind, headers=headers)
@@ -53,7 +53,7 @@ class ResponseCache:
         return self._shelf.weight
 
 
-def tagged(request: Request, content: bytes, kind: str, headers: dict[str, str]) -> Response:
+def make_tagged_response(request: Request, content: bytes, kind: str, headers: dict[str, str]) -> Response:
     """Return a response with the hash of its content as entity tag, or status 304 if the client has that content already."""
     tag = f'"{sha256(content).hexdigest()[:20]}"'
     headers = {**headers, "ETag": tag, "Cache-Control": "no-cache"}
@@ -62,24 +62,24 @@ def tagged(request: Request, content: bytes, kind: str, headers: dict[str, str])
     return Response(content, media_type=kind, headers=headers)
 
 
-def _made(make: Callable[[], Any], kind: str) -> CachedResponse:
+def _make_response(make: Callable[[], Any], kind: str) -> CachedResponse:
     value = make()
-    return CachedResponse(value if isinstance(value, bytes) else written(value), kind)
+    return CachedResponse(value if isinstance(value, bytes) else encode_json(value), kind)
 
 
-def written(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Return a value as JSON. Long lists are encoded piece by piece, so that other threads can run in between."""
     if not isinstance(value, dict):
-        return _dumped(value)
-    return b"{" + b",".join(_dumped(key) + b":" + _listed(part) for key, part in value.items()) + b"}"
+        return _encode_value(value)
+    return b"{" + b",".join(_encode_value(key) + b":" + _encode_list(part) for key, part in value.items()) + b"}"
 
 
-def _listed(value: Any) -> bytes:
+def _encode_list(value: Any) -> bytes:
     if not isinstance(value, list) or len(value) <= ITEMS_PER_PIECE:
-        return _dumped(value)
-    pieces = (_dumped(value[at : at + ITEMS_PER_PIECE])[1:-1] for at in range(0, len(value), ITEMS_PER_PIECE))
+        return _encode_value(value)
+    pieces = (_encode_value(value[at : at + ITEMS_PER_PIECE])[1:-1] for at in range(0, len(value), ITEMS_PER_PIECE))
     return b"[" + b",".join(pieces) + b"]"
 
 
-def _dumped(value: Any) -> bytes:
+def _encode_value(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

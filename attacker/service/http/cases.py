@@ -19,19 +19,19 @@ from attacker.service.http.queries import (
     Name,
     Number,
     Round,
+    check_parameters,
     complete_client,
-    only_known,
-    page,
+    cut_page,
 )
 from attacker.service.index import CatalogueRun, UnknownName, images, views
-from attacker.service.index.attack_folders import CaseFacts, Source, file_of
+from attacker.service.index.attack_folders import CaseFacts, Source, make_file_path
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_whole
 from attacker.service.schemas import Cases, CaseTold, CaseWhole, ExampleTold
 
 router = APIRouter(
-    prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)]
+    prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
 )
 
 AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
@@ -55,56 +55,58 @@ async def cases(
     after: AfterCase = None,
 ) -> Response:
     """List the cases of all attacks, or of one attack, sorted by attack and case."""
-    run = service.catalogue.run(id)
-    last = _place(after)
+    run = service.catalogue.get_run(id)
+    last = _parse_place(after)
 
-    def wanted() -> Iterator[CaseTold]:
-        scores = service.catalogue.scores(run)
+    def find_wanted() -> Iterator[CaseTold]:
+        scores = service.catalogue.get_scores(run)
         known = (
-            {facts.client for source in service.catalogue.sources(run) for facts in source.cases.values()} if client else set()
+            {facts.client for source in service.catalogue.list_sources(run) for facts in source.cases.values()}
+            if client
+            else set()
         )
         name = complete_client(client, known)
-        for source in service.catalogue.sources(run):
+        for source in service.catalogue.list_sources(run):
             if attack is not None and source.name != attack:
                 continue
             rows = scores.get(source.name, {})
-            null = service.catalogue.null_of(run, source)
+            null = service.catalogue.find_null(run, source)
             guessed = scores.get(null.name, {}) if null else {}
             for key in sorted(source.cases):
                 facts = source.cases[key]
                 if (name is None or facts.client == name) and (round is None or round in facts.rounds):
-                    yield views.case(source, facts, rows.get(key, ()), guessed.get(key, ()))
+                    yield views.describe_case(source, facts, rows.get(key, ()), guessed.get(key, ()))
 
     def make() -> Cases:
-        found, rest = page(
-            wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
+        found, rest = cut_page(
+            find_wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
         )
         return Cases(items=list(found), next=rest)
 
-    return await service.replies.told(request, run.version, make)
+    return await service.replies.respond(request, run.version, make)
 
 
 @router.get("/{source}/{case}", response_model=CaseWhole)
 async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
     """Return one case: its loss curve, and its examples, beside the originals if the service has the truth."""
-    run = service.catalogue.run(id)
+    run = service.catalogue.get_run(id)
 
     def make() -> CaseWhole:
-        return whole_case(service, run, source, case)
+        return load_case(service, run, source, case)
 
-    return await service.replies.told(request, run.version, make)
+    return await service.replies.respond(request, run.version, make)
 
 
-def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
+def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
     """Return one case with its examples and the reconstructions of the attack's null. Raises Unknown."""
-    of, facts, rows = _case(service, run, source, case)
-    null = service.catalogue.null_of(run, of)
-    answer = _answer(run, of, case, rows)
+    of, facts, rows = _find_case(service, run, source, case)
+    null = service.catalogue.find_null(run, of)
+    answer = _read_answer(run, of, case, rows)
     beside = None
     if null is not None and case in null.cases:
-        beside = _answer(run, null, case, list(service.catalogue.scores(run).get(null.name, {}).get(case, ())))
+        beside = _read_answer(run, null, case, list(service.catalogue.get_scores(run).get(null.name, {}).get(case, ())))
     null_rows = beside.rows if beside else []
-    return views.whole_case(of, facts, answer.whole, rows, null_rows, _examples(run, facts, answer, beside))
+    return views.describe_whole_case(of, facts, answer.whole, rows, null_rows, _list_examples(run, facts, answer, beside))
 
 
 @router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
@@ -112,13 +114,13 @@ async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return a reconstruction as PNG, by its index in the attack's result."""
-    run = service.catalogue.run(id)
+    run = service.catalogue.get_run(id)
 
     def make() -> bytes:
-        _case(service, run, source, case)
-        return images.reconstruction_png(run.folder, file_of(source, case), n, _data(run))
+        _find_case(service, run, source, case)
+        return images.encode_reconstruction(run.folder, make_file_path(source, case), n, _get_data(run))
 
-    return await service.replies.told(request, run.version, make, kind=PNG_TYPE)
+    return await service.replies.respond(request, run.version, make, kind=PNG_TYPE)
 
 
 @router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
@@ -126,7 +128,7 @@ async def assigned(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return as PNG the reconstruction that scoring assigned to the true example with this index."""
-    return await _half(request, service, id, source, case, n, original=False)
+    return await _respond_half(request, service, id, source, case, n, original=False)
 
 
 @router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
@@ -134,33 +136,33 @@ async def original(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return as PNG the true example with this index, if the service has the truth."""
-    return await _half(request, service, id, source, case, n, original=True)
+    return await _respond_half(request, service, id, source, case, n, original=True)
 
 
-async def _half(request: Request, service: Parts, id: str, source: str, case: str, n: int, *, original: bool) -> Response:
-    run = service.catalogue.run(id)
+async def _respond_half(request: Request, service: Parts, id: str, source: str, case: str, n: int, *, original: bool) -> Response:
+    run = service.catalogue.get_run(id)
 
     def make() -> bytes:
-        _, _, rows = _case(service, run, source, case)
+        _, _, rows = _find_case(service, run, source, case)
         if n >= len(rows) or (file := rows[n].pair) is None:
             raise NoImage(
                 "there is no such pair: the case is not scored, or the attack failed, or the service was given no truth"
             )
-        halves = images.pair_png(run.folder, file, _data(run))
+        halves = images.encode_pair(run.folder, file, _get_data(run))
         return halves.original if original else halves.reconstruction
 
-    return await service.replies.told(request, run.version, make, kind=PNG_TYPE)
+    return await service.replies.respond(request, run.version, make, kind=PNG_TYPE)
 
 
-def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
+def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
     """Return an attack's results, one case of it, and the scores of that case. Raises Unknown if there is no such case."""
-    of = service.catalogue.source(run, source)
+    of = service.catalogue.get_source(run, source)
     if case not in of.cases:
         raise UnknownName(f"there is no case {case[:100]!r} of {source}")
-    return of, of.cases[case], list(service.catalogue.scores(run).get(source, {}).get(case, ()))
+    return of, of.cases[case], list(service.catalogue.get_scores(run).get(source, {}).get(case, ()))
 
 
-def state_of(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
+def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
     """Return a string that changes when the displayed data of a case change.
 
     It is part of image addresses, since browsers cache images by address.
@@ -177,50 +179,52 @@ class _Answer(NamedTuple):
     links: views.PictureLinks
 
 
-def _answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownScore]) -> _Answer:
+def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownScore]) -> _Answer:
     whole = None
     if case in source.answers:
         try:
-            whole = read_whole(run.folder, file_of(source.name, case))
+            whole = read_whole(run.folder, make_file_path(source.name, case))
         except ValueError:  # replaced since the last look, or damaged where nobody had looked
             whole = None
     address = f"{API_PREFIX}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
-    return _Answer(source.name, whole, rows, views.PictureLinks(address, state_of(source, case, rows)))
+    return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))
 
 
-def _examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[ExampleTold]:
+def _list_examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[ExampleTold]:
     if run.manifest is None:
         return []
     data = run.manifest.data
     images_shown = data.is_image
 
-    def rows_of(rows: list[ShownScore]) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.rows_paired(run.folder, rows, data)
+    def read_paired(rows: list[ShownScore]) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.read_paired_rows(run.folder, rows, data)
 
-    def values_of(one: _Answer, whole: Whole) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.rows_alone(run.folder, file_of(one.source, facts.key), whole, data)
+    def read_values(one: _Answer, whole: Whole) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.read_rows(run.folder, make_file_path(one.source, facts.key), whole, data)
 
     rows = [row for row in answer.rows if row.state != "waiting"]
     if rows:
         beside = {}
         if null is not None:
             guessed = [row for row in null.rows if row.state != "waiting"]
-            beside = views.scored_nulls(guessed, null.links, rows_of(guessed), images=images_shown)
-        return list(views.scored(rows, answer.links, rows_of(rows), images=images_shown, nulls=beside))
+            beside = views.describe_scored_nulls(guessed, null.links, read_paired(guessed), images=images_shown)
+        return list(views.describe_scored(rows, answer.links, read_paired(rows), images=images_shown, nulls=beside))
     if answer.whole is None:
         return []
     found = {}
     if null is not None and null.whole is not None:
-        found = views.found_nulls(null.whole, null.links, values_of(null, null.whole), images=images_shown)
-    return list(views.found(answer.whole, answer.links, values_of(answer, answer.whole), images=images_shown, nulls=found))
+        found = views.describe_found_nulls(null.whole, null.links, read_values(null, null.whole), images=images_shown)
+    return list(
+        views.describe_found(answer.whole, answer.links, read_values(answer, answer.whole), images=images_shown, nulls=found)
+    )
 
 
-def _data(run: CatalogueRun) -> Any:
+def _get_data(run: CatalogueRun) -> Any:
     if run.manifest is None:
         raise NoImage("the recording's manifest cannot be read, so the shape of its examples is unknown")
     return run.manifest.data
 
 
-def _place(after: str | None) -> tuple[str, str] | None:
+def _parse_place(after: str | None) -> tuple[str, str] | None:
     source, _, case = (after or "").partition("/")
     return (source, case) if after is not None else None

@@ -32,9 +32,9 @@ class Parts:
     reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def _parts(request: Request) -> Parts:
+def _get_parts(request: Request) -> Parts:
     parts: Parts = request.app.state.parts
     return parts
 
 
-Service = Annotated[Parts, Depends(_parts)]
+Service = Annotated[Parts, Depends(_get_parts)]

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import settable
 from attacker.service.events import TooMany
-from attacker.service.http.middleware import problem
+from attacker.service.http.middleware import make_problem
 from attacker.service.index import UnknownName as UnknownRecording
 from attacker.service.index.images import NoImage
 from attacker.service.jobs.job import JobSpec
@@ -35,55 +35,55 @@ class RequestError(Exception):
 def tell_errors(app: FastAPI) -> None:
     """Register handlers with `app` that return errors as `schemas.Problem`."""
     for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
-        app.add_exception_handler(kind, _plainly(status))
+        app.add_exception_handler(kind, _make_handler(status))
 
     @app.exception_handler(sqlite3.OperationalError)
-    async def unwritten(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
+    async def answer_storage_error(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
         message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
-        return JSONResponse(problem(message), 503, headers=RETRY_LATER)
+        return JSONResponse(make_problem(message), 503, headers=RETRY_LATER)
 
     @app.exception_handler(RequestError)
-    async def wrong(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse(problem(str(error), error.field, error.known), error.status)
+    async def answer_request_error(request: Request, error: RequestError) -> JSONResponse:
+        return JSONResponse(make_problem(str(error), error.field, error.known), error.status)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
         words = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} cannot be done there"}
         message = words.get(error.status_code, str(error.detail))
-        return JSONResponse(problem(message), error.status_code, headers=dict(error.headers or {}))
+        return JSONResponse(make_problem(message), error.status_code, headers=dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(told(error.errors(), error.body if request.url.path.endswith("/jobs") else None), 422)
+    async def answer_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(describe_errors(error.errors(), error.body if request.url.path.endswith("/jobs") else None), 422)
 
 
-def _plainly(status: int) -> Any:
-    async def handler(request: Request, error: Exception) -> JSONResponse:
+def _make_handler(status: int) -> Any:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
         message = str(error.args[0]) if error.args else str(error)
-        return JSONResponse(problem(message), status, headers=RETRY_LATER if status in (429, 503) else None)
+        return JSONResponse(make_problem(message), status, headers=RETRY_LATER if status in (429, 503) else None)
 
-    return handler
+    return answer
 
 
-def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
+def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
     """Return the first of pydantic's errors in the format of this API. spec: the job in the request, if any."""
     error = errors[0]
     where, *path = error["loc"]
     names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
     if error["type"] == "json_invalid":
-        return problem(f"the request is no JSON: {error.get('ctx', {}).get('error', error['msg'])}")
+        return make_problem(f"the request is no JSON: {error.get('ctx', {}).get('error', error['msg'])}")
     message = error["msg"].removeprefix("Value error, ")
     if spec is not None and where == "body":
-        names = ["spec", *(_argument(message, spec) if names == ["arguments"] else names)]
+        names = ["spec", *(_find_argument(message, spec) if names == ["arguments"] else names)]
     field = ".".join(names[:3]) or None
     message = ERROR_MESSAGES.get(
         error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message
     )
     shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
-    return problem(shown, field, _known(field, error, spec))
+    return make_problem(shown, field, _list_known(field, error, spec))
 
 
-def _argument(message: str, spec: Any) -> list[str]:
+def _find_argument(message: str, spec: Any) -> list[str]:
     """Return the path of the attack argument that a message is about; empty if the message names none."""
     given = spec.get("arguments") if isinstance(spec, dict) else None
     given = given if isinstance(given, dict) else {}
@@ -91,7 +91,7 @@ def _argument(message: str, spec: Any) -> list[str]:
     return ["arguments", *named[:1]]
 
 
-def _known(field: str | None, error: Any, spec: Any) -> list[str] | None:
+def _list_known(field: str | None, error: Any, spec: Any) -> list[str] | None:
     if field == "spec.attack":
         return list(ATTACKS)
     if field is not None and field.startswith("spec.arguments") and spec.get("attack") in list(ATTACKS):

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Depends, Header
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from attacker.service.events import HEARTBEAT_SECONDS, Event, written
+from attacker.service.events import HEARTBEAT_SECONDS, Event, encode_event
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.previews import stamp, version_of
-from attacker.service.http.queries import REFUSED_RESPONSES, Name, only_known
+from attacker.service.http.previews import read_stamp, read_version
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.jobs.job import FINAL_STATES, Job
 from attacker.service.schemas import Problem
 
-router = APIRouter(tags=["events"], dependencies=[Depends(only_known)])
+router = APIRouter(tags=["events"], dependencies=[Depends(check_parameters)])
 
 EVENT_STREAM_TYPE = "text/event-stream"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -33,13 +33,13 @@ async def events(service: Service, last: Last = None) -> StreamingResponse:
     """Stream `hello`, which says whether missed events follow, then `recording`, `job` and `removed` events as they happen."""
     feed = service.feed.listen(last)
     first = await anext(feed)
-    return StreamingResponse(_all(service, first, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
+    return StreamingResponse(_stream_all(service, first, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
-async def _all(service: Parts, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
-    yield written(first, service.feed.id_of(first) if first else "")
+async def _stream_all(service: Parts, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+    yield encode_event(first, service.feed.make_id(first) if first else "")
     async for event in feed:
-        yield written(event, service.feed.id_of(event) if event else "")
+        yield encode_event(event, service.feed.make_id(event) if event else "")
 
 
 @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
@@ -48,27 +48,27 @@ async def of_job(service: Service, id: Name) -> StreamingResponse:
     feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=PREVIEW_POLL_SECONDS)
     await anext(feed)
     job = await run_in_threadpool(service.queue.get, id)
-    return StreamingResponse(_job(service, job, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
+    return StreamingResponse(_stream_job(service, job, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
-async def _job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
-    yield written(Event(0, "job", job.id, job.model_dump_json()))
+async def _stream_job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+    yield encode_event(Event(0, "job", job.id, job.model_dump_json()))
     if job.state in FINAL_STATES:
         return
     shown, silent = 0, 0.0
     async for event in feed:
-        if (now := stamp(service, job.id)) != shown:
-            shown, version = now, await run_in_threadpool(version_of, service, job.id)
+        if (now := read_stamp(service, job.id)) != shown:
+            shown, version = now, await run_in_threadpool(read_version, service, job.id)
             if version is not None:
                 silent = 0.0
-                yield written(Event(0, "preview", job.id, json.dumps({"version": version})))
+                yield encode_event(Event(0, "preview", job.id, json.dumps({"version": version})))
         if event is not None:
             silent = 0.0
-            yield written(event)
+            yield encode_event(event)
             if Job.model_validate_json(event.data).state in FINAL_STATES:
                 return
         else:
             silent += PREVIEW_POLL_SECONDS
             if silent >= HEARTBEAT_SECONDS:
                 silent = 0.0
-                yield written(None)
+                yield encode_event(None)

@@ -15,13 +15,13 @@ from attacker.attacks.registry import why_unusable
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
-from attacker.service.http.middleware import cookie_name, session_of
-from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, only_known
+from attacker.service.http.middleware import make_cookie_name, read_session
+from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, check_parameters
 from attacker.service.schemas import AttackKnown, AttacksKnown, Health
 from attacker.service.sessions import SESSION_SECONDS
 from defenses._registry import reference, summary
 
-router = APIRouter(tags=["service"], dependencies=[Depends(only_known)])
+router = APIRouter(tags=["service"], dependencies=[Depends(check_parameters)])
 
 METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -49,11 +49,11 @@ async def metrics(service: Service) -> Response:
 @router.get("/attacks", response_model=AttacksKnown, responses=REFUSED_RESPONSES)
 async def attacks() -> AttacksKnown:
     """List the registered attacks with their arguments."""
-    return AttacksKnown(items=await run_in_threadpool(_attacks), next=None)
+    return AttacksKnown(items=await run_in_threadpool(_list_attacks), next=None)
 
 
 @cache
-def _attacks() -> list[AttackKnown]:
+def _list_attacks() -> list[AttackKnown]:
     return [
         AttackKnown(
             name=name,
@@ -73,14 +73,14 @@ async def open_session(service: Service, given: Annotated[Token, Body()]) -> Res
     response = Response(status_code=204)
     if service.keys is None:
         return response
-    if not service.keys.opens(given.token):
+    if not service.keys.is_token(given.token):
         raise RequestError(
             "the token is wrong; at its start the service prints a link with the token, and the path of the file that "
             "contains it",
             status=401,
             field="token",
         )
-    _set(response, service, await run_in_threadpool(service.keys.session), SESSION_SECONDS)
+    _set(response, service, await run_in_threadpool(service.keys.open_session), SESSION_SECONDS)
     return response
 
 
@@ -89,11 +89,13 @@ async def close_session(request: Request, service: Service) -> Response:
     """End the session: its cookie becomes invalid, and the event streams that it opened end."""
     response = Response(status_code=204)
     if service.keys is not None:
-        await run_in_threadpool(service.keys.close, session_of(request.headers, service))
+        await run_in_threadpool(service.keys.close, read_session(request.headers, service))
     _set(response, service, "", 0)
     return response
 
 
 def _set(response: Response, service: Service, value: str, seconds: int) -> None:
     secure = service.settings.certfile is not None
-    response.set_cookie(cookie_name(service), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")
+    response.set_cookie(
+        make_cookie_name(service), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+    )

@@ -8,13 +8,13 @@ from starlette.concurrency import run_in_threadpool
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.middleware import API_PREFIX
-from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, only_known
+from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, check_parameters
 from attacker.service.index import UnknownName
 from attacker.service.jobs.job import Job, JobSpec, JobState
 from attacker.service.schemas import Jobs, Problem
 from fedsim.recording.selection import parse_rounds
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(only_known)])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(check_parameters)])
 
 NOT_NOW: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "The job is not in a state for that."}}
 QUEUE_FULL: dict[int | str, dict[str, Any]] = {
@@ -68,15 +68,15 @@ def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
 
 def _check(service: Parts, spec: JobSpec) -> None:
     """Raise RequestError if the recording, a client, or every round that a job names does not exist."""
-    runs = service.catalogue.runs()
+    runs = service.catalogue.list_runs()
     try:
-        run = service.catalogue.run(spec.recording)
+        run = service.catalogue.get_run(spec.recording)
     except UnknownName as error:
         known = [one.id for one in runs][:MAX_NAMES]
         raise RequestError(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
     if run.manifest is None:
         raise RequestError(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
-    clients = {row.client for rows in service.catalogue.rows(run).values() for row in rows}
+    clients = {row.client for rows in service.catalogue.get_rows(run).values() for row in rows}
     if unknown := sorted(set(spec.clients) - clients):
         known = sorted(clients)[:MAX_NAMES]
         raise RequestError(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)

@@ -46,16 +46,16 @@ class Metrics:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    def arrived(self, rounds: Sequence[Arrived]) -> None:
+    def count_arrived(self, rounds: Sequence[Arrived]) -> None:
         """Count new rounds. The lag is measured only for rounds that arrived while the service was running."""
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
             if lag is not None and 0 <= lag < GAUGE_SECONDS:
                 self.lag.observe(lag)
 
-    def changed(self, job: Job) -> None:
+    def count_change(self, job: Job) -> None:
         """Count a job's new state."""
-        created, started, ended = (_seconds(text) for text in (job.created, job.started, job.ended))
+        created, started, ended = (_parse_seconds(text) for text in (job.created, job.started, job.ended))
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
             self._started.add(job.id)
             self.waited.observe(max(0.0, started - created))
@@ -74,10 +74,10 @@ class _Asked:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges; `prometheus_client` calls this method."""
         jobs = GaugeMetricFamily("fedleak_jobs", "Jobs by state.", labels=["state"])
-        for state, count in self._queue.counts().items():
+        for state, count in self._queue.count_states().items():
             jobs.add_metric([state], count)
         yield jobs
-        runs = self._catalogue.runs()
+        runs = self._catalogue.list_runs()
         yield GaugeMetricFamily("fedleak_recordings", "Recordings below the root.", value=len(runs))
         yield GaugeMetricFamily("fedleak_rounds", "Rounds in them.", value=sum(run.told["rounds"] for run in runs))
         seen = sum(run.told["observations"] for run in runs)
@@ -87,13 +87,13 @@ class _Asked:
         )
         now = time.time()
         for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < GAUGE_SECONDS][:MAX_RECORDINGS]:
-            behind.add_metric([run.id], rounds_behind(self._catalogue, run))
+            behind.add_metric([run.id], count_rounds_behind(self._catalogue, run))
         yield behind
 
 
-def rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
+def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """Return by how many rounds the newest result of any attack, nulls excluded, is behind the newest recorded round."""
-    attacks = [source for source in catalogue.sources(run) if not source.null]
+    attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
     return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
 
@@ -111,28 +111,28 @@ class Timed:
         metrics: Metrics = scope["app"].state.parts.metrics
         started, status = time.perf_counter(), 500
 
-        async def noted(message: Message) -> None:
+        async def note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, note_status)
         finally:
-            route = _template(scope)
+            route = _get_template(scope)
             method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
             metrics.requests.labels(route, method, str(status)).inc()
             if not route.endswith("/events"):
                 metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
-def _template(scope: Scope) -> str:
+def _get_template(scope: Scope) -> str:
     """Return the path template of a request's route, prefixes included."""
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
     return API_PREFIX + template if inner and template != "none" else template
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     return None if text is None else datetime.fromisoformat(text).timestamp()

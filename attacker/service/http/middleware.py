@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attacker.service.authorisation import SECURITY_HEADERS, hostname, is_loopback_name, is_own
+from attacker.service.authorisation import SECURITY_HEADERS, is_loopback_name, is_own, parse_hostname
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
@@ -66,10 +66,10 @@ class Guard:
             raise RuntimeError(f"the protocol {scope['type']!r} is not supported")
         answer = _SecuredSender(send, self.patience)
         try:
-            headers, known = _headers(scope), scope["app"].state.parts
+            headers, known = _read_headers(scope), scope["app"].state.parts
             answer.admitted = _check(scope, headers, known)
             if scope["method"] in CHANGING_METHODS:
-                receive = _replayed(await _body(receive, known.settings.max_body, self.patience), receive)
+                receive = _replay_body(await _read_body(receive, known.settings.max_body, self.patience), receive)
             await self.app(scope, receive, answer.send)
         except Refused as refused:
             await answer.refuse(scope, refused)
@@ -100,16 +100,16 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], 
         _check_change(method, headers, known.settings)
     if known.keys is None or not needs_token(method, path) or _has_token(headers, known.keys):
         return lambda: True
-    keys, cookie = known.keys, session_of(headers, known)
-    if not keys.admits(cookie):
+    keys, cookie = known.keys, read_session(headers, known)
+    if not keys.is_open(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
         raise Refused(401, f"{wrong}: Authorization: Bearer TOKEN; the service says where it lies", WWW_Authenticate="Bearer")
-    return lambda: keys.admits(cookie)
+    return lambda: keys.is_open(cookie)
 
 
 def _check_host(headers: Headers, settings: ServiceSettings) -> None:
     host = headers.get("host", "")
-    if hostname(host) is None:
+    if parse_hostname(host) is None:
         raise Refused(400, "the Host header names no host")
     if settings.is_loopback and not is_loopback_name(host):
         raise Refused(400, "this service goes by the names of this machine only: localhost, 127.0.0.1 or [::1]")
@@ -135,12 +135,12 @@ def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> N
 
 def _has_token(headers: Headers, keys: Keys) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and keys.opens(given.strip())
+    return scheme.lower() == "bearer" and keys.is_token(given.strip())
 
 
-def session_of(headers: Mapping[str, str], known: ServiceParts) -> str:
+def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
     """Return the session cookie of this service in a request; "" without one."""
-    return _cookie(headers.get("cookie", ""), cookie_name(known))
+    return _read_cookie(headers.get("cookie", ""), make_cookie_name(known))
 
 
 def needs_token(method: str, path: str) -> bool:
@@ -148,7 +148,7 @@ def needs_token(method: str, path: str) -> bool:
     return (method, path) not in WITHOUT_TOKEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
-def cookie_name(known: ServiceParts) -> str:
+def make_cookie_name(known: ServiceParts) -> str:
     """Return the name of the session cookie.
 
     It holds the port, as browsers send cookies to all ports of a host. Under TLS the prefix `__Host-` restricts it to this host.
@@ -157,7 +157,7 @@ def cookie_name(known: ServiceParts) -> str:
     return f"__Host-{name}" if known.settings.certfile else name
 
 
-def _headers(scope: Scope) -> Headers:
+def _read_headers(scope: Scope) -> Headers:
     """Return headers by lower-case name. Raises Refused if they are too long, or a header that must be unique is repeated."""
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
@@ -170,7 +170,7 @@ def _headers(scope: Scope) -> Headers:
     return found
 
 
-def _cookie(header: str, name: str) -> str:
+def _read_cookie(header: str, name: str) -> str:
     try:
         morsel = SimpleCookie(header).get(name)
     except CookieError:
@@ -178,7 +178,7 @@ def _cookie(header: str, name: str) -> str:
     return morsel.value if morsel else ""
 
 
-async def _body(receive: Receive, most: int, patience: float) -> bytes:
+async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
     """Return the body of a request. Raises Refused above `most` bytes, whatever its headers claim, and TooSlow."""
     body = bytearray()
 
@@ -193,11 +193,11 @@ async def _body(receive: Receive, most: int, patience: float) -> bytes:
             if len(body) > most:
                 raise Refused(413, f"the request is larger than {most} bytes")
 
-    await _in_time(read(), patience)
+    await _wait_in_time(read(), patience)
     return bytes(body)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a receiver that first returns the body that was read already, and then further messages such as a disconnect."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -223,19 +223,19 @@ class _SecuredSender:
             message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in more)]
         elif message.get("more_body") and not self.admitted():
             raise LoggedOut
-        await _in_time(self._send(message), self._patience)
+        await _wait_in_time(self._send(message), self._patience)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
         if self.begun:  # it cannot be unsaid
             raise TooSlow
-        content = json.dumps(problem(str(refused))).encode()
+        content = json.dumps(make_problem(str(refused))).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
         pairs = [(name.encode(), value.encode()) for name, value in (headers | refused.headers).items()]
         await self.send({"type": "http.response.start", "status": refused.status, "headers": pairs})
         await self.send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
 
-async def _in_time(work: Awaitable[Any], patience: float) -> Any:
+async def _wait_in_time(work: Awaitable[Any], patience: float) -> Any:
     try:
         async with asyncio.timeout(patience):
             return await work
@@ -243,6 +243,6 @@ async def _in_time(work: Awaitable[Any], patience: float) -> Any:
         raise TooSlow from None
 
 
-def problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
+def make_problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
     """Return an error in the format of the API."""
     return {"error": {"message": message, "field": field, "known": known}}

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from attacker.service.authorisation import PAGE_POLICY
-from attacker.service.http.caching import tagged
+from attacker.service.http.caching import make_tagged_response
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -19,28 +19,28 @@ CONTENT_TYPES = {
 PAGE_FOLDER = Path(__file__).parent.parent / "web"
 
 
-def page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
+def make_page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
     """Return routes of the files that are now in `folder`: index.html at /, all others below /page/."""
     router = APIRouter(include_in_schema=False)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in CONTENT_TYPES}
 
     @router.get("/")
     async def index(request: Request) -> Response:
-        return _file(request, files.get("index.html"))
+        return _respond_file(request, files.get("index.html"))
 
     @router.get("/page/{name:path}")
     async def file(request: Request, name: str) -> Response:
-        return _file(request, files.get(name))
+        return _respond_file(request, files.get(name))
 
     @router.get("/favicon.ico")
     async def icon(request: Request) -> Response:
-        return _file(request, files.get("icon.svg"))
+        return _respond_file(request, files.get("icon.svg"))
 
     return router
 
 
-def _file(request: Request, path: Path | None) -> Response:
+def _respond_file(request: Request, path: Path | None) -> Response:
     if path is None or not path.is_file():
         raise HTTPException(404)
     headers: dict[str, Any] = {"Content-Security-Policy": PAGE_POLICY}
-    return tagged(request, path.read_bytes(), CONTENT_TYPES[path.suffix], headers)
+    return make_tagged_response(request, path.read_bytes(), CONTENT_TYPES[path.suffix], headers)

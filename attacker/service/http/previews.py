@@ -12,12 +12,14 @@ from attacker.service.http.caching import PNG_TYPE
 from attacker.service.http.cases import IMAGE_RESPONSE
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.middleware import API_PREFIX
-from attacker.service.http.queries import REFUSED_RESPONSES, Name, Number, only_known
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, Number, check_parameters
 from attacker.service.index.images import NoImage
 from attacker.service.schemas import PreviewImage, PreviewTold
 from attacker.service.worker import preview_files as previews
 
-router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)])
+router = APIRouter(
+    prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
+)
 
 PreviewVersion = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
 
@@ -25,7 +27,7 @@ PreviewVersion = Annotated[int | None, Query(ge=0, lt=2**53, description="Names 
 @router.get("", response_model=PreviewTold)
 def preview(service: Service, id: Name) -> PreviewTold:
     """Return the best reconstructions so far; empty if the attack provides none, or the job has ended."""
-    seen = _seen(service, id)
+    seen = _read_preview(service, id)
     address = f"{API_PREFIX}/jobs/{id}/preview"
     return PreviewTold(
         version=seen.version,
@@ -49,7 +51,7 @@ def preview(service: Service, id: Name) -> PreviewTold:
 @router.get("/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion = None) -> Response:
     """Return one image of the preview as PNG."""
-    seen = _seen(service, id)
+    seen = _read_preview(service, id)
     if n >= len(seen.images):
         raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
     pixels, buffer = seen.images[n], io.BytesIO()
@@ -57,21 +59,21 @@ def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion
     return Response(buffer.getvalue(), media_type=PNG_TYPE, headers={"Cache-Control": "private, max-age=60"})
 
 
-def stamp(service: Parts, id: str) -> int:
+def read_stamp(service: Parts, id: str) -> int:
     """Return a number that changes with each preview of a job; 0 if there is none. The preview itself is not read."""
     try:
-        return os.stat(previews.path_of(service.settings.state_folder, id)).st_mtime_ns
+        return os.stat(previews.make_preview_path(service.settings.state_folder, id)).st_mtime_ns
     except (OSError, ValueError):
         return 0
 
 
-def version_of(service: Parts, id: str) -> int | None:
+def read_version(service: Parts, id: str) -> int | None:
     """Return the version of a job's preview; None if there is none."""
     seen = previews.read(service.settings.state_folder, id)
     return seen.version if seen else None
 
 
-def _seen(service: Parts, id: str) -> previews.Preview:
+def _read_preview(service: Parts, id: str) -> previews.Preview:
     job = service.queue.get(id)
     seen = previews.read(service.settings.state_folder, job.id)
     if seen is None:

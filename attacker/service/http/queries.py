@@ -38,7 +38,7 @@ REFUSED_CHANGE = REFUSED_RESPONSES | {
 }
 
 
-def only_known(request: Request) -> None:
+def check_parameters(request: Request) -> None:
     """Raise RequestError for a query parameter that the route does not have, as a misspelt one would be ignored silently."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
@@ -60,7 +60,7 @@ def complete_client(given: str | None, known: Collection[str]) -> str | None:
     return name
 
 
-def page(
+def cut_page(
     items: Iterable[T], key: Callable[[T], Any], after: Any, limit: int, cursor: Callable[[T], str]
 ) -> tuple[Sequence[T], str | None]:
     """Return at most `limit` items after the one whose key is `after`, and the cursor of the next page; None at the end.
@@ -77,7 +77,7 @@ def page(
     return found, None
 
 
-def place(after: str | None) -> tuple[int, str] | None:
+def parse_cursor(after: str | None) -> tuple[int, str] | None:
     """Return round and client of a cursor `AfterRow`; None without a cursor."""
     if after is None:
         return None

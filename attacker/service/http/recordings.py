@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from attacker.service.http.cases import whole_case
+from attacker.service.http.cases import load_case
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import (
@@ -17,15 +17,15 @@ from attacker.service.http.queries import (
     Limit,
     Name,
     Round,
+    check_parameters,
     complete_client,
-    only_known,
-    page,
-    place,
+    cut_page,
+    parse_cursor,
 )
 from attacker.service.index import CatalogueRun, views
 from attacker.service.index.attack_folders import Source
-from attacker.service.index.grid import grid, leakage
-from attacker.service.index.headline import headline, strongest_source, worst_examples
+from attacker.service.index.grid import compute_leakage, make_grid
+from attacker.service.index.headline import find_strongest_source, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import (
@@ -41,7 +41,9 @@ from attacker.service.schemas import (
     TrainingRows,
 )
 
-router = APIRouter(prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)])
+router = APIRouter(
+    prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
+)
 
 Status = Annotated[Literal["complete", "masked", "failed", "late"] | None, Query()]
 SourceQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
@@ -52,22 +54,22 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     """List all recordings below the root folder."""
 
     def make() -> Recordings:
-        runs, rest = page(service.catalogue.runs(), lambda run: run.id, after, limit, lambda run: run.id)
-        root = None if service.catalogue.runs() else str(service.settings.root.absolute())
+        runs, rest = cut_page(service.catalogue.list_runs(), lambda run: run.id, after, limit, lambda run: run.id)
+        root = None if service.catalogue.list_runs() else str(service.settings.root.absolute())
         return Recordings(items=[run.told for run in runs], next=rest, trouble=list(service.catalogue.trouble), root=root)
 
-    return await service.replies.told(request, service.catalogue.version, make)
+    return await service.replies.respond(request, service.catalogue.version, make)
 
 
-async def _of_run(request: Request, service: Parts, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
-    run = service.catalogue.run(id)
-    return await service.replies.told(request, run.version, lambda: make(run))
+async def _respond_of_run(request: Request, service: Parts, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
+    run = service.catalogue.get_run(id)
+    return await service.replies.respond(request, run.version, lambda: make(run))
 
 
 @router.get("/{id}", response_model=RecordingTold)
 async def recording(request: Request, service: Service, id: Name) -> Response:
     """Return one recording, with messages about everything that is wrong with its files."""
-    return await _of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.trouble_of(run)})
+    return await _respond_of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.list_trouble(run)})
 
 
 @router.get("/{id}/observations", response_model=Observations)
@@ -82,26 +84,28 @@ async def observations(
     after: AfterRow = None,
 ) -> Response:
     """List the observations, which are the messages that the server received, by round and client."""
-    last = place(after)
+    last = parse_cursor(after)
 
     def make(run: CatalogueRun) -> Observations:
-        rows = service.catalogue.rows(run)
+        rows = service.catalogue.get_rows(run)
         name = complete_client(client, {row.client for row in chain.from_iterable(rows.values())} if client else set())
 
-        def wanted(row: IndexRow) -> bool:
+        def is_wanted(row: IndexRow) -> bool:
             return (name is None or row.client == name) and (status is None or row.status == status)
 
         some = chain.from_iterable(rows.values()) if round is None else rows.get(round, ())
-        found, rest = page(filter(wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
-        return Observations(items=[views.observation(row) for row in found], next=rest)
+        found, rest = cut_page(filter(is_wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
+        return Observations(items=[views.describe_observation(row) for row in found], next=rest)
 
-    return await _of_run(request, service, id, make)
+    return await _respond_of_run(request, service, id, make)
 
 
 @router.get("/{id}/training", response_model=TrainingRows)
 async def training(request: Request, service: Service, id: Name) -> Response:
     """Return the server's log of each round: held-out loss and accuracy, and bytes."""
-    return await _of_run(request, service, id, lambda run: TrainingRows(items=service.catalogue.training(run), next=None))
+    return await _respond_of_run(
+        request, service, id, lambda run: TrainingRows(items=service.catalogue.get_training(run), next=None)
+    )
 
 
 @router.get("/{id}/attacks", response_model=AttacksOnRecording)
@@ -109,13 +113,16 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack on a recording as numbers, nulls included."""
 
     def make(run: CatalogueRun) -> AttacksOnRecording:
-        scores = service.catalogue.scores(run)
-        verdicts = service.catalogue.verdicts(run)
+        scores = service.catalogue.get_scores(run)
+        verdicts = service.catalogue.get_verdicts(run)
         judged = verdicts.by_source
-        told = [views.attack(one, scores.get(one.name, {}), judged.get(one.name)) for one in service.catalogue.sources(run)]
+        told = [
+            views.describe_attack(one, scores.get(one.name, {}), judged.get(one.name))
+            for one in service.catalogue.list_sources(run)
+        ]
         return AttacksOnRecording(items=told, next=None)
 
-    return await _of_run(request, service, id, make)
+    return await _respond_of_run(request, service, id, make)
 
 
 @router.get("/{id}/headline", response_model=Headline)
@@ -124,28 +131,28 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
 
     def make(run: CatalogueRun) -> Headline:
         catalogue = service.catalogue
-        sources, scores, verdicts = catalogue.sources(run), catalogue.scores(run), catalogue.verdicts(run)
-        top = strongest_source(sources, verdicts)
-        return headline(
-            catalogue.rows(run),
+        sources, scores, verdicts = catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run)
+        top = find_strongest_source(sources, verdicts)
+        return make_headline(
+            catalogue.get_rows(run),
             sources,
             scores,
             verdicts,
             truth=run.told["truth"],
-            worst=list(_worst(service, run, top, scores.get(top.name, {}))) if top else [],
+            worst=list(_find_worst(service, run, top, scores.get(top.name, {}))) if top else [],
         )
 
-    return await _of_run(request, service, id, make)
+    return await _respond_of_run(request, service, id, make)
 
 
-def _worst(
+def _find_worst(
     service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
 ) -> Iterator[ShownExample]:
     """Return the examples that `source` reconstructed best; each case is read only once."""
     cases: dict[str, CaseWhole] = {}
-    for key, n in worst_examples(source, scores):
+    for key, n in find_worst_examples(source, scores):
         if key not in cases:
-            cases[key] = whole_case(service, run, source.name, key)
+            cases[key] = load_case(service, run, source.name, key)
         case = cases[key]
         if n < len(case["examples"]):
             yield ShownExample(
@@ -162,13 +169,13 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
     """
 
     def make(run: CatalogueRun) -> Grid:
-        chosen = [source for source in service.catalogue.sources(run) if not source.null]
+        chosen = [source for source in service.catalogue.list_sources(run) if not source.null]
         if attack is not None:
-            chosen = [_source(service, run, attack)]
-        nulls = service.catalogue.sources(run)
-        return grid(service.catalogue.rows(run), chosen, service.catalogue.scores(run), nulls)
+            chosen = [_find_source(service, run, attack)]
+        nulls = service.catalogue.list_sources(run)
+        return make_grid(service.catalogue.get_rows(run), chosen, service.catalogue.get_scores(run), nulls)
 
-    return await _of_run(request, service, id, make)
+    return await _respond_of_run(request, service, id, make)
 
 
 @router.get("/{id}/leakage", response_model=Leakage)
@@ -176,15 +183,15 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack and null by round."""
 
     def make(run: CatalogueRun) -> Leakage:
-        scores = service.catalogue.scores(run)
-        sources = service.catalogue.sources(run)
-        return Leakage(items=[leak for one in sources for leak in leakage(one, scores.get(one.name, {}))], next=None)
+        scores = service.catalogue.get_scores(run)
+        sources = service.catalogue.list_sources(run)
+        return Leakage(items=[leak for one in sources for leak in compute_leakage(one, scores.get(one.name, {}))], next=None)
 
-    return await _of_run(request, service, id, make)
+    return await _respond_of_run(request, service, id, make)
 
 
-def _source(service: Parts, run: CatalogueRun, name: str) -> Any:
-    known = {source.name: source for source in service.catalogue.sources(run)}
+def _find_source(service: Parts, run: CatalogueRun, name: str) -> Any:
+    known = {source.name: source for source in service.catalogue.list_sources(run)}
     if name not in known:
         raise RequestError(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
     return known[name]

@@ -9,17 +9,17 @@ from pathlib import Path
 from fastapi import APIRouter, Depends, Request, Response
 
 from attacker.service.authorisation import REPORT_POLICY
-from attacker.service.http.caching import tagged
+from attacker.service.http.caching import make_tagged_response
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
-from attacker.service.http.queries import REFUSED_RESPONSES, Name, only_known
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, check_parameters
 from attacker.service.index import CatalogueRun
 from attacker.service.schemas import Problem
 from attacker.service.worker.report_process import UNWRITTEN_STATUS
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import find_foreign
 
-router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
+router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(check_parameters)])
 
 HTML_TYPE = "text/html; charset=utf-8"
 REPORT_SECONDS = 120.0
@@ -34,14 +34,14 @@ REPORT_RESPONSES = REFUSED_RESPONSES | {
 @router.get("/{id}/report", response_class=Response, responses=REPORT_RESPONSES)
 async def report(request: Request, service: Service, id: Name) -> Response:
     """Return the page that `attacker report` writes; without scores and originals if the service was given no truth."""
-    run = service.catalogue.run(id)
+    run = service.catalogue.get_run(id)
     name = sha256(run.id.encode()).hexdigest()[:20]  # an id may be longer than the name of a file
     path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
     async with service.reporting:
         if not path.exists():
             await _make(service, run, path)
         content = await asyncio.to_thread(path.read_bytes)
-    return await asyncio.to_thread(tagged, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
+    return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:

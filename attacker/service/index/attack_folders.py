@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
-from attacker.service.index.reconstruction_files import ReconstructionSummary, failure_in, read_answer, read_metadata
-from attacker.service.index.recording_index import words_of
-from attacker.service.index.run_folders import Mark, mark
+from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_metadata
+from attacker.service.index.recording_index import format_error
+from attacker.service.index.run_folders import Mark, read_mark
 from fedsim.recording import Manifest
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import parse_json, read_bytes, shorten
@@ -66,7 +66,7 @@ class Source:
     facts: Mark = ()
     trouble: tuple[str, ...] = ()
 
-    def state(self, key: str) -> ShownState:
+    def find_state(self, key: str) -> ShownState:
         """Return the state of a case."""
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:
@@ -93,18 +93,18 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     Raises ValueError with a message for users if the folder holds no attack on this recording.
     """
     folder = run / "reconstructions" / name
-    facts = mark(time.time(), folder / "attack.json")
-    told = before if before is not None and before.facts == facts else _told(run, name, manifest)
+    facts = read_mark(time.time(), folder / "attack.json")
+    told = before if before is not None and before.facts == facts else _read_description(run, name, manifest)
     answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
     marks: dict[str, Mark] = {}
     trouble: list[str] = []
     running: set[str] = set()
-    for file, at in _files(folder):
+    for file, at in _list_files(folder):
         path = f"reconstructions/{name}/{file}"
         if file.endswith(CHECKPOINT_SUFFIX):
-            running |= _under_way(run, path)
-        elif (found := _case_of(file)) is None or found[0] not in told.cases:
+            running |= _list_under_way(run, path)
+        elif (found := _parse_name(file)) is None or found[0] not in told.cases:
             continue
         else:
             key, kind = found
@@ -112,13 +112,13 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
             if before is not None and before.marks.get(file) == at:
                 _copy(before, key, kind, answers, failures)
             elif kind == "failed":
-                failures[key] = failure_in(run, path)
+                failures[key] = read_failure(run, path)
             else:
                 try:
                     answers[key] = read_answer(run, path)
                 except ValueError as error:
-                    failures[key] = f"its reconstruction cannot be read: {words_of(error, run)}"
-                    trouble.append(words_of(error, run))
+                    failures[key] = f"its reconstruction cannot be read: {format_error(error, run)}"
+                    trouble.append(format_error(error, run))
     kept = {key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "knows_defense", "cases")}
     failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
     return Source(
@@ -133,7 +133,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     )
 
 
-def file_of(source: str, case: str) -> str:
+def make_file_path(source: str, case: str) -> str:
     """Return the path of a case's reconstruction, relative to its run."""
     return f"reconstructions/{source}/{case}.safetensors"
 
@@ -145,14 +145,14 @@ def _copy(before: Source, key: str, kind: str, answers: dict[str, Reconstruction
         failures[key] = before.failures[key]
 
 
-def _case_of(file: str) -> tuple[str, str] | None:
+def _parse_name(file: str) -> tuple[str, str] | None:
     for ending, kind in ((".safetensors", "answer"), (".failed.json", "failed")):
         if file.endswith(ending):
             return file.removesuffix(ending), kind
     return None
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Mark]]:
+def _list_files(folder: Path) -> Iterator[tuple[str, Mark]]:
     now = time.time()
     try:
         with os.scandir(folder) as entries:
@@ -160,10 +160,10 @@ def _files(folder: Path) -> Iterator[tuple[str, Mark]]:
     except OSError:
         return
     for name in names:
-        yield name, mark(now, folder / name)
+        yield name, read_mark(now, folder / name)
 
 
-def _under_way(run: Path, path: str) -> set[str]:
+def _list_under_way(run: Path, path: str) -> set[str]:
     """Return the cases in a checkpoint, if a process is attacking them now."""
     try:
         if time.time() - os.lstat(run / path).st_mtime > CHECKPOINT_VALID_SECONDS:
@@ -174,13 +174,13 @@ def _under_way(run: Path, path: str) -> set[str]:
     return {case for case in cases if isinstance(case, str)} if isinstance(cases, list) else set()
 
 
-def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
+def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source:
     """Return the description of an attack and its cases in `attack.json`."""
     where = f"reconstructions/{name}/attack.json"
     try:
         told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
     except ValueError as error:
-        raise ValueError(f"{words_of(error, run)}; replay the attack again") from None
+        raise ValueError(f"{format_error(error, run)}; replay the attack again") from None
     if not isinstance(told, dict):
         raise ValueError(f"{where}: is not a JSON object; replay the attack again")
     of = told.get("run")
@@ -189,7 +189,7 @@ def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
             if of.get(key, mine) != mine:
                 raise ValueError(f"{where}: belongs to another recording, whose {key} is {shorten(of[key])}")
     try:
-        cases = [_case(case) for case in told["cases"]]
+        cases = [_parse_case(case) for case in told["cases"]]
         oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])
         seed = int(told["seed"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -206,7 +206,7 @@ def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
     )
 
 
-def _case(told: Mapping[str, Any]) -> CaseFacts:
+def _parse_case(told: Mapping[str, Any]) -> CaseFacts:
     key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):

@@ -52,12 +52,12 @@ class Shelf(Generic[T]):
             try:
                 value = make(place.value)
             except BaseException:
-                self._forget(key, place)
+                self._drop_old(key, place)
                 raise
             with self._lock:
                 place.value, place.version = value, version
-                self._weigh(key, place, self._weight(value))
-                self._tidy(key)
+                self._add_weight(key, place, self._weight(value))
+                self._drop_surplus(key)
             return value
 
     def __len__(self) -> int:
@@ -68,19 +68,19 @@ class Shelf(Generic[T]):
         """Sum of the weights of all values."""
         return self._total
 
-    def _forget(self, key: Hashable, place: _Place[T]) -> None:
+    def _drop_old(self, key: Hashable, place: _Place[T]) -> None:
         """Drop a value of an old version, or the entry of a value that could not be made."""
         with self._lock:
             if self._places.get(key) is place:
                 self._drop(key)
 
-    def _weigh(self, key: Hashable, place: _Place[T], weight: int) -> None:
+    def _add_weight(self, key: Hashable, place: _Place[T], weight: int) -> None:
         """Add the weight of a new value, unless it was dropped while it was being made."""
         if self._places.get(key) is place:
             self._total += weight - place.weight
             place.weight = weight
 
-    def _tidy(self, kept: Hashable) -> None:
+    def _drop_surplus(self, kept: Hashable) -> None:
         """Drop the least recently used values until the rest is within the limit."""
         surplus, going = self._total - self.most, list[Hashable]()
         for key, place in self._places.items():

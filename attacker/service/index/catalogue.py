@@ -19,13 +19,13 @@ from attacker.service.index.recording_index import (
     Index,
     IndexedRows,
     IndexRow,
-    identity_of,
+    format_error,
+    hash_manifest,
     read_index,
     read_manifest,
     read_rows,
-    words_of,
 )
-from attacker.service.index.run_folders import Mark, find, is_run, mark, mark_of_work, subfolders
+from attacker.service.index.run_folders import Mark, find_runs, is_run, list_subfolders, read_mark, read_work_mark
 from attacker.service.index.verdicts import RunVerdicts, read_verdicts
 from attacker.service.schemas import RecordingTold
 from attacker.service.settings import ServiceSettings
@@ -98,59 +98,59 @@ class Catalogue:
         self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(MAX_CACHED_RUNS)
         self._sources: Shelf[Source | str] = Shelf(MAX_CACHED_SOURCES)
 
-    def look(self) -> Changes:
+    def scan(self) -> Changes:
         """Look for changes on disk since the last look, and return them."""
         with self._looking:
-            found, changes = find(self.settings.folder), Changes()
+            found, changes = find_runs(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
             for id, folder in found.runs.items():
                 before = self._runs.get(id)
-                run = runs[id] = self._looked_at(id, folder, before)
+                run = runs[id] = self._scan_folder(id, folder, before)
                 if run is not before:
                     changes.changed.append(run)
-                    changes.arrived += _arrived(run, before)
+                    changes.arrived += _find_arrived(run, before)
             changes.removed = sorted(self._runs.keys() - runs.keys())
             self._keep(runs, tuple(found.trouble))
             return changes
 
-    def look_at(self, id: str) -> Changes:
+    def scan_run(self, id: str) -> Changes:
         """Look for changes of one run, if it is known and still there, and return them."""
         with self._looking:
             changes, before = Changes(), self._runs.get(id)
             if before is None or not is_run(before.folder):
                 return changes
-            run = self._looked_at(id, before.folder, before)
+            run = self._scan_folder(id, before.folder, before)
             if run is not before:
                 changes.changed.append(run)
-                changes.arrived += _arrived(run, before)
+                changes.arrived += _find_arrived(run, before)
                 self._keep({**self._runs, id: run}, self.trouble)
             return changes
 
-    def stirred(self) -> list[str]:
+    def list_changed(self) -> list[str]:
         """Return the ids of runs that are being recorded and whose index has changed since the last look.
 
         It is cheap enough to be called several times a second.
         """
         now = time.time()
         lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < RECORDING_SECONDS]
-        return [run.id for run in lively if mark(now, run.folder / INDEX_FILE)[:1] != run.marks["index"][:1]]
+        return [run.id for run in lively if read_mark(now, run.folder / INDEX_FILE)[:1] != run.marks["index"][:1]]
 
     def _keep(self, runs: dict[str, CatalogueRun], trouble: tuple[str, ...]) -> None:
         self._runs, self.trouble = runs, trouble
-        self.version = _digest([(id, run.version) for id, run in runs.items()], trouble)
+        self.version = _hash_parts([(id, run.version) for id, run in runs.items()], trouble)
 
-    def runs(self) -> list[CatalogueRun]:
+    def list_runs(self) -> list[CatalogueRun]:
         """Return all runs, sorted by id."""
         return list(self._runs.values())
 
-    def run(self, id: str) -> CatalogueRun:
+    def get_run(self, id: str) -> CatalogueRun:
         """Return the run with that id. Raises UnknownName."""
         try:
             return self._runs[id]
         except KeyError:
             raise UnknownName(f"there is no recording {id!r}") from None
 
-    def rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
+    def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
         """Return the rows of the index by round."""
 
         def read(before: IndexedRows | None) -> IndexedRows:
@@ -161,37 +161,37 @@ class Catalogue:
 
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
-    def sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the attacks on the run, sorted by name. Folders without an attack are reported by `trouble_of`."""
+    def list_sources(self, run: CatalogueRun) -> list[Source]:
+        """Return the attacks on the run, sorted by name. Folders without an attack are reported by `list_trouble`."""
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
-    def source(self, run: CatalogueRun, name: str) -> Source:
+    def get_source(self, run: CatalogueRun, name: str) -> Source:
         """Return the results of the attack or null of this name on `run`. Raises UnknownName if none can be read."""
-        found = self._source(run, name) if name in run.sources else None
+        found = self._load_source(run, name) if name in run.sources else None
         if not isinstance(found, Source):
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
         return found
 
-    def scores(self, run: CatalogueRun) -> Scores:
+    def get_scores(self, run: CatalogueRun) -> Scores:
         """Return scores by attack and case; empty if the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
-    def verdicts(self, run: CatalogueRun) -> RunVerdicts:
+    def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
         """Return the verdicts on the run's attacks; empty if the service was given no truth."""
         if not run.told["truth"]:
             return RunVerdicts()
         marks = run.marks["scores"], run.marks["manifest"]
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
 
-    def null_of(self, run: CatalogueRun, source: Source) -> Source | None:
+    def find_null(self, run: CatalogueRun, source: Source) -> Source | None:
         """Return the null of an attack, the same attack without the update; None if it was not run, and for a null itself."""
-        return find_null(source, self.sources(run))
+        return find_null(source, self.list_sources(run))
 
-    def training(self, run: CatalogueRun) -> list[dict[str, Any]]:
+    def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl."""
         return self._read_training(run)[0]
 
-    def trouble_of(self, run: CatalogueRun) -> list[str]:
+    def list_trouble(self, run: CatalogueRun) -> list[str]:
         """Return messages about everything that is wrong with a run's files."""
         found = [*run.told["trouble"], *self._read_training(run)[1]]
         if run.told["truth"]:
@@ -207,33 +207,33 @@ class Catalogue:
         return self._training.get(run.id, run.marks["training"], lambda before: read_training(run.folder))
 
     def _read_sources(self, run: CatalogueRun) -> list[Source | str]:
-        return [self._source(run, name) for name in run.sources]
+        return [self._load_source(run, name) for name in run.sources]
 
-    def _source(self, run: CatalogueRun, name: str) -> Source | str:
+    def _load_source(self, run: CatalogueRun, name: str) -> Source | str:
         def read(before: Source | str | None) -> Source | str:
             try:
                 return read_source(run.folder, name, run.manifest, before if isinstance(before, Source) else None)
             except ValueError as error:
-                return words_of(error, run.folder)
+                return format_error(error, run.folder)
 
         return self._sources.get((run.id, name), (run.marks["manifest"], run.sources[name]), read)
 
-    def _looked_at(self, id: str, folder: Path, before: CatalogueRun | None) -> CatalogueRun:
+    def _scan_folder(self, id: str, folder: Path, before: CatalogueRun | None) -> CatalogueRun:
         now = time.time()
         at = {"manifest": "recording/manifest.json", "index": INDEX_FILE}
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
-        marks = {name: mark(now, folder / file) for name, file in at.items()}
+        marks = {name: read_mark(now, folder / file) for name, file in at.items()}
         sources = {
-            path.name: mark_of_work(now, path, path / "attack.json", alive=CHECKPOINT_VALID_SECONDS)
-            for path in subfolders(folder / "reconstructions")
+            path.name: read_work_mark(now, path, path / "attack.json", alive=CHECKPOINT_VALID_SECONDS)
+            for path in list_subfolders(folder / "reconstructions")
             if SAFE_NAME.fullmatch(path.name)
         }
-        truth = bool(self.settings.truth_of(folder))
+        truth = bool(self.settings.list_truth(folder))
         if before and (before.marks, before.sources, before.told["truth"]) == (marks, sources, truth):
             return before
         identity, manifest, wrong = before.identity if before else "", before.manifest if before else None, ""
         if before is None or before.marks["manifest"] != marks["manifest"]:
-            identity, manifest, wrong = _manifest(folder)
+            identity, manifest, wrong = _read_manifest(folder)
         elif manifest is None:
             wrong = before.told["trouble"][0]
         index = Index()
@@ -241,8 +241,8 @@ class Catalogue:
             same = before is not None and before.manifest is manifest and before.marks["index"] == marks["index"]
             index = before.index if before is not None and same else read_index(folder, before.index if before else None)
         trouble = [wrong] if wrong else list(index.trouble)
-        told = views.recording(id, manifest, index, truth=truth, trouble=trouble)
-        version = _digest(marks, sources, truth)
+        told = views.describe_recording(id, manifest, index, truth=truth, trouble=trouble)
+        version = _hash_parts(marks, sources, truth)
         return CatalogueRun(
             id=id,
             folder=folder,
@@ -256,18 +256,18 @@ class Catalogue:
         )
 
 
-def _digest(*parts: object) -> str:
+def _hash_parts(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _manifest(folder: Path) -> tuple[str, Manifest | None, str]:
+def _read_manifest(folder: Path) -> tuple[str, Manifest | None, str]:
     try:
-        return identity_of(folder), read_manifest(folder), ""
+        return hash_manifest(folder), read_manifest(folder), ""
     except ValueError as error:
-        return "", None, words_of(error, folder)
+        return "", None, format_error(error, folder)
 
 
-def _arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[Arrived]:
+def _find_arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[Arrived]:
     known = before.index.attempts if before and before.identity == run.identity else {}
     now, attempts = time.time(), run.index.attempts
     return [

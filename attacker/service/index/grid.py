@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
-from attacker.service.index.means import mean, psnr, success
+from attacker.service.index.means import average_psnr, average_success, mean
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import Grid, GridCell, Leak
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -29,38 +29,40 @@ class CellVerdict(NamedTuple):
         return self.confidence if self.success is None else self.success
 
 
-def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()) -> Grid:
+def make_grid(
+    rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()
+) -> Grid:
     """Return a cell for each row of the index, with the attack of `sources` that has the highest leak on it.
 
     nulls: nulls of these attacks.
     """
-    verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
+    verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
-    guessed = {null.name: _verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
+    guessed = {null.name: _collect_verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
 
-    def cell(row: IndexRow) -> GridCell:
+    def make_cell(row: IndexRow) -> GridCell:
         place = row.round, row.client
         found = [some[place] for some in verdicts if place in some]
         worst = max(found, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
         null = beside[worst.source] if worst else None
-        return _cell(row, found, worst, guessed[null.name].get(place) if null else None)
+        return _make_cell(row, found, worst, guessed[null.name].get(place) if null else None)
 
-    cells = [cell(row) for row in _all(rows)]
+    cells = [make_cell(row) for row in _iterate_rows(rows)]
     clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM_CLIENT, name))
     return Grid(clients=clients, rounds=sorted(rows), cells=cells)
 
 
-def leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
+def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
     """Return the results of an attack by round. A case of several rounds counts in each of them."""
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
-        if source.state(case.key) in ("done", "failed"):
+        if source.find_state(case.key) in ("done", "failed"):
             for number in case.rounds:
                 by_round.setdefault(number, []).append(case.key)
-    return [_leak(source, number, keys, scores) for number, keys in sorted(by_round.items())]
+    return [_compute_leak(source, number, keys, scores) for number, keys in sorted(by_round.items())]
 
 
-def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> Leak:
+def _compute_leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> Leak:
     rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
     answers = [source.answers[key] for key in keys if key in source.answers]
     return Leak(
@@ -69,43 +71,43 @@ def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str,
         null=source.null,
         round=number,
         examples=sum(row.finished for row in rows) or sum(answer.examples for answer in answers),
-        success=success(rows),
-        psnr=psnr(rows),
-        confidence=_confidence(source, keys),
+        success=average_success(rows),
+        psnr=average_psnr(rows),
+        confidence=_average_confidence(source, keys),
     )
 
 
-def _all(rows: Mapping[int, Sequence[IndexRow]]) -> Iterator[IndexRow]:
+def _iterate_rows(rows: Mapping[int, Sequence[IndexRow]]) -> Iterator[IndexRow]:
     return (row for number in sorted(rows) for row in rows[number])
 
 
-def _verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:
+def _collect_verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:
     found: dict[tuple[int, str], list[str]] = {}
     for case in source.cases.values():
         for number in case.rounds:
             found.setdefault((number, case.client), []).append(case.key)
-    return {place: _verdict(source, place[0], keys, scores) for place, keys in found.items()}
+    return {place: _make_verdict(source, place[0], keys, scores) for place, keys in found.items()}
 
 
-def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> CellVerdict:
+def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> CellVerdict:
     rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
     return CellVerdict(
         source=source.name,
         cases=tuple(keys),
-        state=max(map(source.state, keys), key=STATE_ORDER.index),
-        success=success(rows),
-        psnr=psnr(rows),
-        confidence=_confidence(source, keys),
+        state=max(map(source.find_state, keys), key=STATE_ORDER.index),
+        success=average_success(rows),
+        psnr=average_psnr(rows),
+        confidence=_average_confidence(source, keys),
     )
 
 
-def _confidence(source: Source, keys: Sequence[str]) -> float | None:
+def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
     """Return the mean confidence of an attack over these cases, with 0 for cases that failed; None if none has ended."""
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
-def _cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
+def _make_cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
     states: list[ShownState] = [verdict.state for verdict in verdicts]
     return GridCell(
         client=row.client,

@@ -7,7 +7,7 @@ from math import inf
 
 from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
-from attacker.service.index.means import count_finished, psnr
+from attacker.service.index.means import average_psnr, count_finished
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.schemas import Headline, ShownExample
@@ -16,13 +16,13 @@ SHOWN_FIRST = 6
 """Number of examples of the strongest attack that are shown."""
 
 
-def strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
+def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
     """Return the attack that the headline describes: the strongest scored one, or else the first one with a reconstruction."""
     scored = (source for source in sources if source.name == verdicts.strongest)
     return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
 
 
-def worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
+def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
     """Return case and index of the examples that an attack reconstructed best, each distinct example once.
 
     Recovered examples come first, then those with higher PSNR. For an attack without scores, it is the first example of the cases
@@ -39,7 +39,7 @@ def worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -
     return list(first.values())[:SHOWN_FIRST]
 
 
-def headline(
+def make_headline(
     rows: Mapping[int, Sequence[IndexRow]],
     sources: Sequence[Source],
     scores: Scores,
@@ -50,45 +50,47 @@ def headline(
 ) -> Headline:
     """Return the headline of a run. truth: whether the service was given truth."""
     attacks = [source for source in sources if not source.null]
-    states = Counter(source.state(key) for source in attacks for key, case in source.cases.items() if case.status == "complete")
+    states = Counter(
+        source.find_state(key) for source in attacks for key, case in source.cases.items() if case.status == "complete"
+    )
     finished = states["done"] + states["failed"]
     replies = Counter(row.status for row in chain.from_iterable(rows.values()))
-    top = strongest_source(sources, verdicts) if verdicts.strongest else None
+    top = find_strongest_source(sources, verdicts) if verdicts.strongest else None
     mine = [row for some in scores.get(top.name, {}).values() for row in some] if top else []
     null = find_null(top, sources) if top else None
     its = [row for some in scores.get(null.name, {}).values() for row in some] if null else []
     judged = verdicts.by_source.get(top.name) if top else None
     return Headline(
-        sentence=_sentence(attacks, states, replies["complete"], verdicts, truth=truth),
+        sentence=_write_sentence(attacks, states, replies["complete"], verdicts, truth=truth),
         outcome=judged.outcome if judged else None,
         attack=top.name if top else None,
         spec=top.spec if top else None,
         updates=replies["complete"],
-        attacked=len(_attacked(attacks)),
+        attacked=len(_list_attacked(attacks)),
         absent=replies["failed"] + replies["late"],
         attacks=len(attacks),
         cases=states.total(),
         finished=finished,
         failed=states["failed"],
         examples=count_finished(mine),
-        psnr=psnr(mine),
-        null_psnr=psnr(its),
+        psnr=average_psnr(mine),
+        null_psnr=average_psnr(its),
         worst=worst,
     )
 
 
-def _attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
+def _list_attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
     """Return round and client of each update on which some attack has finished."""
     return {
         (number, case.client)
         for source in attacks
         for key, case in source.cases.items()
-        if source.state(key) in ("done", "failed")
+        if source.find_state(key) in ("done", "failed")
         for number in case.rounds
     }
 
 
-def _sentence(
+def _write_sentence(
     attacks: Sequence[Source], states: Mapping[ShownState, int], updates: int, verdicts: RunVerdicts, *, truth: bool
 ) -> str:
     """Return the verdict as a sentence, or a sentence on why there is none."""

@@ -12,7 +12,7 @@ from PIL import Image
 from attacker.report.pairs import ExamplePair, read_pair, show_alone
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_example
-from attacker.service.index.recording_index import words_of
+from attacker.service.index.recording_index import format_error
 from fedsim.recording import DataSpec
 from fedsim.recording.safe_files import read_bytes
 
@@ -32,58 +32,58 @@ class Halves(NamedTuple):
     reconstruction: bytes
 
 
-def reconstruction_png(run: Path, file: str, number: int, data: DataSpec) -> bytes:
+def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> bytes:
     """Return the reconstruction with that number as PNG, with values clamped to [0, 1]. Raises NoImage."""
-    pair = _alone(run, file, number, data)
+    pair = _read_alone(run, file, number, data)
     if pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
     return pair.reconstruction.png
 
 
-def pair_png(run: Path, file: str, data: DataSpec) -> Halves:
+def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
     """Return original and reconstruction of the pair in `file`, which scoring wrote. Raises NoImage."""
-    pair = _pair(run, file, data)
+    pair = _read_pair(run, file, data)
     if pair.original is None or pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
     return Halves(pair.original.png, pair.reconstruction.png)
 
 
-def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
+def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
     """Return the first table rows of a reconstruction by number; rows that cannot be read are left out."""
     found = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
         try:
-            found[number] = _alone(run, file, number, data)
+            found[number] = _read_alone(run, file, number, data)
         except NoImage:
             break
     return found
 
 
-def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
+def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
     """Return the first table rows beside their originals by number; rows that cannot be read are left out."""
     found = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
         try:
             if score.pair is not None:
-                found[number] = _pair(run, score.pair, data)
+                found[number] = _read_pair(run, score.pair, data)
         except NoImage:
             continue
     return found
 
 
-def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
+def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
     try:
         x = read_example(run, file, number)
     except IndexError:
         raise NoImage(f"there is no example {number}") from None
     except ValueError as error:
-        raise NoImage(f"the reconstruction cannot be read: {words_of(error, run)}") from None
+        raise NoImage(f"the reconstruction cannot be read: {format_error(error, run)}") from None
     if x.shape != data.shape:
         raise NoImage(f"the reconstruction has shape {x.shape}, and the data have shape {data.shape}")
     return show_alone(torch.from_numpy(x), data)
 
 
-def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
+def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
     """Return the pair in `file`, if it has the size that scoring writes.
 
     The size is checked first, since a file of a few bytes can declare an image of any size.

@@ -72,7 +72,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     wrong = 0
     for row in read_lines(run, "scores.jsonl", trouble):
         try:
-            source, score = str(row["source"]), _score(row)
+            source, score = str(row["source"]), _parse_score(row)
         except (KeyError, TypeError, ValueError):
             wrong += 1
             continue
@@ -113,37 +113,37 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
         trouble.append(f"{name}: {bad} line{'s' * (bad > 1)} cannot be read")
 
 
-def _score(row: Mapping[str, Any]) -> ShownScore:
-    rounds = tuple(_count(number) for number in row["rounds"])
+def _parse_score(row: Mapping[str, Any]) -> ShownScore:
+    rounds = tuple(_parse_count(number) for number in row["rounds"])
     pair = row["pair"]
     return ShownScore(
         case=str(row["case"]),
         state=find_state(row),
         rounds=rounds,
         client=str(row["client"]),
-        batch=_count(row["batch"]),
-        position=_count(row["position"]),
-        example=_count(row["index"]),
+        batch=_parse_count(row["batch"]),
+        position=_parse_count(row["position"]),
+        example=_parse_count(row["index"]),
         label_true=str(row["label_true_name"])[:200],
         label=None if row["label_recovered_name"] is None else str(row["label_recovered_name"])[:200],
         success=row["success"] is True,
         label_success=row.get("label_success") is True,
-        psnr=_number(row.get("psnr")),
-        ssim=_number(row.get("ssim")),
-        lpips=_number(row.get("lpips")),
-        confidence=_number(row.get("confidence")),
+        psnr=_to_number(row.get("psnr")),
+        ssim=_to_number(row.get("ssim")),
+        lpips=_to_number(row.get("lpips")),
+        confidence=_to_number(row.get("confidence")),
         failure=None if row["failure"] is None else str(row["failure"])[:2000],
         pair=pair if isinstance(pair, str) and pair.startswith("pairs/") else None,
     )
 
 
-def _count(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_ROUND:
         raise ValueError(value)
     return value
 
 
-def _number(value: Any) -> float | None:
+def _to_number(value: Any) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

@@ -15,23 +15,23 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def success(scores: Sequence[ShownScore]) -> float | None:
+def average_success(scores: Sequence[ShownScore]) -> float | None:
     """Return the share of distinct examples that were recovered.
 
     An example that was attacked several times counts with its mean.
     """
-    return _by_example((row.example, float(row.success)) for row in scores if row.finished)
+    return _average_by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
-def labels(scores: Sequence[ShownScore]) -> float | None:
+def average_labels(scores: Sequence[ShownScore]) -> float | None:
     """Return the share of labels that were recovered, over distinct examples."""
-    return _by_example((row.example, float(row.label_success)) for row in scores if row.finished)
+    return _average_by_example((row.example, float(row.label_success)) for row in scores if row.finished)
 
 
-def psnr(scores: Sequence[ShownScore]) -> float | None:
+def average_psnr(scores: Sequence[ShownScore]) -> float | None:
     """Return the mean PSNR of distinct examples in dB, each limited to `PSNR_OF_8_BITS`."""
     known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
-    return _by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
+    return _average_by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 
 def count_finished(scores: Sequence[ShownScore]) -> int:
@@ -39,7 +39,7 @@ def count_finished(scores: Sequence[ShownScore]) -> int:
     return len({row.example for row in scores if row.finished})
 
 
-def _by_example(values: Iterable[tuple[int, float]]) -> float | None:
+def _average_by_example(values: Iterable[tuple[int, float]]) -> float | None:
     found: dict[int, list[float]] = {}
     for index, value in values:
         found.setdefault(index, []).append(value)

@@ -59,32 +59,32 @@ class Whole(NamedTuple):
 def read_answer(run: Path, name: str) -> ReconstructionSummary:
     """Read the summary of the file `name` below `run`. Raises DamagedFile if it is not a reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
-        layout, facts = _header(file)
-        return _answer(file, layout, facts)
+        layout, facts = _read_header(file)
+        return _summarise_answer(file, layout, facts)
 
 
 def read_whole(run: Path, name: str) -> Whole:
     """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
-        layout, facts = _header(file)
-        answer = _answer(file, layout, facts)
+        layout, facts = _read_header(file)
+        answer = _summarise_answer(file, layout, facts)
         places: dict[int, tuple[int, str, int, int]] = {}
         rounds: dict[int, set[int]] = {}
-        for round, client, batch, position, example in map(_slot, _list(facts, "slots")):
+        for round, client, batch, position, example in map(_parse_slot, _get_list(facts, "slots")):
             places.setdefault(example, (round, client, batch, position))
             rounds.setdefault(example, set()).add(round)
-        labels = _values(file, layout, "y")
+        labels = _read_values(file, layout, "y")
         if not np.isfinite(labels).all():
             raise ValueError("is not a reconstruction: some of its labels are not numbers")
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
-            confidence=tuple(_finite(value) for value in _confidence(file, layout).tolist()),
+            confidence=tuple(_to_finite(value) for value in _read_confidence(file, layout).tolist()),
             places=places,
             rounds={example: tuple(sorted(some)) for example, some in rounds.items()},
-            losses=thinned(_values(file, layout, "loss")),
-            oracles=_texts(facts, "oracles"),
-            notes=_texts(facts, "notes"),
+            losses=thin_curve(_read_values(file, layout, "loss")),
+            oracles=_parse_texts(facts, "oracles"),
+            notes=_parse_texts(facts, "notes"),
             shape=layout["x"][1],
         )
 
@@ -95,7 +95,7 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
     number: its index. Raises DamagedFile, and IndexError if there is no such example.
     """
     with opened(run, name, limit=MAX_BYTES) as file:
-        layout, _ = _header(file)
+        layout, _ = _read_header(file)
         kind, shape, start = layout["x"]
         if not shape or not 0 <= number < shape[0]:
             raise IndexError(number)
@@ -109,10 +109,10 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
     """Read the metadata in the header of a tensor file. Raises DamagedFile if it is not one."""
     with opened(run, name, limit=MAX_BYTES) as file:
-        return _described(file)[0]
+        return _read_layout(file)[0]
 
 
-def thinned(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
+def thin_curve(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
     """Return at most `most` points (iteration from 1, loss) of a loss curve, including both ends; NaN is left out."""
     if not len(losses):
         return ()
@@ -120,29 +120,29 @@ def thinned(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[
     return tuple((int(at) + 1, float(losses[at])) for at in chosen if np.isfinite(losses[at]))
 
 
-def _answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> ReconstructionSummary:
-    losses, confidence = _values(file, layout, "loss"), _confidence(file, layout)
+def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> ReconstructionSummary:
+    losses, confidence = _read_values(file, layout, "loss"), _read_confidence(file, layout)
     known = confidence[np.isfinite(confidence)]
     seconds, iterations = facts.get("seconds"), facts.get("iterations")
     return ReconstructionSummary(
         examples=layout["x"][1][0],
         route=str(facts.get("route", ""))[:200],
         iterations=iterations if type(iterations) is int and 0 <= iterations < 2**53 else None,
-        seconds=_finite(seconds) if isinstance(seconds, int | float) else None,
-        loss=_finite(losses[-1]) if len(losses) else None,
+        seconds=_to_finite(seconds) if isinstance(seconds, int | float) else None,
+        loss=_to_finite(losses[-1]) if len(losses) else None,
         confidence=float(known.mean().clip(0, 1)) if len(known) else None,
         interrupted=bool(facts.get("interrupted", False)),
     )
 
 
-def _confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
+def _read_confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
     """Read the estimated probabilities, (N,); NaN if undecided, and in files of old versions, which contain none."""
-    known = _values(file, layout, "confidence")
+    known = _read_values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 
 
-def _header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
-    metadata, layout = _described(file)
+def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
+    metadata, layout = _read_layout(file)
     facts = parse_json(metadata.get("facts", "null"))
     if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
         raise ValueError("is no reconstruction")
@@ -152,7 +152,7 @@ def _header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     return layout, facts
 
 
-def _described(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]]]:
+def _read_layout(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]]]:
     size = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -164,10 +164,10 @@ def _described(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple
     metadata = described.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("the metadata in its header are not texts")
-    return metadata, {name: _entry(entry, 8 + length, size) for name, entry in described.items()}
+    return metadata, {name: _parse_entry(entry, 8 + length, size) for name, entry in described.items()}
 
 
-def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
+def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
     try:
         kind, shape = NUMPY_TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
         start, end = described["data_offsets"]
@@ -180,7 +180,7 @@ def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], 
     return kind, shape, base + start
 
 
-def _values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
+def _read_values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
     kind, shape, start = layout[name]
     if prod(shape) > MAX_VALUES:
         raise ValueError(f"{name} has {prod(shape)} values, more than the limit of {MAX_VALUES}")
@@ -194,7 +194,7 @@ def _read(file: FileIO, start: int, count: int) -> bytes:
     return bytes(content)
 
 
-def _slot(slot: Any) -> tuple[int, str, int, int, int]:
+def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
     if not isinstance(slot, list) or len(slot) != 5:
         raise ValueError("one of its slots is none")
     round, client, batch, position, example = slot
@@ -203,18 +203,18 @@ def _slot(slot: Any) -> tuple[int, str, int, int, int]:
     return round, client[:64], batch, position, example
 
 
-def _list(facts: Mapping[str, Any], key: str) -> list[Any]:
+def _get_list(facts: Mapping[str, Any], key: str) -> list[Any]:
     found = facts.get(key, [])
     if not isinstance(found, list):
         raise ValueError(f"its {key} are not a list")
     return found
 
 
-def _texts(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(str(text)[:1000] for text in _list(facts, key)[:100])
+def _parse_texts(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(str(text)[:1000] for text in _get_list(facts, key)[:100])
 
 
-def _finite(value: float) -> float | None:
+def _to_finite(value: float) -> float | None:
     try:
         number = float(value)
     except OverflowError:  # JSON has whole numbers of any length
@@ -222,7 +222,7 @@ def _finite(value: float) -> float | None:
     return number if isfinite(number) else None
 
 
-def failure_in(run: Path, name: str) -> str:
+def read_failure(run: Path, name: str) -> str:
     """Return why a case failed, from the file `name` below `run`, or a message that this file cannot be read."""
     from fedsim.recording.safe_files import read_bytes
 

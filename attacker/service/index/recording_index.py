@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest.read(folder / "recording" / "manifest.json")
 
 
-def identity_of(folder: Path) -> str:
+def hash_manifest(folder: Path) -> str:
     """Return a digest of the manifest, which distinguishes the recording in `folder` from a later one in the same place.
 
     A resumed run keeps its manifest. Raises ValueError, naming the file, if it cannot be read.
@@ -97,14 +97,14 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
     before = before or Index()
     try:
         recording = Recording(folder / "recording")
-        rounds = _rounds(recording.folder)
+        rounds = _read_rounds(recording.folder)
         clients = tuple(recording.clients())
     except (ValueError, OSError) as error:
-        return Index(damage={0: (words_of(error, folder),)})
+        return Index(damage={0: (format_error(error, folder),)})
     changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
     damage = {number: some for number, some in before.damage.items() if number in rounds and number not in changed}
     found: dict[int, list[str]] = {}
-    _rows(recording, changed - {0} if before.rounds else None, found, folder)
+    _read_rows(recording, changed - {0} if before.rounds else None, found, folder)
     return Index(rounds=rounds, clients=clients, damage={**damage, **{number: tuple(some) for number, some in found.items()}})
 
 
@@ -115,7 +115,7 @@ def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = N
     kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
     if changed:
         recording = Recording(folder / "recording")
-        for row in _rows(recording, changed if kept else None, {}, folder):
+        for row in _read_rows(recording, changed if kept else None, {}, folder):
             kept.setdefault(row.round, ())
             kept[row.round] += (row,)
     return IndexedRows(dict(rounds), dict(sorted(kept.items())))
@@ -128,14 +128,14 @@ class IndexedRows(NamedTuple):
     by_round: Mapping[int, tuple[IndexRow, ...]]
 
 
-def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
+def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
     query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
     found = wire_index.ask(folder, f"{query} GROUP BY round ORDER BY round")
     wire_index.check_counts(folder, [values[:5] for values in found])
     return {values[0]: values[1:] for values in found}
 
 
-def _rows(
+def _read_rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
 ) -> list[IndexRow]:
     """Return the rows of `rounds`, or of all rounds for None. Messages about unreadable rows are added to `damage`."""
@@ -144,15 +144,15 @@ def _rows(
     told: Counter[int] = Counter()
 
     def note(error: DamagedFile) -> None:
-        number = _round_in(error.reason)
+        number = _parse_round(error.reason)
         told[number] += 1
         if told[number] <= MAX_MESSAGES:
-            damage.setdefault(number, []).append(words_of(error, folder))
+            damage.setdefault(number, []).append(format_error(error, folder))
 
     try:
         rows = recording.rows(rounds=rounds, on_damage=note)
     except (ValueError, OSError) as error:  # no room for the copy of one that was cut off, say
-        damage.setdefault(0, []).append(words_of(error, folder))
+        damage.setdefault(0, []).append(format_error(error, folder))
         return []
     return [
         IndexRow(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:MAX_MESSAGE])
@@ -160,13 +160,13 @@ def _rows(
     ]
 
 
-def _round_in(reason: str) -> int:
+def _parse_round(reason: str) -> int:
     """Return the round that a message about a damaged row begins with, or 0."""
     number = reason.removeprefix("row ").partition(",")[0]
     return int(number) if number.isdecimal() and len(number) < 16 else 0
 
 
-def words_of(error: Exception, folder: Path) -> str:
+def format_error(error: Exception, folder: Path) -> str:
     """Return the message of an error without the path of the run.
 
     Paths would disclose the folders of this machine to the users of the page.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attacker.service.jobs.run_names import MAX_FOLDER_DEPTH, id_of
+from attacker.service.jobs.run_names import MAX_FOLDER_DEPTH, find_id
 from fedsim.recording.safe_files import shorten
 
 MAX_FOLDERS = 10_000
@@ -27,17 +27,17 @@ class FoundRuns:
     trouble: list[str] = field(default_factory=list)
 
 
-def find(root: Path) -> FoundRuns:
+def find_runs(root: Path) -> FoundRuns:
     """Return all runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep."""
     found, looked = FoundRuns(), 0
-    for folder in _folders(root, MAX_FOLDER_DEPTH):
+    for folder in _walk_folders(root, MAX_FOLDER_DEPTH):
         looked += 1
         if looked > MAX_FOLDERS:
             found.trouble.append(f"there are more than {MAX_FOLDERS} folders below the root: the rest is not looked at")
             break
         if not is_run(folder):
             continue
-        if (name := id_of(root, folder)) is None:
+        if (name := find_id(root, folder)) is None:
             found.trouble.append(f"{shorten(folder.name)}: a run's folder is named by letters, digits, '-', '_' and '.' only")
         else:
             found.runs[name] = folder
@@ -51,7 +51,7 @@ def is_run(folder: Path) -> bool:
     return os.path.lexists(recording / "manifest.json") and not recording.is_symlink()
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def _walk_folders(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the folders below `folder`, parents first. Runs and hidden folders are not searched."""
     try:
         with os.scandir(folder) as entries:
@@ -62,10 +62,10 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         path = folder / name
         yield path
         if depth > 1 and not is_run(path):
-            yield from _folders(path, depth - 1)
+            yield from _walk_folders(path, depth - 1)
 
 
-def mark(now: float, *paths: Path) -> Mark:
+def read_mark(now: float, *paths: Path) -> Mark:
     """Return a value that changes when one of these files or folders changes; they may be missing.
 
     now: the present time, in seconds.
@@ -83,7 +83,7 @@ def mark(now: float, *paths: Path) -> Mark:
     return tuple(marks)
 
 
-def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
+def read_work_mark(now: float, folder: Path, *files: Path, alive: float) -> Mark:
     """Return a value that changes when one of these files or the folder changes, as `mark` does.
 
     It also changes when nothing was written into `folder` for `alive` seconds.
@@ -92,10 +92,10 @@ def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
         still = now - os.lstat(folder).st_mtime < alive
     except OSError:
         still = False
-    return (*mark(now, folder, *files), still)
+    return (*read_mark(now, folder, *files), still)
 
 
-def subfolders(folder: Path) -> list[Path]:
+def list_subfolders(folder: Path) -> list[Path]:
     """Return the folders in `folder`, sorted; none if it is missing, not a folder, or a link."""
     if folder.is_symlink():
         return []

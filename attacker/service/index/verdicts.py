@@ -46,12 +46,14 @@ def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
         summaries = summarise(rows)
         top = find_strongest(summaries)
         sentence = describe_summaries(summaries, manifest) if manifest is not None else ""
-        return RunVerdicts({one.source: _judged(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None)
+        return RunVerdicts(
+            {one.source: _summarise_verdict(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None
+        )
     except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
         return RunVerdicts()
 
 
-def _judged(summary: Summary) -> VerdictSummary:
+def _summarise_verdict(summary: Summary) -> VerdictSummary:
     if summary.success is None:
         return VerdictSummary("nothing finished yet", "nothing finished yet")
     if summary.verdict is None:

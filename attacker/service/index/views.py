@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from attacker.report.pairs import ExamplePair
 from attacker.service.index.attack_folders import CaseFacts, ShownState, Source
 from attacker.service.index.json_lines import Place, ShownScore
-from attacker.service.index.means import count_finished, labels, mean, psnr, success
+from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
 from attacker.service.index.reconstruction_files import Whole
 from attacker.service.index.recording_index import Index, IndexRow
 from attacker.service.index.verdicts import VerdictSummary
@@ -30,7 +30,7 @@ from fedsim.recording import Manifest
 NO_NULLS: Mapping[Any, NullTold] = {}
 
 
-def moment(seconds: float | None) -> str | None:
+def format_moment(seconds: float | None) -> str | None:
     """Return a time of a recording as ISO 8601 in UTC, or None if it is out of range."""
     if seconds is None or not isfinite(seconds):
         return None
@@ -40,7 +40,7 @@ def moment(seconds: float | None) -> str | None:
         return None
 
 
-def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
+def describe_recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
     """Return the summary of one run."""
     m = manifest
     return RecordingTold(
@@ -60,13 +60,13 @@ def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, 
         last_round=max(index.rounds, default=None),
         clients=len(index.clients),
         observations=index.observations,
-        updated=moment(index.updated),
+        updated=format_moment(index.updated),
         truth=truth,
         trouble=list(trouble),
     )
 
 
-def observation(row: IndexRow) -> ObservationTold:
+def describe_observation(row: IndexRow) -> ObservationTold:
     """Return one row of the index."""
     return ObservationTold(
         round=row.round,
@@ -74,18 +74,18 @@ def observation(row: IndexRow) -> ObservationTold:
         status=row.status,
         num_examples=row.num_examples,
         bytes=row.bytes,
-        time=moment(row.time),
+        time=format_moment(row.time),
         reason=row.reason,
     )
 
 
-def attack(
+def describe_attack(
     source: Source, scores: Mapping[str, Sequence[ShownScore]], verdict: VerdictSummary | None = None
 ) -> AttackOnRecording:
     """Return the results of one attack in numbers, with its verdict."""
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
-    states = Counter(map(source.state, source.cases))
+    states = Counter(map(source.find_state, source.cases))
     return AttackOnRecording(
         source=source.name,
         attack=source.attack,
@@ -101,16 +101,18 @@ def attack(
         waiting=states["waiting"] + states["running"],
         scored=sum(any(row.finished for row in scores.get(key, ())) for key in source.cases),
         examples=count_finished(rows),
-        success=success(rows),
-        labels=None if "labels" in source.oracles else labels(rows),
-        psnr=psnr(rows),
+        success=average_success(rows),
+        labels=None if "labels" in source.oracles else average_labels(rows),
+        psnr=average_psnr(rows),
         confidence=mean(answered),
         outcome=verdict.outcome if verdict else None,
         verdict=verdict.words if verdict else None,
     )
 
 
-def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()) -> CaseTold:
+def describe_case(
+    source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()
+) -> CaseTold:
     """Return one case without its examples. null_scores: scores of the attack's null on the same case."""
     answer = source.answers.get(facts.key)
     return CaseTold(
@@ -119,27 +121,27 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_sc
         client=facts.client,
         rounds=list(facts.rounds),
         examples=answer.examples if answer else facts.examples,
-        status=source.state(facts.key),
+        status=source.find_state(facts.key),
         route=answer.route if answer else None,
         iterations=answer.iterations if answer else None,
         seconds=answer.seconds if answer else None,
         loss=answer.loss if answer else None,
         confidence=answer.confidence if answer else None,
-        success=success(scores),
-        psnr=psnr(scores),
-        null_success=success(null_scores),
-        null_psnr=psnr(null_scores),
-        reason=source.failures.get(facts.key) or facts.reason or _why_unfinished(source.state(facts.key)),
+        success=average_success(scores),
+        psnr=average_psnr(scores),
+        null_success=average_success(null_scores),
+        null_psnr=average_psnr(null_scores),
+        reason=source.failures.get(facts.key) or facts.reason or _explain_unfinished(source.find_state(facts.key)),
         null=source.null,
     )
 
 
-def _why_unfinished(state: ShownState) -> str | None:
+def _explain_unfinished(state: ShownState) -> str | None:
     """Return why a case has not ended; None for cases that have."""
     return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
 
 
-def whole_case(
+def describe_whole_case(
     source: Source,
     facts: CaseFacts,
     whole: Whole | None,
@@ -148,7 +150,7 @@ def whole_case(
     examples: list[ExampleTold],
 ) -> CaseWhole:
     """Return one case with its examples. whole: its reconstruction; None if there is none."""
-    short = case(source, facts, scores, null_scores)
+    short = describe_case(source, facts, scores, null_scores)
     return CaseWhole(
         attack=short["attack"],
         case=short["case"],
@@ -183,7 +185,7 @@ class PictureLinks(NamedTuple):
         return f"{self.address}/{kind}/{n}.png?version={self.version}"
 
 
-def found(
+def describe_found(
     whole: Whole,
     links: PictureLinks,
     cells: Mapping[int, ExamplePair],
@@ -207,7 +209,7 @@ def found(
             label=str(label),
             confidence=confidence,
             image=links.to("images", n) if images else None,
-            values=None if images else values(cells[n]) if n in cells else None,
+            values=None if images else list_values(cells[n]) if n in cells else None,
             original=None,
             label_true=None,
             success=None,
@@ -219,7 +221,7 @@ def found(
         )
 
 
-def scored(
+def describe_scored(
     scores: Sequence[ShownScore],
     links: PictureLinks,
     cells: Mapping[int, ExamplePair],
@@ -241,7 +243,7 @@ def scored(
             label=row.label,
             confidence=row.confidence,
             image=links.to("pairs", n) if pair else None,
-            values=values(cells[n]) if not images and n in cells else None,
+            values=list_values(cells[n]) if not images and n in cells else None,
             original=links.to("originals", n) if pair else None,
             label_true=row.label_true,
             success=row.success,
@@ -253,14 +255,14 @@ def scored(
         )
 
 
-def scored_nulls(
+def describe_scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[Place, NullTold]:
     """Return the null's reconstruction of each true example of a case, by the key of the example."""
     return {
         row.place: NullTold(
             image=links.to("pairs", n) if row.pair is not None and images else None,
-            values=None if images or n not in cells else reconstructed(cells[n]),
+            values=None if images or n not in cells else list_reconstructed(cells[n]),
             label=row.label,
             success=row.success,
             psnr=row.psnr,
@@ -269,12 +271,14 @@ def scored_nulls(
     }
 
 
-def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> dict[int, NullTold]:
-    """Return the null's reconstructions in a case without scores, by their index; for `found`."""
+def describe_found_nulls(
+    whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
+) -> dict[int, NullTold]:
+    """Return the null's reconstructions in a case without scores, by their index; for `describe_found`."""
     return {
         n: NullTold(
             image=links.to("images", n) if images else None,
-            values=None if images or n not in cells else reconstructed(cells[n]),
+            values=None if images or n not in cells else list_reconstructed(cells[n]),
             label=str(label),
             success=None,
             psnr=None,
@@ -283,12 +287,12 @@ def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePa
     }
 
 
-def reconstructed(pair: ExamplePair) -> dict[str, str]:
+def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
     """Return the values of a reconstructed table row by column name."""
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 
-def values(pair: ExamplePair) -> list[ValueTold]:
+def list_values(pair: ExamplePair) -> list[ValueTold]:
     """Return the variables of a table row."""
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)

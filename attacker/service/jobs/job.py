@@ -37,7 +37,7 @@ class JobSpec(BaseModel):
     priority: Annotated[StrictInt, Field(ge=-10, le=10)] = 0
 
     @classmethod
-    def kept(cls, fields: dict[str, Any]) -> "JobSpec":
+    def from_stored(cls, fields: dict[str, Any]) -> "JobSpec":
         """Return a spec that was validated when it was submitted, without validating it again.
 
         Its attack may have been uninstalled since.
@@ -46,7 +46,7 @@ class JobSpec(BaseModel):
 
     @field_validator("attack")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_attack(cls, name: str) -> str:
         from attacker.attacks import ATTACKS
 
         _ = ATTACKS[name]
@@ -54,7 +54,7 @@ class JobSpec(BaseModel):
 
     @field_validator("arguments")
     @classmethod
-    def _fit(cls, arguments: dict[str, ArgumentValue], info: ValidationInfo) -> dict[str, ArgumentValue]:
+    def _check_arguments(cls, arguments: dict[str, ArgumentValue], info: ValidationInfo) -> dict[str, ArgumentValue]:
         from attacker.attacks import ATTACKS, AttackSpec
         from attacker.attacks.arguments import check_settable
 
@@ -69,7 +69,7 @@ class JobSpec(BaseModel):
 
     @field_validator("rounds")
     @classmethod
-    def _some(cls, rounds: str) -> str:
+    def _check_rounds(cls, rounds: str) -> str:
         from fedsim.recording.selection import parse_rounds
 
         parse_rounds(rounds)
@@ -77,7 +77,7 @@ class JobSpec(BaseModel):
 
     @field_validator("clients")
     @classmethod
-    def _plain(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_clients(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
         from fedsim.recording.masked_vectors import SUM_CLIENT
         from fedsim.recording.writer import is_plain
 

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Job, JobProgress, JobSpec, JobState, Result
-from attacker.service.jobs.queue_rows import Claim, Fenced, UnknownJob, changed, check, end, job_of, now, one, wait_again
+from attacker.service.jobs.queue_rows import (
+    Claim,
+    Fenced,
+    UnknownJob,
+    check,
+    count_change,
+    end_job,
+    format_now,
+    get_job,
+    make_job,
+    wait_again,
+)
 from attacker.service.jobs.store import Store
 
 __all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
@@ -55,7 +66,7 @@ class Queue:
         found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
         if not found:
             raise UnknownJob(f"there is no job {id!r}")
-        return job_of(found[0])
+        return make_job(found[0])
 
     def list(
         self, state: JobState | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
@@ -71,32 +82,32 @@ class Queue:
                 values.append(value)
         if after is not None:
             parts.append("number < ?")
-            values.append(self._number(after))
+            values.append(self._get_number(after))
         where = f"WHERE {' AND '.join(parts)}" if parts else ""
         rows = self.store.read(f"SELECT * FROM jobs {where} ORDER BY number DESC LIMIT ?", *values, limit)
-        return [job_of(row) for row in rows]
+        return [make_job(row) for row in rows]
 
-    def _number(self, id: str) -> int:
+    def _get_number(self, id: str) -> int:
         found = self.store.read("SELECT number FROM jobs WHERE id = ?", id)
         if not found:
             raise UnknownJob(f"there is no job {id!r}")
         return int(found[0][0])
 
-    def counts(self) -> dict[str, int]:
+    def count_states(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
         found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
         return {state: found.get(state, 0) for state in JOB_STATES}
 
-    def version(self) -> int:
+    def get_version(self) -> int:
         """Return a number that grows with every change."""
         return int(self.store.read("SELECT version FROM changes")[0][0])
 
-    def changes(self, after: int) -> tuple[int, builtins.list[Job]]:
+    def list_changes(self, after: int) -> tuple[int, builtins.list[Job]]:
         """Return the present version, and the jobs that changed after version `after`, in the order of their last change."""
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
-        return (rows[-1]["version"] if rows else after), [job_of(row) for row in rows]
+        return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
-    def publications(self) -> dict[str, int]:
+    def list_publications(self) -> dict[str, int]:
         """Return, by job, the number of the attempt whose result was published."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
@@ -104,20 +115,20 @@ class Queue:
 
     def submit(self, spec: JobSpec, origin: str = "request") -> Job:
         """Add a job. Raises Full if too many jobs wait."""
-        with self.store.writing() as db:
-            return self.added(db, spec, origin)
+        with self.store.open_transaction() as db:
+            return self.add_job(db, spec, origin)
 
-    def added(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
+    def add_job(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
         """Add a job within a transaction of the store. Raises Full if too many jobs wait."""
         self._check_room(db)
         id = secrets.token_hex(8)
-        told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, now(), changed(db))
+        told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
         db.execute(
             "INSERT INTO jobs (id, recording, spec, priority, origin, created, version, state) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')",
             told,
         )
-        return one(db, id)
+        return get_job(db, id)
 
     def _check_room(self, db: sqlite3.Connection) -> None:
         (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
@@ -129,20 +140,20 @@ class Queue:
 
         Raises UnknownJob, and NotNow if the job has ended.
         """
-        with self.store.writing() as db:
-            job = one(db, id)
+        with self.store.open_transaction() as db:
+            job = get_job(db, id)
             if job.state in FINAL_STATES:
                 raise NotNow(f"job {id} is {job.state}; only waiting and running jobs can be cancelled")
             if job.state == "queued":
                 wait_again(db, id, cancelled=True)
             else:
-                db.execute("UPDATE jobs SET asked_to_end = 1, version = ? WHERE id = ?", (changed(db), id))
-            return one(db, id)
+                db.execute("UPDATE jobs SET asked_to_end = 1, version = ? WHERE id = ?", (count_change(db), id))
+            return get_job(db, id)
 
     def leave_out(self, id: str, reason: str) -> bool:
         """Cancel a waiting job with a reason, and return whether it was waiting."""
-        with self.store.writing() as db:
-            waits = one(db, id).state == "queued"
+        with self.store.open_transaction() as db:
+            waits = get_job(db, id).state == "queued"
             if waits:
                 wait_again(db, id, cancelled=True)
                 db.execute("UPDATE jobs SET error = ? WHERE id = ?", (reason, id))
@@ -153,17 +164,17 @@ class Queue:
 
         Raises UnknownJob, NotNow if it is in another state, and Full if too many jobs wait.
         """
-        with self.store.writing() as db:
-            job = one(db, id)
+        with self.store.open_transaction() as db:
+            job = get_job(db, id)
             if job.state not in ("failed", "cancelled", "set_aside"):
                 raise NotNow(f"job {id} is {job.state}; only jobs that failed, were cancelled or set aside can be repeated")
             self._check_room(db)
             db.execute(
                 "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "
                 "ended = NULL, asked_to_end = 0, version = ? WHERE id = ?",
-                (changed(db), id),
+                (count_change(db), id),
             )
-            return one(db, id)
+            return get_job(db, id)
 
     # what the supervisor does
 
@@ -173,7 +184,7 @@ class Queue:
         It does not count as a crash of these jobs. owner: the id of the present owner. Call it only while no other owner can be
         alive.
         """
-        with self.store.writing() as db:
+        with self.store.open_transaction() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
             for row in rows:
                 wait_again(db, row["id"], cancelled=bool(row["asked_to_end"]))
@@ -183,27 +194,27 @@ class Queue:
         """Mark the next waiting job as running and return the claim on it; None if no job waits."""
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):  # asked often: writes nothing
             return None
-        with self.store.writing() as db:
+        with self.store.open_transaction() as db:
             row = db.execute("SELECT * FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1").fetchone()
             if row is None:
                 return None
             attempt = row["attempts"] + 1
             db.execute(
                 "UPDATE jobs SET state = 'running', owner = ?, attempts = ?, started = ?, version = ? WHERE id = ?",
-                (owner, attempt, now(), changed(db), row["id"]),
+                (owner, attempt, format_now(), count_change(db), row["id"]),
             )
-            return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.kept(json.loads(row["spec"])))
+            return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.from_stored(json.loads(row["spec"])))
 
-    def progress(self, claim: Claim, told: JobProgress) -> None:
+    def save_progress(self, claim: Claim, told: JobProgress) -> None:
         """Save the progress of a job. Raises Fenced if the claim is no longer valid."""
-        with self.store.writing() as db:
+        with self.store.open_transaction() as db:
             check(db, claim)
             db.execute(
                 "UPDATE jobs SET share = ?, words = ?, version = ? WHERE id = ?",
-                (told.share, told.words, changed(db), claim.id),
+                (told.share, told.words, count_change(db), claim.id),
             )
 
-    def asked_to_end(self, claims: Iterable[Claim]) -> set[str]:
+    def list_cancelled(self, claims: Iterable[Claim]) -> set[str]:
         """Return the ids of those claimed jobs that were cancelled."""
         ids = json.dumps([claim.id for claim in claims])
         query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
@@ -214,43 +225,43 @@ class Queue:
 
         cpu: CPU seconds that it took. Raises Fenced if the claim is no longer valid.
         """
-        with self.store.writing() as db:
-            end(db, claim, "done", result=result, cpu=cpu, share=1.0)
-            db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, now()))
+        with self.store.open_transaction() as db:
+            end_job(db, claim, "done", result=result, cpu=cpu, share=1.0)
+            db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, format_now()))
 
-    def failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
+    def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
         """End a job with an error that a second attempt would not avoid. Raises Fenced if the claim is no longer valid."""
-        with self.store.writing() as db:
-            end(db, claim, "failed", error=error, result=result, cpu=cpu)
+        with self.store.open_transaction() as db:
+            end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
 
-    def cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
+    def end_cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
         """End a job that was cancelled. Raises Fenced if the claim is no longer valid."""
-        with self.store.writing() as db:
-            end(db, claim, "cancelled", result=result, cpu=cpu)
+        with self.store.open_transaction() as db:
+            end_job(db, claim, "cancelled", result=result, cpu=cpu)
 
-    def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
+    def end_crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
         """Put a job whose worker died back into the queue or, after too many crashes, set it aside with the message `words`.
 
         Returns the job's new state. Raises Fenced if the claim is no longer valid.
         """
-        with self.store.writing() as db:
+        with self.store.open_transaction() as db:
             row = check(db, claim)
             crashes = row["crashes"] + 1
             if row["asked_to_end"]:
-                end(db, claim, "cancelled", error=words, cpu=cpu)
+                end_job(db, claim, "cancelled", error=words, cpu=cpu)
             elif crashes >= self.limits.crashes:
                 times = "once" if crashes == 1 else f"{crashes} times"
-                end(db, claim, "set_aside", error=f"its worker died {times}, at last: {words}", cpu=cpu)
+                end_job(db, claim, "set_aside", error=f"its worker died {times}, at last: {words}", cpu=cpu)
             else:
                 wait_again(db, claim.id, cpu=cpu)
             db.execute("UPDATE jobs SET crashes = ? WHERE id = ?", (crashes, claim.id))
-            return one(db, claim.id).state
+            return get_job(db, claim.id).state
 
-    def released(self, claim: Claim, *, cpu: float = 0.0) -> None:
+    def release(self, claim: Claim, *, cpu: float = 0.0) -> None:
         """Put a running job back into the queue, because its service stops. This does not count as a crash.
 
         Raises Fenced if the claim is no longer valid.
         """
-        with self.store.writing() as db:
+        with self.store.open_transaction() as db:
             row = check(db, claim)
             wait_again(db, claim.id, cancelled=bool(row["asked_to_end"]), cpu=cpu)

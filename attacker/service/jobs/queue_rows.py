@@ -41,7 +41,7 @@ def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
     return row
 
 
-def end(
+def end_job(
     db: sqlite3.Connection,
     claim: Claim,
     state: JobState,
@@ -58,12 +58,12 @@ def end(
         "version = ? WHERE id = ?",
         (
             state,
-            now(),
-            None if error is None else _shortened(error),
+            format_now(),
+            None if error is None else _shorten(error),
             None if result is None else result.model_dump_json(),
             share,
             cpu,
-            changed(db),
+            count_change(db),
             claim.id,
         ),
     )
@@ -71,31 +71,31 @@ def end(
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
     """Put a job back into the queue, or end it if it was cancelled."""
-    state, ended = ("cancelled", now()) if cancelled else ("queued", None)
+    state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",
-        (state, ended, cpu, changed(db), id),
+        (state, ended, cpu, count_change(db), id),
     )
 
 
-def changed(db: sqlite3.Connection) -> int:
+def count_change(db: sqlite3.Connection) -> int:
     """Return the number of a new change."""
     (version,) = db.execute("UPDATE changes SET version = version + 1 RETURNING version").fetchone()
     return int(version)
 
 
-def one(db: sqlite3.Connection, id: str) -> Job:
+def get_job(db: sqlite3.Connection, id: str) -> Job:
     """Return the job with that id. Raises UnknownJob."""
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (id,)).fetchone()
     if row is None:
         raise UnknownJob(f"there is no job {id!r}")
-    return job_of(row)
+    return make_job(row)
 
 
-def job_of(row: sqlite3.Row) -> Job:
+def make_job(row: sqlite3.Row) -> Job:
     return Job(
         id=row["id"],
-        spec=JobSpec.kept(json.loads(row["spec"])),
+        spec=JobSpec.from_stored(json.loads(row["spec"])),
         state=row["state"],
         attempts=row["attempts"],
         crashes=row["crashes"],
@@ -110,10 +110,10 @@ def job_of(row: sqlite3.Row) -> Job:
     )
 
 
-def _shortened(error: str) -> str:
+def _shorten(error: str) -> str:
     return error if len(error) <= MAX_ERROR else f"{error[:500]}\n...\n{error[-MAX_ERROR + 600 :]}"
 
 
-def now() -> str:
+def format_now() -> str:
     """Return the present time as text. Such texts sort in the order of time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attacker.service.jobs.job import Job, JobSpec
 from attacker.service.jobs.queue import Queue
-from attacker.service.jobs.queue_rows import now
+from attacker.service.jobs.queue_rows import format_now
 
 JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
 """The jobs of a rule on one recording."""
@@ -40,8 +40,8 @@ class Ledger:
         """
         if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
             return
-        of, since = "WHERE recording = ? AND identity = '' AND created >= ?", _instant(created)
-        with self._store.writing() as db:
+        of, since = "WHERE recording = ? AND identity = '' AND created >= ?", _parse_instant(created)
+        with self._store.open_transaction() as db:
             rounds = [row[0] for row in db.execute(f"SELECT DISTINCT round FROM taken {of}", (recording.id, since))]
             db.executemany(
                 f"UPDATE OR IGNORE taken SET identity = ?, attempt = ? {of} AND round = ?",
@@ -56,25 +56,25 @@ class Ledger:
         spec: the job; None stores the rounds as left out, without a job.
         Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
         """
-        with self._store.writing() as db:
+        with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
             known = {Taken(*row) for row in db.execute(query, (rule, *recording))}
             new = [one for one in rounds if one not in known]
             if not new:
                 return None
-            job = None if spec is None else self._queue.added(db, spec, f"rule {rule}")
+            job = None if spec is None else self._queue.add_job(db, spec, f"rule {rule}")
             db.executemany(
                 "INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(rule, *recording, *one, None if job is None else job.id, now()) for one in new],
+                [(rule, *recording, *one, None if job is None else job.id, format_now()) for one in new],
             )
             return job
 
-    def taken(self, rule: str, recording: Recorded) -> set[Taken]:
+    def list_taken(self, rule: str, recording: Recorded) -> set[Taken]:
         """Return the rounds for which a rule has submitted a job, and those that it has left out."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 
-    def waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
+    def list_waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
         """Return rounds with waiting jobs, the oldest first, with the ids of the jobs."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
@@ -82,22 +82,22 @@ class Ledger:
         )
         return [(row[0], row[1]) for row in self._store.read(query, rule, *recording)]
 
-    def unfinished(self, rule: str, recording: Recorded) -> int:
+    def count_unfinished(self, rule: str, recording: Recorded) -> int:
         """Return the number of jobs of a rule on a recording that wait or run."""
         query = f"SELECT count(*) FROM jobs WHERE id IN ({JOBS_OF_RULE}) AND state IN ('queued', 'running')"
         return int(self._store.read(query, rule, *recording)[0][0])
 
-    def submitted_since(self, rule: str, instant: str) -> int:
+    def count_submitted(self, rule: str, instant: str) -> int:
         """Return the number of jobs of a rule since a time, ISO 8601 in UTC."""
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
-    def cpu_seconds(self, rule: str, recording: Recorded) -> float:
+    def sum_cpu_seconds(self, rule: str, recording: Recorded) -> float:
         """Return the CPU seconds that the jobs of a rule have taken on one recording."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])
 
 
-def _instant(created: str) -> str:
+def _parse_instant(created: str) -> str:
     """Return a time in the format of jobs; "", which sorts before all times, if it is invalid."""
     try:
         at = datetime.fromisoformat(created)

@@ -10,7 +10,7 @@ ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DE
 """Of an id: the names of folders, one inside the other. None begins with a dot: neither `..` nor a hidden folder."""
 
 
-def folder_of(root: Path, recording: str) -> Path:
+def make_run_path(root: Path, recording: str) -> Path:
     """Return the folder of a recording by its id.
 
     Raises ValueError if it is not a folder, or its path contains a symbolic link.
@@ -29,7 +29,7 @@ def folder_of(root: Path, recording: str) -> Path:
     return folder
 
 
-def id_of(root: Path, folder: Path) -> str | None:
+def find_id(root: Path, folder: Path) -> str | None:
     """Return the id of a run below `root`.
 
     None if it is too many folders deep, or its name has characters that ids cannot have.

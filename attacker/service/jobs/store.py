@@ -74,8 +74,8 @@ class Store:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._turn, self._look = threading.Lock(), threading.Lock()
         self._told: tuple[Callable[[], object], ...] = ()
-        self._writer, self._reader = self._connection(), self._connection()
-        with self.writing() as db:
+        self._writer, self._reader = self._connect(), self._connect()
+        with self.open_transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise ValueError(
@@ -87,7 +87,7 @@ class Store:
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _connection(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
@@ -95,7 +95,7 @@ class Store:
         return connection
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def open_transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a transaction for a `with` block; if the block raises an exception, nothing is written."""
         with self._turn:
             self._writer.execute("BEGIN IMMEDIATE")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection
 
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
+from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared_gpus
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class IdleWorkers:
         self._idle: list[JobWorker] = []
         self._ready: JobWorker | None = None
         self._busy_at = self._not_before = time.monotonic()
-        self._gpus = shared_gpus(settings)
+        self._gpus = list_shared_gpus(settings)
 
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
         """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
@@ -44,12 +44,12 @@ class IdleWorkers:
                 self._idle.remove(worker)
                 return worker
         while self._idle and len(self._idle) + len(busy) >= self.size:
-            self.fire(min(self._idle, key=lambda worker: worker.idle_since))
+            self.end_worker(min(self._idle, key=lambda worker: worker.idle_since))
         ready, self._ready, self._not_before = self._ready, None, 0.0
         if ready is None or not ready.is_alive:
             if ready is not None:
                 ready.end()
-            ready = self._started(busy)
+            ready = self._start_worker(busy)
         ready.recording = recording
         return ready
 
@@ -61,7 +61,7 @@ class IdleWorkers:
         else:
             worker.end()
 
-    def fire(self, worker: JobWorker) -> None:
+    def end_worker(self, worker: JobWorker) -> None:
         """End an idle worker."""
         if worker in self._idle:
             self._idle.remove(worker)
@@ -70,11 +70,11 @@ class IdleWorkers:
             self._ready, self._not_before = None, time.monotonic() + STAND_BY_RETRY_SECONDS
         worker.end()
 
-    def tend(self, busy: Collection[JobWorker]) -> None:
+    def maintain(self, busy: Collection[JobWorker]) -> None:
         """End workers that have been idle for too long, and start one on stand-by if there is none. To be called regularly."""
         now = time.monotonic()
         for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
-            self.fire(worker)
+            self.end_worker(worker)
         if busy:
             self._busy_at = now
         if (
@@ -83,8 +83,8 @@ class IdleWorkers:
             and now >= max(self._busy_at + STAND_BY_DELAY_SECONDS, self._not_before)
         ):
             self._not_before = now + STAND_BY_RETRY_SECONDS
-            if not self._gpus or self._free(busy) is not None:
-                self._ready = self._started(busy)
+            if not self._gpus or self._find_free_gpu(busy) is not None:
+                self._ready = self._start_worker(busy)
 
     def end(self) -> None:
         """End all idle workers."""
@@ -92,11 +92,11 @@ class IdleWorkers:
             worker.end()
         self._idle, self._ready = [], None
 
-    def _started(self, busy: Collection[JobWorker]) -> JobWorker:
-        scores, gpu = bool(self.settings.truth), self._free(busy)
+    def _start_worker(self, busy: Collection[JobWorker]) -> JobWorker:
+        scores, gpu = bool(self.settings.truth), self._find_free_gpu(busy)
         return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
-    def _free(self, busy: Collection[JobWorker]) -> str | None:
+    def _find_free_gpu(self, busy: Collection[JobWorker]) -> str | None:
         """Return a GPU that no worker uses; None if there is none."""
         used = {worker.gpu for worker in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

@@ -36,12 +36,12 @@ class JobWorker(WorkerProcess[WorkerMessage]):
             max_line=MAX_LINE,
         )
 
-    def begin(self, task: JobTask) -> None:
+    def start_job(self, task: JobTask) -> None:
         """Send a job to the worker."""
-        self.send_task(task.as_json())
+        self.send_task(task.to_json())
 
 
-def shared_gpus(settings: ServiceSettings) -> list[str]:
+def list_shared_gpus(settings: ServiceSettings) -> list[str]:
     """Return the GPUs that are distributed among workers; none if the user named a device, or on the CPU."""
     if settings.device != "cuda":
         return []

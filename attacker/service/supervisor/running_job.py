@@ -39,18 +39,18 @@ class RunningJob:
         self._measured = self._told = 0.0
         self._until = float("inf")
 
-    def ready(self) -> None:
+    def record_start(self) -> None:
         """Store that the worker has begun the job."""
         self._began = time.monotonic()
 
-    def progress(self, told: JobProgress) -> None:
+    def save_progress(self, told: JobProgress) -> None:
         """Save the job's progress, at most once per `PROGRESS_SECONDS`. Raises Fenced if another attempt has claimed the job."""
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            self.queue.progress(self.claim, told)
+            self.queue.save_progress(self.claim, told)
 
-    def answered(self, answer: JobOutcome) -> None:
+    def record_answer(self, answer: JobOutcome) -> None:
         """Store the outcome of the job that the worker reports."""
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
@@ -58,28 +58,28 @@ class RunningJob:
         elif self.end is not None:  # it waits again already
             return
         elif self.asked is not None:
-            self.end = self._cut_off(result)
+            self.end = self._choose_end(result)
         elif answer.state == "failed":
-            self.end = partial(self.queue.failed, self.claim, answer.error or "", result, cpu=self._cpu)
+            self.end = partial(self.queue.end_failed, self.claim, answer.error or "", result, cpu=self._cpu)
         else:  # somebody else has interrupted it
-            self.released()
+            self.record_release()
 
-    def died(self, words: str) -> None:
+    def record_death(self, words: str) -> None:
         """Store that the worker died. words: what is known about the reason."""
         if self.asked is not None:
-            self.end = self._cut_off()
+            self.end = self._choose_end()
         else:
             log.warning("the worker of job %s died: %s", self.claim.id, words.splitlines()[0])
-            self.end = partial(self.queue.crashed, self.claim, words, cpu=self._cpu)
+            self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
-    def released(self) -> None:
+    def record_release(self) -> None:
         """Store that the job goes back into the queue."""
-        self.end = partial(self.queue.released, self.claim, cpu=self._cpu)
+        self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
-    def _cut_off(self, result: Result | None = None) -> Callable[[], object]:
+    def _choose_end(self, result: Result | None = None) -> Callable[[], object]:
         if self.asked == CANCELLED:
-            return partial(self.queue.cancelled, self.claim, result, cpu=self._cpu)
-        return partial(self.queue.failed, self.claim, self.asked or "", result, cpu=self._cpu)
+            return partial(self.queue.end_cancelled, self.claim, result, cpu=self._cpu)
+        return partial(self.queue.end_failed, self.claim, self.asked or "", result, cpu=self._cpu)
 
     @property
     def _cpu(self) -> float:
@@ -104,7 +104,7 @@ class RunningJob:
         if now - self._measured >= MEASURE_SECONDS:
             self._measured, self._seen = now, self.worker.measure_usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
-                self._too_large(self.megabytes)
+                self._kill_too_large(self.megabytes)
         if self.asked is None and cancelled:
             self._ask(CANCELLED, now)
         elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
@@ -112,7 +112,7 @@ class RunningJob:
         if now > self._until:
             self.worker.kill()
 
-    def _too_large(self, megabytes: float) -> None:
+    def _kill_too_large(self, megabytes: float) -> None:
         """Kill the worker, because it uses too much memory.
 
         If the worker has run other jobs before, their leftovers may be the reason, so that the job is repeated in a new worker.
@@ -125,7 +125,7 @@ class RunningJob:
                     self.claim.id,
                     self.asked,
                 )
-                self.released()
+                self.record_release()
         self.worker.kill()
 
     def _ask(self, reason: str, now: float) -> None:

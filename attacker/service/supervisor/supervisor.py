@@ -12,14 +12,14 @@ from queue import Empty, SimpleQueue
 
 from attacker.replay.executors.process_usage import count_cores, is_measurable, read_memory_limit
 from attacker.service.jobs.queue import Claim, Fenced, Queue
-from attacker.service.jobs.run_names import folder_of
+from attacker.service.jobs.run_names import make_run_path
 from attacker.service.settings import ServiceSettings
-from attacker.service.state_folder import own_folder
+from attacker.service.state_folder import claim_folder
 from attacker.service.supervisor.idle_workers import IdleWorkers
-from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
+from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared_gpus
 from attacker.service.supervisor.running_job import RunningJob
 from attacker.service.worker.messages import JobTask, WorkerMessage
-from attacker.service.worker.preview_files import PARTIAL_SUFFIX, path_of
+from attacker.service.worker.preview_files import PARTIAL_SUFFIX, make_preview_path
 from fedsim.recording.files import alone, make_private
 
 log = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ class Supervisor:
         if self.settings.ray is not None:
             return 1
         if self.settings.device.startswith("cuda"):
-            return max(1, len(shared_gpus(self.settings)))
+            return max(1, len(list_shared_gpus(self.settings)))
         return max(1, count_cores() // self.settings.threads)
 
     @cached_property
     def _megabytes(self) -> float | None:
         """Memory limit of one job; None for no limit."""
-        return self.settings.largest_job(read_memory_limit() if is_measurable() else None, self.size)
+        return self.settings.limit_job_memory(read_memory_limit() if is_measurable() else None, self.size)
 
     @cached_property
     def _idle(self) -> IdleWorkers:
@@ -81,7 +81,7 @@ class Supervisor:
         """
         if self.settings.job_megabytes is not None and not is_measurable():
             raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
-        state = own_folder(self.settings.state_folder)
+        state = claim_folder(self.settings.state_folder)
         self._held.enter_context(alone(state / "service.lock"))
         for path in make_private(state / "previews").iterdir():
             path.unlink()
@@ -109,8 +109,8 @@ class Supervisor:
             try:
                 self._listen()
                 self._watch()
-                self._begin_waiting()
-                self._idle.tend(self._running)
+                self._start_waiting()
+                self._idle.maintain(self._running)
             except Exception:  # a full disk, say: what workers answered is kept until it can be written
                 log.exception("an error in the supervisor, which continues")
                 self._stopping.wait(1.0)
@@ -122,14 +122,14 @@ class Supervisor:
         self._idle.end()
         for running in self._running.values():
             if running.end is None:
-                running.released()
+                running.record_release()
             try:
                 running.settle()
             except Exception:  # the next service takes it up
                 log.exception("job %s", running.claim.id)
         if self._claimed is not None:
             with suppress(Fenced, sqlite3.Error):  # as above
-                self.queue.released(self._claimed)
+                self.queue.release(self._claimed)
 
     def _listen(self) -> None:
         """Read all messages of workers, and write the final states of jobs that have ended."""
@@ -142,11 +142,11 @@ class Supervisor:
         except Empty:
             pass
         for running in [running for running in self._running.values() if running.end is not None]:
-            self._look_at(running.claim.spec.recording)
+            self._scan_recording(running.claim.spec.recording)
             running.settle()
-            self._over(running)
+            self._finish_job(running)
 
-    def _look_at(self, recording: str) -> None:
+    def _scan_recording(self, recording: str) -> None:
         try:
             self._before_end(recording)
         except Exception:  # the job has ended all the same
@@ -156,26 +156,26 @@ class Supervisor:
         running = self._running.get(worker)
         if said is None:
             if running is not None and running.end is None:
-                running.died(worker.explain_end(limit=running.megabytes))
+                running.record_death(worker.explain_end(limit=running.megabytes))
             elif running is None:
-                self._idle.fire(worker)
+                self._idle.end_worker(worker)
         elif said.ready:
             worker.ready = True
             if running is not None:
-                running.ready()
+                running.record_start()
         elif running is not None and said.answer is not None:
-            running.answered(said.answer)
+            running.record_answer(said.answer)
         elif running is not None and said.progress is not None:
             try:
-                running.progress(said.progress)
+                running.save_progress(said.progress)
             except Fenced:
                 worker.kill()
 
-    def _over(self, running: RunningJob) -> None:
+    def _finish_job(self, running: RunningJob) -> None:
         """Remove the files of a job that has ended, and keep its worker for further jobs or end it."""
         worker, claim = running.worker, running.claim
         del self._running[worker]
-        preview = path_of(self.settings.state_folder, claim.id)
+        preview = make_preview_path(self.settings.state_folder, claim.id)
         for path in (preview, preview.with_suffix(PARTIAL_SUFFIX), self._lock(claim)):
             path.unlink(missing_ok=True)
         if running.asked is None:
@@ -184,40 +184,40 @@ class Supervisor:
             worker.end()
 
     def _watch(self) -> None:
-        cancelled = self.queue.asked_to_end(running.claim for running in self._running.values()) if self._running else set()
+        cancelled = self.queue.list_cancelled(running.claim for running in self._running.values()) if self._running else set()
         for running in self._running.values():
             running.watch(cancelled=running.claim.id in cancelled)
 
-    def _begin_waiting(self) -> None:
+    def _start_waiting(self) -> None:
         """Give waiting jobs to workers, up to the maximum number of running jobs."""
         while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
             self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
             with suppress(Fenced):
-                self._begin(claim)
+                self._start_job(claim)
             self._claimed = None
 
-    def _begin(self, claim: Claim) -> None:
+    def _start_job(self, claim: Claim) -> None:
         """Give a job to a worker. Raises OSError, among others, if no process can be started."""
         try:
-            task = self._task(claim)
+            task = self._make_task(claim)
         except ValueError as error:
-            self.queue.failed(claim, str(error))
+            self.queue.end_failed(claim, str(error))
             return
         worker = self._idle.take(claim.spec.recording, self._running)
         seconds, megabytes = self.settings.longest_job, self._megabytes
         self._running[worker] = RunningJob(self.queue, claim, worker, seconds=seconds, megabytes=megabytes)
-        worker.begin(task)
+        worker.start_job(task)
 
-    def _task(self, claim: Claim) -> JobTask:
+    def _make_task(self, claim: Claim) -> JobTask:
         """Return the task for a worker. Raises ValueError if the recording no longer exists."""
-        settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
+        settings, run = self.settings, make_run_path(self.settings.folder, claim.spec.recording)
         return JobTask(
             job=claim.id,
             spec=claim.spec.model_dump(mode="json"),
             run=str(run),
-            truth=tuple(str(folder.absolute()) for folder in settings.truth_of(run)),
+            truth=tuple(str(folder.absolute()) for folder in settings.list_truth(run)),
             lock=str(self._lock(claim)),
-            preview=str(path_of(settings.state_folder, claim.id)),
+            preview=str(make_preview_path(settings.state_folder, claim.id)),
             threads=settings.threads,
             device=settings.device,
             ray=settings.ray,

@@ -37,7 +37,7 @@ JobWatch = Callable[[float, str], None]
 """Is called with the share of the job that is done, in [0, 1], and a few words."""
 
 
-def do_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
+def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     """Run a job and return its outcome; exceptions become the outcome "failed".
 
     Finished cases of earlier attempts are skipped.
@@ -62,7 +62,7 @@ WARM_MODULES = ("scipy.optimize",)
 WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
 
 
-def warm(*, scores: bool) -> None:
+def import_modules(*, scores: bool) -> None:
     """Import the modules that the first job needs, without reading a recording. scores: whether jobs are scored."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
     for name in (*WARM_MODULES, *(WARM_SCORING_MODULES if scores else ())):
@@ -84,12 +84,12 @@ class _Work:
 
     def attack(self) -> None:
         """Run the attack, then its null. Raises RuntimeError if no case could be attacked, and the errors of `Replay.run`."""
-        spec, recording = JobSpec.kept(self.task.spec), Recording(Path(self.task.run) / "recording")
+        spec, recording = JobSpec.from_stored(self.task.spec), Recording(Path(self.task.run) / "recording")
         if self.task.model is not None:
             models.admit(self.task.model, name=recording.manifest.model.name)
         kinds = (False, True) if spec.null else (False,)
         self.replays = [self._replay(spec, recording, null=null) for null in kinds]
-        with self._cluster():
+        with self._join_cluster():
             for number, replay in enumerate(self.replays):
                 self._run(replay, number)
                 first = self.parts[0]
@@ -97,9 +97,9 @@ class _Work:
                     reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
                     raise RuntimeError(f"no case could be attacked: {reasons}")
 
-    def _cluster(self) -> AbstractContextManager[None]:
+    def _join_cluster(self) -> AbstractContextManager[None]:
         """Return a context that connects to the job's Ray cluster, shared by its replays; an empty one if no case is left."""
-        if self.task.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
+        if self.task.ray is None or all(_count_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
         return ray_cluster.join_cluster(self.task.ray)
 
@@ -125,14 +125,14 @@ class _Work:
             share = (number + done / max(1, cases)) / len(self.replays)
             self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{words}")
 
-        before = _done(replay)
+        before = _count_done(replay)
         try:
             replayed = replay.run(watch)
         except KeyboardInterrupt:
-            written = Replayed(replay.folder, done=_done(replay) - before, skipped=before)
-            self.parts.append(_part(replay, written))
+            written = Replayed(replay.folder, done=_count_done(replay) - before, skipped=before)
+            self.parts.append(_make_result(replay, written))
             raise
-        self.parts.append(_part(replay, replayed))
+        self.parts.append(_make_result(replay, replayed))
 
     def score(self) -> None:
         """Score the reconstructions, if the service has the truth of this run."""
@@ -155,13 +155,13 @@ class _Work:
             self.note = f"{len(untold)} cases have no truth, the first: {untold[0]}"
 
 
-def _done(replay: Replay) -> int:
+def _count_done(replay: Replay) -> int:
     return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
 
 
-def _part(replay: Replay, replayed: Replayed) -> Attacked:
+def _make_result(replay: Replay, replayed: Replayed) -> Attacked:
     failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
-    notes = [*replayed.notes, *_left_out(replayed)]
+    notes = [*replayed.notes, *_list_left_out(replayed)]
     if len(failed) < len(replayed.failed):
         notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are told")
     return Attacked(
@@ -175,5 +175,5 @@ def _part(replay: Replay, replayed: Replayed) -> Attacked:
     )
 
 
-def _left_out(replayed: Replayed) -> Sequence[str]:
+def _list_left_out(replayed: Replayed) -> Sequence[str]:
     return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]

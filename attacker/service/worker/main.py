@@ -12,19 +12,19 @@ MAX_WORDS = 300
 
 
 def main() -> None:
-    serve(prepare)
+    serve(prepare_work)
 
 
-def prepare(channel: WorkerChannel) -> Work:
+def prepare_work(channel: WorkerChannel) -> Work:
     """Import the modules that jobs need, more of them while no job is waiting, and return the function that runs a job."""
     from attacker.service.jobs.job import JobProgress
-    from attacker.service.worker.execution import do_job, warm
+    from attacker.service.worker.execution import import_modules, run_job
     from attacker.service.worker.messages import JobTask
 
     if channel.is_idle:
-        warm(scores="scores" in sys.argv[1:])
+        import_modules(scores="scores" in sys.argv[1:])
 
-    def work(line: str) -> dict[str, Any]:
+    def run_task(line: str) -> dict[str, Any]:
         is_due = Throttle(PROGRESS_SECONDS)
 
         def watch(share: float, words: str) -> None:
@@ -32,7 +32,7 @@ def prepare(channel: WorkerChannel) -> Work:
                 told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
                 channel.send_message(progress=told.model_dump())
 
-        outcome = do_job(JobTask.from_json(line), channel.interrupt, watch)
+        outcome = run_job(JobTask.from_json(line), channel.interrupt, watch)
         return {"answer": outcome.model_dump(mode="json")}
 
-    return work
+    return run_task

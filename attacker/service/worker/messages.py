@@ -32,7 +32,7 @@ class JobTask:
     ray: str | None = None
     model: str | None = None
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod

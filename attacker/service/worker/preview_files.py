@@ -48,7 +48,7 @@ class Preview:
     version: int
 
 
-def path_of(state: Path, job: str) -> Path:
+def make_preview_path(state: Path, job: str) -> Path:
     """Return the path of a job's preview in the state folder. Raises ValueError if `job` is not a valid id."""
     if re.fullmatch("[0-9a-f]{16}", job) is None:
         raise ValueError(f"{job!r} is not the id of a job")
@@ -58,7 +58,7 @@ def path_of(state: Path, job: str) -> Path:
 def read(state: Path, job: str) -> Preview | None:
     """Return the preview of a running job; None if there is none, as for closed forms and tables."""
     try:
-        with safe_open(path_of(state, job), framework="numpy") as file:
+        with safe_open(make_preview_path(state, job), framework="numpy") as file:
             about = json.loads(file.metadata()["about"])
             images = file.get_tensor("images")
     except (OSError, SafetensorError):  # not yet, or no more
@@ -82,7 +82,7 @@ class Painter:
             self._write(iteration, most, float(np.median([sight.loss for sight in sights])))
 
     def _take(self, sight: Sight) -> None:
-        pixels, seen = _pixels(sight.x), set[int]()
+        pixels, seen = _to_bytes(sight.x), set[int]()
         for slot in sight.slots:
             if slot.example not in seen:
                 seen.add(slot.example)
@@ -103,7 +103,7 @@ class Painter:
         os.replace(beside, self.path)  # not flushed: after a crash of the machine there is nothing to watch
 
 
-def _pixels(x: Tensor) -> NDArray[np.uint8]:
+def _to_bytes(x: Tensor) -> NDArray[np.uint8]:
     """Convert images (N, C, H, W) of any values to (N, H, W, C) in 8 bit."""
     eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
     found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()

@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from attacker.cli import app as attacker
-from attacker.service.http.app import parts_of, routes
+from attacker.service.http.app import make_app, make_parts
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import ServiceSettings
 from attacker.service.worker.execution import _Work
@@ -256,8 +256,8 @@ def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_pa
     (run / "scores.jsonl").unlink()
     os.mkfifo(run / "scores.jsonl")
     settings = ServiceSettings(root=tmp_path / "runs", state=tmp_path / "state", workers=0, truth="own", token=False)
-    app = routes()
-    app.state.parts = parts_of(settings)
+    app = make_app()
+    app.state.parts = make_parts(settings)
     app.state.parts.catalogue.look()
 
     async def ask() -> httpx.Response:

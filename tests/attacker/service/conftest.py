@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.service.http.app import parts_of, routes
+from attacker.service.http.app import make_app, make_parts
 from attacker.service.http.dependencies import Parts
 from attacker.service.settings import ServiceSettings
 from fedsim.config.experiment import validate
@@ -56,7 +56,7 @@ def root(federated: Path, tmp_path: Path) -> Path:
 
 
 class Asked:
-    """An application without its watchers and workers: `look` is theirs. Answers come as from a browser on this machine."""
+    """An application without its watchers and workers: `scan` is theirs. Answers come as from a browser on this machine."""
 
     def __init__(self, app: FastAPI, base: str = "http://localhost:8600") -> None:
         self.app, self.base = app, base
@@ -66,8 +66,8 @@ class Asked:
         parts: Parts = self.app.state.parts
         return parts
 
-    def look(self) -> None:
-        self.parts.catalogue.look()
+    def scan(self) -> None:
+        self.parts.catalogue.scan()
 
     def __call__(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
@@ -87,7 +87,7 @@ class Asked:
 @pytest.fixture(scope="session")
 def application() -> FastAPI:
     """Its routes: to make them takes longer than all else."""
-    return routes()
+    return make_app()
 
 
 @pytest.fixture
@@ -102,10 +102,10 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Asked]]:
     made: list[Parts] = []
 
     def make(**settings: Any) -> Asked:
-        made.append(parts_of(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
+        made.append(make_parts(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
         application.state.parts = made[-1]
         asked = Asked(application)
-        asked.look()
+        asked.scan()
         return asked
 
     yield make

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacker.service import sessions
-from attacker.service.authorisation import SECURITY_HEADERS, hostname, is_loopback_name, is_own, read_token
-from attacker.service.http.app import parts_of
-from attacker.service.http.middleware import WITHOUT_TOKEN, Guard, cookie_name
+from attacker.service.authorisation import SECURITY_HEADERS, is_loopback_name, is_own, parse_hostname, read_token
+from attacker.service.http.app import make_parts
+from attacker.service.http.middleware import WITHOUT_TOKEN, Guard, make_cookie_name
 from attacker.service.sessions import MAX_SESSIONS, SESSION_SECONDS, Keys
 from attacker.service.settings import ServiceSettings
 
@@ -78,29 +78,29 @@ def test_the_token_opens_and_so_does_the_cookie_that_it_is_traded_for(ask: Ask) 
 
 def test_sessions_last_over_a_restart_and_their_end_does_too(tmp_path: Path) -> None:
     keys = Keys("t" * 32, tmp_path / "sessions.json")
-    stays, ends = keys.session(), keys.session()
+    stays, ends = keys.open_session(), keys.open_session()
     keys.close(ends)
     keys.close("nonsense")
     assert stays.encode() not in (tmp_path / "sessions.json").read_bytes()
     again = Keys("t" * 32, tmp_path / "sessions.json")
-    assert (again.admits(stays), again.admits(ends)) == (True, False)
-    assert not Keys("u" * 32, tmp_path / "sessions.json").admits(stays), "another token ends all sessions"
+    assert (again.is_open(stays), again.is_open(ends)) == (True, False)
+    assert not Keys("u" * 32, tmp_path / "sessions.json").is_open(stays), "another token ends all sessions"
     for harm in ("", "[]", "[" * 100_000, '{"a": "b"}'):
         (tmp_path / "sessions.json").write_text(harm)
-        assert not Keys("t" * 32, tmp_path / "sessions.json").admits(stays)
+        assert not Keys("t" * 32, tmp_path / "sessions.json").is_open(stays)
 
 
 def test_the_oldest_of_too_many_sessions_ends() -> None:
     keys = Keys("t" * 32)
-    cookies = [keys.session() for _ in range(MAX_SESSIONS + 1)]
-    assert not keys.admits(cookies[0])
-    assert all(map(keys.admits, cookies[1:]))
+    cookies = [keys.open_session() for _ in range(MAX_SESSIONS + 1)]
+    assert not keys.is_open(cookies[0])
+    assert all(map(keys.is_open, cookies[1:]))
 
 
 def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
     asked = ask(token=True)
     keys, sent = asked.parts.keys, []
-    cookie = keys.session()
+    cookie = keys.open_session()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -112,7 +112,7 @@ def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
     async def send(message: Any) -> None:
         sent.append(message["type"])
 
-    name = cookie_name(asked.parts)
+    name = make_cookie_name(asked.parts)
     headers = [(b"host", b"localhost"), (b"cookie", f"{name}={cookie}".encode())]
     scope = {"type": "http", "method": "GET", "path": "/api/v1/events", "query_string": b"", "headers": headers, "app": asked.app}
     asyncio.run(Guard(app)(scope, None, send))  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
 
 def test_services_on_one_host_have_cookies_of_their_own(tmp_path: Path) -> None:
     first, second = (SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=Keys(one * 32)) for one in "ab")
-    assert cookie_name(first) != cookie_name(second)
+    assert make_cookie_name(first) != make_cookie_name(second)
 
 
 def test_a_token_in_an_address_is_no_token(ask: Ask) -> None:
@@ -149,19 +149,19 @@ def test_under_tls_the_cookie_is_for_tls_and_this_host_alone(ask: Ask, tmp_path:
 
 def test_a_session_ends_and_cannot_be_made_without_the_token() -> None:
     keys = Keys(secrets.token_urlsafe(32))
-    cookie = keys.session(now=1000.0)
-    assert keys.admits(cookie, now=2000.0)
-    assert not keys.admits(cookie, now=1000.0 + SESSION_SECONDS + 1)
-    assert not Keys(secrets.token_urlsafe(32)).admits(cookie, now=2000.0)
+    cookie = keys.open_session(now=1000.0)
+    assert keys.is_open(cookie, now=2000.0)
+    assert not keys.is_open(cookie, now=1000.0 + SESSION_SECONDS + 1)
+    assert not Keys(secrets.token_urlsafe(32)).is_open(cookie, now=2000.0)
     until, rest = cookie.split(".", 1)
-    assert not keys.admits(f"{int(until) + 1}.{rest}", now=2000.0)
+    assert not keys.is_open(f"{int(until) + 1}.{rest}", now=2000.0)
 
 
 @given(st.text(max_size=80))
 def test_no_text_is_a_session_or_the_token(text: str) -> None:
     keys = Keys("t" * 32)
-    assert not keys.opens(text)
-    assert not keys.admits(text)
+    assert not keys.is_token(text)
+    assert not keys.is_open(text)
 
 
 def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sessions.secrets, "compare_digest", compare)
     keys = Keys("t" * 32)
-    assert not keys.opens("t" * 32)
-    assert not keys.admits(keys.session())
+    assert not keys.is_token("t" * 32)
+    assert not keys.is_open(keys.open_session())
     assert len(seen) == 2
     assert all(isinstance(one, bytes) for pair in seen for one in pair)
 
@@ -211,7 +211,7 @@ def test_a_token_is_needed_everywhere_and_only_loopback_can_go_without(tmp_path:
 
 
 def test_the_service_asks_for_the_token_where_nothing_else_is_said(root: Path, application: FastAPI, ask_of: Ask) -> None:
-    application.state.parts = parts_of(ServiceSettings(root=root, workers=0))
+    application.state.parts = make_parts(ServiceSettings(root=root, workers=0))
     asked = ask_of(application)
     assert asked("/api/v1/recordings").status_code == 401
     assert asked.json("health")["token"] is True
@@ -235,7 +235,7 @@ def test_the_names_of_this_machine_are_taken() -> None:
 
 @given(st.text(max_size=50))
 def test_no_text_makes_a_host_header_fail(text: str) -> None:
-    name = hostname(text)
+    name = parse_hostname(text)
     assert name is None or (name in text and len(name) > 0)
     is_loopback_name(text)
     is_own(text, text)

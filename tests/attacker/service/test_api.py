@@ -179,12 +179,12 @@ def test_a_case_that_is_attacked_again_shows_its_pictures_under_other_addresses(
     asked = ask()
     case = asked.json(f"{RUN}/cases?attack={sources[0]}")["items"][0]["case"]
     (before,) = asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"]
-    asked.look()
+    asked.scan()
     assert asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"] == [before]
     path = root / "digits" / "reconstructions" / sources[0] / f"{case}.safetensors"
     found = Reconstruction.read(path)
     replace(found, x=1 - found.x).write(path)
-    asked.look()
+    asked.scan()
     (after,) = asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"]
     assert after["image"] != before["image"]
     assert asked(after["image"]).content == asked(before["image"]).content
@@ -253,7 +253,7 @@ def test_an_answer_is_known_by_its_tag_until_its_files_change(ask: Ask, root: Pa
     tag = {"If-None-Match": first.headers["etag"]}
     assert asked(f"/api/v1/{RUN}/grid", headers=tag).status_code == 304
     shutil.rmtree(root / "digits" / "reconstructions")
-    asked.look()
+    asked.scan()
     later = asked(f"/api/v1/{RUN}/grid", headers=tag)
     assert later.status_code == 200
     assert {cell["state"] for cell in later.json()["cells"]} == {"none"}
@@ -347,7 +347,7 @@ def test_every_number_is_one_that_json_has(ask: Ask, root: Path) -> None:
     path = root / "digits" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"round": 3, "loss": NaN}\n{"round": 4, "loss": 1.0}\n')
     asked = ask()
-    asked.look()
+    asked.scan()
     assert [row["round"] for row in asked.json(f"{RUN}/training")["items"]] == [0, 1, 2, 4]
     assert asked.json(RUN)["trouble"] == ["metrics.jsonl: 1 line cannot be read"]
     assert json.loads(asked(f"/api/v1/{RUN}/training").text)

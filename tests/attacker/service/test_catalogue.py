@@ -22,10 +22,10 @@ from attacker.service.index import run_folders as finding_module
 from attacker.service.index import verdicts as verdicts_module
 from attacker.service.index.attack_folders import CaseFacts, Source
 from attacker.service.index.cache import Shelf
-from attacker.service.index.grid import grid
+from attacker.service.index.grid import make_grid
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.means import success
-from attacker.service.index.reconstruction_files import thinned
+from attacker.service.index.means import average_success
+from attacker.service.index.reconstruction_files import thin_curve
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.settings import ServiceSettings
@@ -39,7 +39,7 @@ def catalogue(root: Path) -> Open:
 
     def make(**settings: Any) -> Catalogue:
         made = Catalogue(ServiceSettings(root=root, **settings))
-        made.look()
+        made.scan()
         return made
 
     return make
@@ -58,13 +58,13 @@ def add_round(run: Path, number: int) -> None:
 def test_runs_are_found_three_folders_down_and_no_deeper(root: Path, catalogue: Open) -> None:
     for path in ("a/b/c", "a/b/deep/er", ".hidden"):
         shutil.copytree(root / "digits" / "recording", root / path / "recording")
-    assert [run.id for run in catalogue().runs()] == ["a~b~c", "digits"]
+    assert [run.id for run in catalogue().list_runs()] == ["a~b~c", "digits"]
 
 
 def test_a_name_that_no_address_holds_is_told_and_not_served(root: Path, catalogue: Open) -> None:
     shutil.copytree(root / "digits" / "recording", root / "<b>run" / "recording")
     found = catalogue()
-    assert [run.id for run in found.runs()] == ["digits"]
+    assert [run.id for run in found.list_runs()] == ["digits"]
     assert "'<b>run'" in found.trouble[0]
 
 
@@ -73,7 +73,7 @@ def test_no_link_is_followed(root: Path, tmp_path: Path, catalogue: Open) -> Non
     (root / "linked").symlink_to(elsewhere)
     (root / "half").mkdir()
     (root / "half" / "recording").symlink_to(elsewhere / "recording")
-    assert catalogue().runs() == []
+    assert catalogue().list_runs() == []
     run = Path(shutil.copytree(elsewhere, root / "run"))
     secret = tmp_path / "secret"
     secret.write_text('{"round": 1, "loss": 42}\n')
@@ -83,9 +83,9 @@ def test_no_link_is_followed(root: Path, tmp_path: Path, catalogue: Open) -> Non
     shutil.rmtree(run / "reconstructions")
     (run / "reconstructions").symlink_to(elsewhere / "reconstructions")
     found = catalogue(truth="own")
-    (seen,) = found.runs()
-    assert (found.training(seen), found.scores(seen), found.sources(seen)) == ([], {}, [])
-    assert any("symbolic link" in trouble for trouble in found.trouble_of(seen))
+    (seen,) = found.list_runs()
+    assert (found.get_training(seen), found.get_scores(seen), found.list_sources(seen)) == ([], {}, [])
+    assert any("symbolic link" in trouble for trouble in found.list_trouble(seen))
 
 
 def test_linked_files_of_an_attack_are_not_read(root: Path, tmp_path: Path, catalogue: Open) -> None:
@@ -94,35 +94,35 @@ def test_linked_files_of_an_attack_are_not_read(root: Path, tmp_path: Path, cata
         shutil.move(path, tmp_path / path.name)
         path.symlink_to(tmp_path / path.name)
     found = catalogue()
-    assert source.name not in [one.name for one in found.sources(found.run("digits"))]
+    assert source.name not in [one.name for one in found.list_sources(found.get_run("digits"))]
 
 
 def test_a_round_that_arrives_is_told_once(root: Path, catalogue: Open) -> None:
     found = catalogue()
-    assert found.look() == Changes() or found.look().arrived == []
+    assert found.scan() == Changes() or found.scan().arrived == []
     add_round(root / "digits", 3)
-    changes = found.look()
+    changes = found.scan()
     assert [run.id for run in changes.changed] == ["digits"]
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
-    assert found.look().arrived == []
-    assert found.run("digits").told["last_round"] == 3
-    assert len(found.rows(found.run("digits"))[3]) == 3
+    assert found.scan().arrived == []
+    assert found.get_run("digits").told["last_round"] == 3
+    assert len(found.get_rows(found.get_run("digits"))[3]) == 3
 
 
 def test_a_look_at_one_run_sees_what_a_look_at_all_of_them_would_and_nothing_of_others(root: Path, catalogue: Open) -> None:
     shutil.copytree(root / "digits", root / "other")
     found = catalogue()
-    others, version = found.run("other").version, found.version
+    others, version = found.get_run("other").version, found.version
     add_round(root / "digits", 3)
     add_round(root / "other", 3)
-    changes = found.look_at("digits")
+    changes = found.scan_run("digits")
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
-    assert found.run("digits").told["last_round"] == 3
-    assert (found.run("other").version, found.version == version) == (others, False)
-    assert [(one.recording, one.round) for one in found.look().arrived] == [("other", 3)]
+    assert found.get_run("digits").told["last_round"] == 3
+    assert (found.get_run("other").version, found.version == version) == (others, False)
+    assert [(one.recording, one.round) for one in found.scan().arrived] == [("other", 3)]
     shutil.rmtree(root / "digits")
-    assert found.look_at("digits") == found.look_at("unknown") == Changes()
-    assert found.look().removed == ["digits"]
+    assert found.scan_run("digits") == found.scan_run("unknown") == Changes()
+    assert found.scan().removed == ["digits"]
 
 
 def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_does_not(
@@ -130,56 +130,56 @@ def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_do
 ) -> None:
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     found, index = catalogue(), root / "digits" / "recording" / "index.sqlite"
-    assert found.stirred() == []
+    assert found.list_changed() == []
     add_round(root / "digits", 3)
-    assert found.stirred() == ["digits"]
-    found.look_at("digits")
-    assert found.stirred() == []
+    assert found.list_changed() == ["digits"]
+    found.scan_run("digits")
+    assert found.list_changed() == []
     with closing(sqlite3.connect(index)) as db, db:
         db.execute("UPDATE observations SET received_at = 1.0")
-    found.look()
+    found.scan()
     os.utime(index)
-    assert found.stirred() == []
+    assert found.list_changed() == []
 
 
 def test_at_the_first_look_every_round_has_arrived(root: Path) -> None:
-    changes = Catalogue(ServiceSettings(root=root)).look()
+    changes = Catalogue(ServiceSettings(root=root)).scan()
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 1), ("digits", 2)]
 
 
 def test_only_rounds_that_changed_are_read_again(root: Path, catalogue: Open) -> None:
     found = catalogue()
-    before = found.rows(found.run("digits"))
+    before = found.get_rows(found.get_run("digits"))
     add_round(root / "digits", 3)
-    found.look()
-    after = found.rows(found.run("digits"))
+    found.scan()
+    after = found.get_rows(found.get_run("digits"))
     assert list(after) == [1, 2, 3]
     assert all(after[number] is before[number] for number in (1, 2))
 
 
 def test_a_round_that_was_run_again_is_read_again(root: Path, catalogue: Open) -> None:
     found = catalogue()
-    found.rows(found.run("digits"))
+    found.get_rows(found.get_run("digits"))
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET attempt = 2, bytes = 9 WHERE round = 2")
-    found.look()
-    assert {row.bytes for row in found.rows(found.run("digits"))[2]} == {9}
+    found.scan()
+    assert {row.bytes for row in found.get_rows(found.get_run("digits"))[2]} == {9}
 
 
 def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
     found = catalogue()
     shutil.rmtree(root / "digits")
-    assert found.look().removed == ["digits"]
+    assert found.scan().removed == ["digits"]
     with pytest.raises(UnknownName):
-        found.run("digits")
+        found.get_run("digits")
 
 
 def test_nothing_new_is_nothing_changed(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding_module, "CLOCK_RESOLUTION_SECONDS", -100.0)
     found = catalogue()
-    version = found.run("digits").version
-    assert found.look() == Changes()
-    assert found.run("digits").version == version
+    version = found.get_run("digits").version
+    assert found.scan() == Changes()
+    assert found.get_run("digits").version == version
 
 
 def test_a_second_change_that_leaves_the_same_mark_is_seen(root: Path, catalogue: Open) -> None:
@@ -192,8 +192,8 @@ def test_a_second_change_that_leaves_the_same_mark_is_seen(root: Path, catalogue
             file.truncate()
         if loss == 0.75:
             os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
-        found.look()
-        assert found.training(found.run("digits"))[0]["loss"] == loss
+        found.scan()
+        assert found.get_training(found.get_run("digits"))[0]["loss"] == loss
 
 
 def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path: Path, catalogue: Open) -> None:
@@ -204,14 +204,14 @@ def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path
     found = catalogue()
 
     def state(key: str) -> str:
-        found.look()
-        return found.source(found.run("digits"), folder.name).state(key)
+        found.scan()
+        return found.get_source(found.get_run("digits"), folder.name).find_state(key)
 
     assert [state(key) for key in (first, second, rest[0])] == ["waiting", "waiting", "done"]
     (folder / f"{second}.failed.json").write_text(json.dumps({"case": second, "reason": "no gradient"}))
     shutil.move(tmp_path / "first", folder / f"{first}.safetensors")
     assert [state(key) for key in (first, second)] == ["done", "failed"]
-    assert found.source(found.run("digits"), folder.name).failures[second] == "no gradient"
+    assert found.get_source(found.get_run("digits"), folder.name).failures[second] == "no gradient"
 
 
 def test_a_case_that_was_cut_off_is_interrupted_until_it_fails_or_is_done(root: Path, catalogue: Open) -> None:
@@ -221,8 +221,8 @@ def test_a_case_that_was_cut_off_is_interrupted_until_it_fails_or_is_done(root: 
     found = catalogue()
 
     def state() -> str:
-        found.look()
-        return found.source(found.run("digits"), folder.name).state(path.stem)
+        found.scan()
+        return found.get_source(found.get_run("digits"), folder.name).find_state(path.stem)
 
     replace(answer, interrupted=True, notes=("cut off",)).write(path)
     assert state() == "interrupted"
@@ -238,13 +238,13 @@ def test_an_attack_on_another_recording_is_none_of_this_one(root: Path, catalogu
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "run": {**told["run"], "created": "1999"}}))
     found = catalogue()
-    assert len(found.sources(found.run("digits"))) == 1
-    assert any("another recording" in trouble for trouble in found.trouble_of(found.run("digits")))
+    assert len(found.list_sources(found.get_run("digits"))) == 1
+    assert any("another recording" in trouble for trouble in found.list_trouble(found.get_run("digits")))
 
 
 def test_a_damaged_manifest_leaves_a_recording_with_its_trouble(root: Path, catalogue: Open) -> None:
     (root / "digits" / "recording" / "manifest.json").write_text("{")
-    run = catalogue().run("digits")
+    run = catalogue().get_run("digits")
     assert run.told["model"] is None
     assert "manifest.json" in run.told["trouble"][0]
     assert str(root) not in run.told["trouble"][0]
@@ -254,12 +254,12 @@ def test_damaged_rows_are_told_and_the_others_stay(root: Path, catalogue: Open) 
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET node = ? WHERE round = 2", ("\x00",))
     found = catalogue()
-    run = found.run("digits")
+    run = found.get_run("digits")
     assert len(run.told["trouble"]) == 3
-    assert {number: len(rows) for number, rows in found.rows(run).items() if rows} == {1: 3}
+    assert {number: len(rows) for number, rows in found.get_rows(run).items() if rows} == {1: 3}
     add_round(root / "digits", 3)
-    found.look()
-    assert len(found.run("digits").told["trouble"]) == 3
+    found.scan()
+    assert len(found.get_run("digits").told["trouble"]) == 3
 
 
 def row(number: int, client: str) -> IndexRow:
@@ -293,14 +293,14 @@ def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (
 def test_a_cell_is_coloured_by_the_attack_that_recovered_most() -> None:
     weak, strong = attack("weak", ("1-a", "a", (1,))), attack("strong", ("1-a", "a", (1,)))
     scores = {"weak": {"1-a": [score("1-a", 0, success=False)]}, "strong": {"1-a": [score("1-a", 0, success=True)]}}
-    (cell,) = grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
+    (cell,) = make_grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
     assert (cell["attack"], cell["leak"]) == ("strong", 1.0)
 
 
 def test_a_case_of_several_rounds_colours_each_of_them_by_the_examples_in_it() -> None:
     whole = attack("agic", ("1-2-a", "a", (1, 2)))
     rows = [score("1-2-a", 0, success=True, rounds=(1,)), score("1-2-a", 1, success=False, rounds=(1, 2))]
-    cells = grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
+    cells = make_grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
     assert [cell["leak"] for cell in cells] == [0.5, 0.0, None]
     assert [cell["cases"] for cell in cells] == [["1-2-a"], ["1-2-a"], []]
     assert [cell["state"] for cell in cells] == ["waiting", "waiting", "none"]
@@ -308,18 +308,18 @@ def test_a_case_of_several_rounds_colours_each_of_them_by_the_examples_in_it() -
 
 def test_an_example_that_was_attacked_often_counts_once() -> None:
     rows = [score("a", 0, success=True), score("b", 0, success=True), score("c", 1, success=False)]
-    assert success(rows) == 0.5
-    assert success([]) is None
+    assert average_success(rows) == 0.5
+    assert average_success([]) is None
 
 
 def test_a_curve_keeps_its_ends_and_loses_what_is_no_number() -> None:
     import numpy as np
 
     losses = np.arange(10_000, dtype=float)
-    points = thinned(losses, 200)
+    points = thin_curve(losses, 200)
     assert (len(points), points[0], points[-1]) == (200, (1, 0.0), (10_000, 9_999.0))
-    assert thinned(np.array([np.nan, 1.0, np.inf])) == ((2, 1.0),)
-    assert thinned(np.array([])) == ()
+    assert thin_curve(np.array([np.nan, 1.0, np.inf])) == ((2, 1.0),)
+    assert thin_curve(np.array([])) == ()
 
 
 def test_a_shelf_keeps_to_its_bound_and_what_was_asked_for_last() -> None:
@@ -388,15 +388,15 @@ def test_no_verdict_is_told_of_rows_that_are_no_scores_or_too_many(
 ) -> None:
     found = catalogue(truth="own")
     source = next((root / "digits" / "reconstructions").glob("exact-[!n]*")).name
-    told = found.verdicts(found.run("digits"))
+    told = found.get_verdicts(found.get_run("digits"))
     assert told.by_source[source].outcome == "recovered"
     assert told.strongest == source
     assert "without the gradient it recovers" in told.sentence
     untold = catalogue()
-    assert untold.verdicts(untold.run("digits")) == RunVerdicts()
+    assert untold.get_verdicts(untold.get_run("digits")) == RunVerdicts()
     monkeypatch.setattr(verdicts_module, "MAX_ROWS", 3)
     many = catalogue(truth="own")
-    assert many.verdicts(many.run("digits")) == RunVerdicts()
+    assert many.get_verdicts(many.get_run("digits")) == RunVerdicts()
     (root / "digits" / "scores.jsonl").write_text('{"source": "b"}\n{"run": [], "source": {}}\n')
     other = catalogue(truth="own")
-    assert other.verdicts(other.run("digits")) == RunVerdicts()
+    assert other.get_verdicts(other.get_run("digits")) == RunVerdicts()

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from attacker.service.http.app import parts_of
+from attacker.service.http.app import make_parts
 from attacker.service.http.caching import ResponseCache
 from attacker.service.index import Catalogue
 from attacker.service.settings import ServiceSettings
@@ -74,11 +74,11 @@ Check = Callable[[Path], None]
 @pytest.fixture
 def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
     """Whether all routes of the run answer, and not with a mistake of the service; what they tell can be read."""
-    parts = parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
+    parts = make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
 
     def look_again(root: Path) -> None:
         application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=ResponseCache())
-        application.state.parts.catalogue.look()
+        application.state.parts.catalogue.scan()
         asked(application, root)
 
     yield look_again

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from attacker.service.events import KEEP_ALIVE_COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, written
+from attacker.service.events import KEEP_ALIVE_COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, encode_event
 
 
 def run(check: Callable[[], Awaitable[None]]) -> None:
@@ -43,7 +43,7 @@ def test_who_was_away_is_told_what_it_missed_and_nothing_twice() -> None:
             assert last is not None
         feed.publish("job", "b", 2)
         feed.publish("job", "c", 3)
-        async with aclosing(feed.listen(feed.id_of(last))) as told:
+        async with aclosing(feed.listen(feed.make_id(last))) as told:
             hello = await anext(told)
             assert hello is not None
             assert hello.data == '{"resumed": true}'
@@ -119,7 +119,7 @@ def test_silence_is_told_too() -> None:
             assert await anext(told) is None
 
     run(check)
-    assert written(None) == KEEP_ALIVE_COMMENT
+    assert encode_event(None) == KEEP_ALIVE_COMMENT
 
 
 def test_what_is_told_stays_in_its_line() -> None:
@@ -130,7 +130,7 @@ def test_what_is_told_stays_in_its_line() -> None:
             feed.publish("job", "a", {"words": "one\ntwo\r\ndata: three\u2028"})
             event = await anext(told)
             assert event is not None
-            lines = written(event, feed.id_of(event)).decode().split("\n")
+            lines = encode_event(event, feed.make_id(event)).decode().split("\n")
             assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", "", ""]
 
     run(check)

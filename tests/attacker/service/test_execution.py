@@ -26,9 +26,9 @@ from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
 from attacker.service.supervisor.supervisor import Supervisor
-from attacker.service.worker.execution import do_job
+from attacker.service.worker.execution import run_job
 from attacker.service.worker.messages import JobTask
-from attacker.service.worker.preview_files import Painter, path_of
+from attacker.service.worker.preview_files import Painter, make_preview_path
 from attacker.service.worker.preview_files import read as read_preview
 from fedsim.recording import Recording
 from fedsim.recording.files import alone, read_json_lines
@@ -60,7 +60,7 @@ def task(run: Path, tmp_path: Path) -> JobTask:
         run=str(run),
         truth=(str(run / "truth"),),
         lock=str(tmp_path / "lock"),
-        preview=str(path_of(tmp_path, JOB)),
+        preview=str(make_preview_path(tmp_path, JOB)),
         threads=1,
         device="cpu",
     )
@@ -81,7 +81,7 @@ def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> R
 
 def test_a_job_writes_what_the_commands_would_write(task: JobTask, run: Path, tmp_path: Path) -> None:
     shares: list[float] = []
-    answer = do_job(task, Interrupt(), lambda share, words: shares.append(share))
+    answer = run_job(task, Interrupt(), lambda share, words: shares.append(share))
     assert (answer.state, answer.error) == ("done", None)
     first, null = answer.result.attacks
     assert [(part.null, part.done, part.skipped, part.failed) for part in (first, null)] == [(False, 3, 0, {}), (True, 3, 0, {})]
@@ -99,25 +99,25 @@ def test_a_job_writes_what_the_commands_would_write(task: JobTask, run: Path, tm
 
 
 def test_what_an_earlier_attempt_did_is_skipped(task: JobTask, run: Path) -> None:
-    before = do_job(changed(task, null=False), Interrupt(), silent)
+    before = run_job(changed(task, null=False), Interrupt(), silent)
     (part,) = before.result.attacks
     files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
-    answer = do_job(changed(task, null=False, rounds="all"), Interrupt(), silent)
+    answer = run_job(changed(task, null=False, rounds="all"), Interrupt(), silent)
     (part,) = answer.result.attacks
     assert (part.done, part.skipped) == (3, 3)
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
 
 
 def test_a_job_whose_cases_are_all_done_needs_no_cluster(task: JobTask) -> None:
-    do_job(task, Interrupt(), silent)
-    again = do_job(replace(task, ray="127.0.0.1:1"), Interrupt(), silent)
+    run_job(task, Interrupt(), silent)
+    again = run_job(replace(task, ray="127.0.0.1:1"), Interrupt(), silent)
     assert (again.state, again.error) == ("done", None)
     assert again.result.scored
 
 
 def test_without_truth_nothing_is_scored(task: JobTask, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
-    answer = do_job(replace(task, truth=()), Interrupt(), silent)
+    answer = run_job(replace(task, truth=()), Interrupt(), silent)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
     assert (run / "scores.jsonl").read_bytes() == before
@@ -126,7 +126,7 @@ def test_without_truth_nothing_is_scored(task: JobTask, run: Path) -> None:
 def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(task: JobTask, run: Path) -> None:
     for path in (run / "truth").glob("*.jsonl"):
         path.unlink()
-    answer = do_job(task, Interrupt(), silent)
+    answer = run_job(task, Interrupt(), silent)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
 
@@ -150,7 +150,7 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
         if share > 0:
             interrupt()
 
-    answer = do_job(changed(task, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
+    answer = run_job(changed(task, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
     assert (answer.state, answer.result.scored) == ("interrupted", False)
     (part,) = answer.result.attacks
     assert part.done == 0
@@ -168,7 +168,7 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
     ],
 )
 def test_a_job_that_cannot_be_done_says_why_in_the_first_line(task: JobTask, wrong: dict[str, object], words: str) -> None:
-    answer = do_job(changed(task, arguments={}, **wrong), Interrupt(), silent)
+    answer = run_job(changed(task, arguments={}, **wrong), Interrupt(), silent)
     assert answer.state == "failed"
     assert answer.error is not None
     assert words in answer.error.splitlines()[0]
@@ -178,7 +178,7 @@ def test_a_job_that_cannot_be_done_says_why_in_the_first_line(task: JobTask, wro
 def test_where_no_case_can_be_attacked_the_job_has_failed(task: JobTask, run: Path) -> None:
     for path in (run / "recording" / "rounds" / "00001").glob("*.safetensors"):
         path.write_bytes(b"damaged")
-    answer = do_job(task, Interrupt(), silent)
+    answer = run_job(task, Interrupt(), silent)
     assert answer.state == "failed"
     assert (answer.error or "").startswith("RuntimeError: no case could be attacked: ")
     assert len(answer.result.attacks[0].failed) == 3, "its reasons are told"
@@ -188,7 +188,7 @@ def test_two_attempts_at_one_job_do_not_run_together(task: JobTask) -> None:
     done = threading.Event()
 
     def work() -> None:
-        do_job(changed(task, attack="exact", arguments={}), Interrupt(), silent)
+        run_job(changed(task, attack="exact", arguments={}), Interrupt(), silent)
         done.set()
 
     thread = threading.Thread(target=work)
@@ -246,7 +246,7 @@ def test_who_looks_at_a_search_sees_what_it_would_have_come_to_by_then(run: Path
 
 def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path) -> None:
     (tmp_path / "previews").mkdir()
-    painter = Painter(path_of(tmp_path, JOB))
+    painter = Painter(make_preview_path(tmp_path, JOB))
     x = torch.stack([torch.full((3, 4, 5), 0.2), torch.full((3, 4, 5), 7.0)])
     x[0, 2, 3, 4] = float("nan")
     slots = (Slot(2, "a", 1, 0, 1), Slot(2, "a", 1, 1, 0), Slot(2, "a", 2, 0, 1))
@@ -265,7 +265,7 @@ def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path
     assert later is not None
     assert [place.client for place in later.places] == ["a", "a", "b"]
     assert (later.loss, later.version) == (None, 2)
-    assert path_of(tmp_path, JOB).stat().st_mode & 0o077 == 0
+    assert make_preview_path(tmp_path, JOB).stat().st_mode & 0o077 == 0
     for wrong in ("../x", "", JOB.upper() + "G"):
         with pytest.raises(ValueError, match="not the id of a job"):
             read_preview(tmp_path, wrong)
@@ -273,7 +273,7 @@ def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path
 
 def test_rows_of_a_table_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "previews").mkdir()
-    Painter(path_of(tmp_path, JOB))([Sight(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2)
+    Painter(make_preview_path(tmp_path, JOB))([Sight(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2)
     assert read_preview(tmp_path, JOB) is None
 
 
@@ -292,7 +292,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     try:
         seen, until = False, time.monotonic() + 300
         while queue.get(job.id).state not in FINAL_STATES and time.monotonic() < until:
-            if not seen and path_of(settings.state_folder, job.id).exists():
+            if not seen and make_preview_path(settings.state_folder, job.id).exists():
                 seen = True
                 (worker,) = supervisor._running
                 os.kill(worker.pid, signal.SIGKILL)
@@ -301,10 +301,10 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
         supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.attempts, now.crashes) == ("done", 2, 1)
-    assert queue.publications() == {job.id: 2}
+    assert queue.list_publications() == {job.id: 2}
     assert now.result is not None
     assert now.result.scored
-    assert not path_of(settings.state_folder, job.id).exists(), "a preview goes with its job"
+    assert not make_preview_path(settings.state_folder, job.id).exists(), "a preview goes with its job"
     spec = AttackSpec(name="inverting_gradients", arguments=arguments)
     undisturbed = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", threads=1).run()
     check_equal(run / "reconstructions" / now.result.attacks[0].source, undisturbed.folder)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from attacker.service.server import MAX_CONNECTIONS, address_of, listening, server
+from attacker.service.server import MAX_CONNECTIONS, format_address, make_server, open_listener
 
 Ask = Callable[..., Any]
 BLOCKED = 0.05
@@ -82,13 +82,13 @@ def test_no_list_holds_up_the_event_loop(ask: Ask, turns: list[float]) -> None:
 def listened(ask: Ask) -> Iterator[str]:
     """The application on a socket; yields its address."""
     asked = ask(port=0)
-    listener = listening(asked.parts.settings)
-    made = server(asked.app, asked.parts.settings)
+    listener = open_listener(asked.parts.settings)
+    made = make_server(asked.app, asked.parts.settings)
     thread = threading.Thread(target=made.run, args=([listener],))
     thread.start()
     while not made.started:
         time.sleep(0.01)
-    yield address_of(listener, asked.parts.settings)
+    yield format_address(listener, asked.parts.settings)
     made.should_exit = True
     thread.join(30)
     listener.close()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from attacker.service.index.attack_folders import CaseFacts, Source, find_null
-from attacker.service.index.grid import grid
-from attacker.service.index.headline import SHOWN_FIRST, headline, worst_examples
+from attacker.service.index.grid import make_grid
+from attacker.service.index.headline import SHOWN_FIRST, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts, VerdictSummary
@@ -57,14 +57,14 @@ def test_recovered_examples_come_first_then_the_nearest_and_each_once() -> None:
         score(3),
         score(4, psnr=35.0),
     ]
-    assert worst_examples(attack(), {"1-a": rows}) == [("1-a", 2), ("1-a", 4), ("1-a", 0), ("1-a", 3)]
+    assert find_worst_examples(attack(), {"1-a": rows}) == [("1-a", 2), ("1-a", 4), ("1-a", 0), ("1-a", 3)]
     many = [score(n, psnr=float(n)) for n in range(20)]
-    assert worst_examples(attack(), {"1-a": many}) == [("1-a", n) for n in range(19, 19 - SHOWN_FIRST, -1)]
+    assert find_worst_examples(attack(), {"1-a": many}) == [("1-a", n) for n in range(19, 19 - SHOWN_FIRST, -1)]
 
 
 def test_rows_that_are_not_finished_are_not_shown() -> None:
     rows = [score(0, success=True)._replace(state="interrupted"), score(1)]
-    assert worst_examples(attack(), {"1-a": rows}) == [("1-a", 1)]
+    assert find_worst_examples(attack(), {"1-a": rows}) == [("1-a", 1)]
 
 
 def test_a_null_belongs_to_the_attack_with_its_arguments_and_seed() -> None:
@@ -76,14 +76,14 @@ def test_a_null_belongs_to_the_attack_with_its_arguments_and_seed() -> None:
 
 def test_coverage_counts_finished_cases_of_attacks_and_replies_without_an_update() -> None:
     failed = attack("failed", failures=("1-a",))
-    told = headline(ROWS, [attack(), failed, attack("null", null=True)], {}, RunVerdicts(), truth=True, worst=[])
+    told = make_headline(ROWS, [attack(), failed, attack("null", null=True)], {}, RunVerdicts(), truth=True, worst=[])
     assert (told["attacks"], told["cases"], told["finished"], told["failed"]) == (2, 2, 1, 1)
     assert (told["attacked"], told["updates"], told["absent"]) == (1, 1, 1)
 
 
 def test_the_sentence_says_why_there_is_no_verdict() -> None:
     def said(*sources: Source, truth: bool = True) -> str:
-        return headline(ROWS, sources, {}, RunVerdicts(), truth=truth, worst=[])["sentence"]
+        return make_headline(ROWS, sources, {}, RunVerdicts(), truth=truth, worst=[])["sentence"]
 
     assert said() == "1 update was recorded, and none attacked yet: what leaks is not known."
     assert said(attack()) == "Attacks run, and nothing is finished yet: what leaks is not known."
@@ -97,7 +97,7 @@ def test_the_sentence_says_why_there_is_no_verdict() -> None:
 def test_means_of_the_strongest_attack_and_of_its_null_stand_in_the_headline() -> None:
     verdicts = RunVerdicts({"cpl-1": VerdictSummary("recovered", "recovered: all")}, "CPL recovered all.", "cpl-1")
     scores = {"cpl-1": {"1-a": [score(0, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
-    told = headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
+    told = make_headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
     assert (told["outcome"], told["attack"], told["examples"], told["psnr"], told["null_psnr"]) == (
         "recovered",
         "cpl-1",
@@ -110,7 +110,7 @@ def test_means_of_the_strongest_attack_and_of_its_null_stand_in_the_headline() -
 def test_cells_tell_what_the_null_came_to() -> None:
     scores = {"cpl-1": {"1-a": [score(0, success=True, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
     mine, null = attack(), attack("null", null=True)
-    cell, _ = grid(ROWS, [mine], scores, [mine, null])["cells"]
+    cell, _ = make_grid(ROWS, [mine], scores, [mine, null])["cells"]
     assert (cell["success"], cell["null_success"], cell["psnr"], cell["null_psnr"]) == (1.0, 0.0, 30.0, 10.0)
-    cell, _ = grid(ROWS, [mine], scores, [mine])["cells"]
+    cell, _ = make_grid(ROWS, [mine], scores, [mine])["cells"]
     assert cell["null_success"] is cell["null_psnr"] is None

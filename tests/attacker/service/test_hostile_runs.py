@@ -15,14 +15,14 @@ import safetensors.numpy
 
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.service.background import Works
-from attacker.service.http.app import parts_of
+from attacker.service.http.app import make_parts
 from attacker.service.index import Catalogue
 from attacker.service.index import json_lines as lines_module
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Queue
-from attacker.service.server import server
+from attacker.service.server import make_server
 from attacker.service.settings import ServiceSettings
-from attacker.service.worker.execution import _Work, do_job
+from attacker.service.worker.execution import _Work, run_job
 from attacker.service.worker.messages import JobTask
 from fedsim.recording import index as wire_index
 
@@ -140,7 +140,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
         threads=1,
         device="cpu",
     )
-    answer = do_job(task, Interrupt(), lambda share, words: None)
+    answer = run_job(task, Interrupt(), lambda share, words: None)
     assert answer.state == "failed"
     assert answer.error is not None
     assert answer.error.startswith("cannot read x")
@@ -150,18 +150,18 @@ def test_a_disk_that_is_full_for_a_while_costs_no_round(root: Path, tmp_path: Pa
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
     shutil.copytree(root / "digits", root / "other")
-    parts = parts_of(ServiceSettings(root=root, workers=0, rules=rules))
-    works, take = Works(parts), parts.queue.added
-    arrived = parts.catalogue.look().arrived
+    parts = make_parts(ServiceSettings(root=root, workers=0, rules=rules))
+    works, take = Works(parts), parts.queue.add_job
+    arrived = parts.catalogue.scan().arrived
 
     def full(*arguments: Any) -> Any:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(parts.queue, "added", full)
-    works.arrived(arrived)
+    monkeypatch.setattr(parts.queue, "add_job", full)
+    works.apply_rules(arrived)
     assert parts.queue.list() == []
-    monkeypatch.setattr(parts.queue, "added", take)
-    works.arrived([])
+    monkeypatch.setattr(parts.queue, "add_job", take)
+    works.apply_rules([])
     assert sorted((job.spec.recording, job.spec.rounds) for job in parts.queue.list()) == [
         *[("digits", "1"), ("digits", "2"), ("other", "1"), ("other", "2")]
     ]
@@ -176,8 +176,8 @@ def test_an_index_that_no_room_is_left_to_recover_is_the_trouble_of_its_own_run(
 
     monkeypatch.setattr(wire_index, "ask", full)
     catalogue = Catalogue(ServiceSettings(root=root))
-    catalogue.look()
-    assert "No space left" in catalogue.run("digits").told["trouble"][0]
+    catalogue.scan()
+    assert "No space left" in catalogue.get_run("digits").told["trouble"][0]
 
 
 def test_a_full_disk_is_told_as_what_it_is(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_full_disk_is_told_as_what_it_is(ask: Ask, monkeypatch: pytest.MonkeyP
 
 
 def written(queue: Queue, *statements: str) -> None:
-    with queue.store.writing() as db:
+    with queue.store.open_transaction() as db:
         for statement in statements:
             db.execute(statement)
 
@@ -202,7 +202,7 @@ def test_a_transaction_that_cannot_be_ended_is_taken_back(tmp_path: Path) -> Non
     with pytest.raises(sqlite3.IntegrityError):
         written(queue, "PRAGMA defer_foreign_keys = ON", "INSERT INTO publications VALUES ('of no job', 1, '')")
     assert queue.submit(JobSpec(recording="digits", attack="exact")).state == "queued"
-    assert queue.publications() == {}
+    assert queue.list_publications() == {}
     with pytest.raises(sqlite3.OperationalError, match="no such table: what"):
         written(queue, "ROLLBACK", "SELECT * FROM what")  # as SQLite takes back by itself where the disk is full
     queue.close()
@@ -212,7 +212,7 @@ def test_a_transaction_that_cannot_be_ended_is_taken_back(tmp_path: Path) -> Non
 def test_a_folder_of_state_that_cannot_be_used_is_told_with_the_mend(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
     harm(tmp_path / "state")
     with pytest.raises(ValueError, match=r"state.*--state"):
-        parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
+        make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
 
 
 def test_files_of_tls_that_cannot_be_used_are_told_by_name_before_anything_is_done(ask: Ask, tmp_path: Path) -> None:
@@ -220,4 +220,4 @@ def test_files_of_tls_that_cannot_be_used_are_told_by_name_before_anything_is_do
     (tmp_path / "key").write_text("none")
     settings = ServiceSettings(root=tmp_path, certfile=tmp_path / "cert", keyfile=tmp_path / "key")
     with pytest.raises(ValueError, match=r"--certfile .*cert with --keyfile .*key"):
-        server(ask().app, settings)
+        make_server(ask().app, settings)

@@ -42,7 +42,7 @@ LONG = 60.0
 def tend(some: IdleWorkers, busy: list[JobWorker], seconds: float = 0.3) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        some.tend(busy)
+        some.maintain(busy)
         time.sleep(0.02)
 
 
@@ -51,7 +51,7 @@ def stand_by(some: IdleWorkers) -> None:
     until = time.monotonic() + LONG
     while some._ready is None:
         assert time.monotonic() < until
-        some.tend([])
+        some.maintain([])
         time.sleep(0.02)
 
 
@@ -117,7 +117,7 @@ def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
     worker, said = some._heard.get(timeout=LONG)  # as the supervisor does
     assert said is None
     assert worker is not None
-    some.fire(worker)
+    some.end_worker(worker)
     tend(some, [])
     assert some._heard.empty()
     assert (tmp_path / "starts").read_text() == "x"

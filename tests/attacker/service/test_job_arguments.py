@@ -90,15 +90,17 @@ def test_an_annotation_that_does_not_resolve_declares_nothing() -> None:
 def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:
     settings = ServiceSettings(root=tmp_path)
     assert settings.longest_job == JOB_SECONDS
-    assert settings.largest_job(64_000.0, 4) == pytest.approx(0.8 * 64_000 / 4)
-    assert settings.largest_job(64_000.0, 64) == 2000
-    assert settings.largest_job(1_000.0, 4) == pytest.approx(800)
-    assert settings.largest_job(None, 4) is None
+    assert settings.limit_job_memory(64_000.0, 4) == pytest.approx(0.8 * 64_000 / 4)
+    assert settings.limit_job_memory(64_000.0, 64) == 2000
+    assert settings.limit_job_memory(1_000.0, 4) == pytest.approx(800)
+    assert settings.limit_job_memory(None, 4) is None
     unlimited = ServiceSettings(root=tmp_path, job_limits=False)
-    assert (unlimited.longest_job, unlimited.largest_job(64_000.0, 4)) == (None, None)
+    assert (unlimited.longest_job, unlimited.limit_job_memory(64_000.0, 4)) == (None, None)
     given = ServiceSettings(root=tmp_path, job_limits=False, job_seconds=5.0, job_megabytes=900)
-    assert (given.longest_job, given.largest_job(64_000.0, 4)) == (5.0, 900)
-    assert ServiceSettings(root=tmp_path, ray="auto").largest_job(64_000.0, 4) is None, "nobody measures what a cluster takes"
+    assert (given.longest_job, given.limit_job_memory(64_000.0, 4)) == (5.0, 900)
+    assert ServiceSettings(root=tmp_path, ray="auto").limit_job_memory(64_000.0, 4) is None, (
+        "nobody measures what a cluster takes"
+    )
 
 
 def test_the_memory_of_this_machine_is_known_here() -> None:

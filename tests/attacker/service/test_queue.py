@@ -40,7 +40,7 @@ def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queu
     assert (job.state, job.attempts, job.origin, job.spec) == ("queued", 0, "rule first", spec)
     claim = begun(queue)
     assert (claim.id, claim.attempt, claim.spec) == (job.id, 1, spec)
-    queue.progress(claim, JobProgress(share=0.25, words="1 of 4"))
+    queue.save_progress(claim, JobProgress(share=0.25, words="1 of 4"))
     running = queue.get(job.id)
     assert (running.state, running.progress.share, running.progress.words) == ("running", 0.25, "1 of 4")
     queue.publish(claim, RESULT)
@@ -49,7 +49,7 @@ def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queu
     assert done.started is not None
     assert done.ended is not None
     assert done.created <= done.started <= done.ended
-    assert queue.publications() == {job.id: 1}
+    assert queue.list_publications() == {job.id: 1}
 
 
 def test_the_highest_priority_goes_first_and_of_equal_ones_the_oldest(queue: Queue) -> None:
@@ -67,7 +67,7 @@ def test_only_so_many_jobs_wait(tmp_path: Path) -> None:
     begun(queue)
     queue.submit(SPEC)
     queue.cancel(first.id)
-    queue.released(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
+    queue.release(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
     with pytest.raises(Full):
         queue.retry(first.id)
     queue.close()
@@ -80,19 +80,19 @@ def test_of_an_older_attempt_nothing_is_taken_any_more(queue: Queue) -> None:
     new = begun(queue, "new")
     assert (new.id, new.attempt) == (job.id, 2)
     for say in (
-        lambda: queue.progress(old, JobProgress(share=0.9)),
+        lambda: queue.save_progress(old, JobProgress(share=0.9)),
         lambda: queue.publish(old, RESULT),
-        lambda: queue.failed(old, "late"),
-        lambda: queue.cancelled(old),
-        lambda: queue.crashed(old, "late"),
-        lambda: queue.released(old),
+        lambda: queue.end_failed(old, "late"),
+        lambda: queue.end_cancelled(old),
+        lambda: queue.end_crashed(old, "late"),
+        lambda: queue.release(old),
     ):
         with pytest.raises(Fenced, match="attempt 1"):
             say()
     now = queue.get(job.id)
     assert (now.state, now.progress.share, now.crashes, now.error) == ("running", 0.0, 0, None)
     queue.publish(new, RESULT)
-    assert queue.publications() == {job.id: 2}
+    assert queue.list_publications() == {job.id: 2}
 
 
 def test_the_same_attempt_of_another_owner_is_another_one(queue: Queue) -> None:
@@ -108,7 +108,7 @@ def test_what_has_ended_is_neither_published_again_nor_changed(queue: Queue) -> 
     claim = begun(queue)
     queue.publish(claim, RESULT)
     before = queue.get(job.id)
-    for say in (lambda: queue.publish(claim, RESULT), lambda: queue.failed(claim, "no"), lambda: queue.released(claim)):
+    for say in (lambda: queue.publish(claim, RESULT), lambda: queue.end_failed(claim, "no"), lambda: queue.release(claim)):
         with pytest.raises(Fenced):
             say()
     for do in (queue.cancel, queue.retry):
@@ -121,7 +121,7 @@ def test_done_and_published_are_one(queue: Queue, monkeypatch: pytest.MonkeyPatc
     """Where the second half of the transaction fails, the first one has not happened."""
     job = queue.submit(SPEC)
     claim = begun(queue)
-    with queue.store.writing() as db:
+    with queue.store.open_transaction() as db:
         db.execute("INSERT INTO publications VALUES (?, 7, 'before')", (job.id,))
     with pytest.raises(Exception, match="UNIQUE"):
         queue.publish(claim, RESULT)
@@ -130,9 +130,9 @@ def test_done_and_published_are_one(queue: Queue, monkeypatch: pytest.MonkeyPatc
 
 def test_the_third_crash_sets_a_job_aside_with_the_last_words(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    assert queue.crashed(begun(queue), "one") == "queued"
-    assert queue.crashed(begun(queue), "two") == "queued"
-    assert queue.crashed(begun(queue), "killed by SIGSEGV") == "set_aside"
+    assert queue.end_crashed(begun(queue), "one") == "queued"
+    assert queue.end_crashed(begun(queue), "two") == "queued"
+    assert queue.end_crashed(begun(queue), "killed by SIGSEGV") == "set_aside"
     aside = queue.get(job.id)
     assert (aside.attempts, aside.crashes) == (3, 3)
     assert aside.error is not None
@@ -165,13 +165,13 @@ def test_cancelling_ends_what_waits_and_asks_what_runs(queue: Queue) -> None:
     claim = begun(queue)
     assert queue.cancel(waiting.id).state == "cancelled"
     assert queue.claim("me") is None
-    assert queue.asked_to_end([claim]) == set()
+    assert queue.list_cancelled([claim]) == set()
     assert queue.cancel(running.id).state == "running"
-    assert queue.asked_to_end([claim]) == {running.id}
-    queue.cancelled(claim, RESULT)
+    assert queue.list_cancelled([claim]) == {running.id}
+    queue.end_cancelled(claim, RESULT)
     ended = queue.get(running.id)
     assert (ended.state, ended.result) == ("cancelled", RESULT)
-    assert queue.publications() == {}
+    assert queue.list_publications() == {}
 
 
 @pytest.mark.parametrize("death", ["of the service", "of the worker", "ordered"])
@@ -183,13 +183,13 @@ def test_a_job_that_was_cancelled_does_not_run_again_after_a_death(queue: Queue,
         case "of the service":
             queue.recover("new")
         case "of the worker":
-            assert queue.crashed(claim, "died") == "cancelled"
+            assert queue.end_crashed(claim, "died") == "cancelled"
         case _:
-            queue.released(claim)
+            queue.release(claim)
     assert queue.get(job.id).state == "cancelled"
     assert queue.claim("new") is None
     queue.retry(job.id)
-    assert queue.asked_to_end([begun(queue, "new")]) == set()
+    assert queue.list_cancelled([begun(queue, "new")]) == set()
 
 
 def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
@@ -200,7 +200,7 @@ def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
     assert [job.id for job in queue.list(recording="b")] == [ids[3], ids[1]]
     begun(queue)
     assert [job.id for job in queue.list(state="running")] == [ids[0]]
-    assert queue.counts() == {**dict.fromkeys(JOB_STATES, 0), "queued": 4, "running": 1}
+    assert queue.count_states() == {**dict.fromkeys(JOB_STATES, 0), "queued": 4, "running": 1}
     for ask in (lambda: queue.get("none"), lambda: queue.list(after="none"), lambda: queue.cancel("none")):
         with pytest.raises(UnknownJob, match="no job 'none'"):
             ask()
@@ -208,25 +208,25 @@ def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
 
 def test_changes_tell_each_job_in_its_last_state_and_nothing_twice(queue: Queue) -> None:
     first, second = queue.submit(SPEC), queue.submit(SPEC)
-    version, jobs = queue.changes(0)
+    version, jobs = queue.list_changes(0)
     assert [job.id for job in jobs] == [first.id, second.id]
-    assert version == queue.version()
-    assert queue.changes(version) == (version, [])
+    assert version == queue.get_version()
+    assert queue.list_changes(version) == (version, [])
     claim = begun(queue)
-    queue.progress(claim, JobProgress(share=0.5))
-    later, jobs = queue.changes(version)
+    queue.save_progress(claim, JobProgress(share=0.5))
+    later, jobs = queue.list_changes(version)
     assert [(job.id, job.state, job.progress.share) for job in jobs] == [(first.id, "running", 0.5)]
     assert later > version
-    for act in (lambda: queue.cancel(second.id), lambda: queue.crashed(claim, "x"), lambda: queue.cancel(first.id)):
+    for act in (lambda: queue.cancel(second.id), lambda: queue.end_crashed(claim, "x"), lambda: queue.cancel(first.id)):
         act()
-        earlier, (later, jobs) = later, queue.changes(later)
+        earlier, (later, jobs) = later, queue.list_changes(later)
         assert later > earlier
         assert len(jobs) == 1
 
 
 def test_a_long_error_keeps_its_first_line_and_its_end(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    queue.failed(begun(queue), "the reason\n" + "x" * 100_000 + "\nthe end")
+    queue.end_failed(begun(queue), "the reason\n" + "x" * 100_000 + "\nthe end")
     error = queue.get(job.id).error
     assert error is not None
     assert error.startswith("the reason\n")
@@ -241,7 +241,7 @@ def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> 
     queue.close()
     again = Queue(tmp_path / "q.sqlite")
     assert again.get(job.id) == job
-    with again.store.writing() as db:
+    with again.store.open_transaction() as db:
         db.execute("PRAGMA user_version = 99")
     again.close()
     with pytest.raises(ValueError, match="version 99"):
@@ -300,12 +300,12 @@ def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     ledger = Ledger(queue)
     assert ledger.take("live", PHOTOS, [Taken(3, 1), Taken(4, 1)], SPEC) is None
-    assert ledger.taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}
+    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}
     assert ledger.take("other", PHOTOS, [Taken(3, 1)], SPEC) is not None
     with pytest.raises(Full):
         ledger.take("live", PHOTOS, [Taken(5, 1)], SPEC)
-    assert ledger.taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}, "a job that was refused has taken no round"
-    assert queue.counts()["queued"] == 2
+    assert ledger.list_taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}, "a job that was refused has taken no round"
+    assert queue.count_states()["queued"] == 2
     queue.close()
 
 
@@ -315,14 +315,14 @@ def test_the_ledger_counts_what_a_rule_has_cost(queue: Queue) -> None:
         ledger.take("live", PHOTOS, [Taken(round, 1)], SPEC)
     queue.submit(SPEC)
     before = queue.get(queue.list()[-1].id).created
-    queue.crashed(begun(queue), "x", cpu=2.0)
+    queue.end_crashed(begun(queue), "x", cpu=2.0)
     queue.publish(begun(queue), RESULT, cpu=3.0)
-    queue.failed(begun(queue), "x", cpu=4.0)
-    assert ledger.cpu_seconds("live", PHOTOS) == pytest.approx(9.0)
-    assert ledger.cpu_seconds("live", DIGITS) == 0
-    assert ledger.unfinished("live", PHOTOS) == 1
-    assert ledger.submitted_since("live", before) == 3
-    assert ledger.submitted_since("live", "9999") == 0
+    queue.end_failed(begun(queue), "x", cpu=4.0)
+    assert ledger.sum_cpu_seconds("live", PHOTOS) == pytest.approx(9.0)
+    assert ledger.sum_cpu_seconds("live", DIGITS) == 0
+    assert ledger.count_unfinished("live", PHOTOS) == 1
+    assert ledger.count_submitted("live", before) == 3
+    assert ledger.count_submitted("live", "9999") == 0
 
 
 CLAIMS = """
@@ -353,7 +353,7 @@ def test_several_processes_share_the_jobs_and_none_is_done_twice(tmp_path: Path)
     processes = [working(path, f"owner {i}") for i in range(3)]
     claimed = [id for process in processes for id in process.communicate(timeout=60)[0].split()]
     assert Counter(claimed) == Counter(ids)
-    assert set(queue.publications()) == ids
+    assert set(queue.list_publications()) == ids
     queue.close()
 
 
@@ -362,7 +362,7 @@ def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_pat
     queue = Queue(path)
     ids = {queue.submit(SPEC).id for _ in range(40)}
     kills = 0
-    while queue.counts()["queued"]:
+    while queue.count_states()["queued"]:
         process = working(path, f"owner {kills}", most=15)
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
@@ -372,8 +372,8 @@ def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_pat
         kills += 1
         queue.recover("nobody")
     assert kills > 1
-    assert queue.counts() == {**dict.fromkeys(JOB_STATES, 0), "done": 40}
-    assert set(queue.publications()) == ids
+    assert queue.count_states() == {**dict.fromkeys(JOB_STATES, 0), "done": 40}
+    assert set(queue.list_publications()) == ids
     assert all(job.crashes == 0 for job in queue.list(limit=1000))
     queue.close()
 
@@ -387,7 +387,7 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
         while (claim := queue.claim("me")) is not None:
             queue.publish(claim, RESULT)
             claimed.append(claim.id)
-            queue.list(), queue.changes(0)
+            queue.list(), queue.list_changes(0)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -395,7 +395,7 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
     for thread in threads:
         thread.join()
     assert len(claimed) == len(set(claimed)) == 20
-    assert set(queue.publications()) == set(claimed)
+    assert set(queue.list_publications()) == set(claimed)
 
 
 def test_states_that_are_an_end_are_those_that_no_worker_leaves() -> None:

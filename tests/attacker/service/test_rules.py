@@ -12,7 +12,7 @@ import pytest
 
 from attacker.service import rules as module
 from attacker.service.background import Works
-from attacker.service.http.app import parts_of
+from attacker.service.http.app import make_parts
 from attacker.service.jobs.job import Result
 from attacker.service.jobs.queue import Full, Limits, Queue
 from attacker.service.jobs.rule_history import Recorded
@@ -141,7 +141,7 @@ def test_when_too_many_rounds_wait_the_newest_go_first_and_the_log_tells_of_the_
     assert "leaves out round 5" in caplog.text
     (left,) = queue.list(state="cancelled")
     assert "round 5 is left out" in (left.error or "")
-    assert queue.asked_to_end([running]) == set(), "what runs is not disturbed"
+    assert queue.list_cancelled([running]) == set(), "what runs is not disturbed"
     given.arrived("photos", range(1, 7))
     assert [rounds for _, rounds in submitted(queue)] == ["6"], "what was left out stays so"
     given.arrived("other", [1, 2])
@@ -155,7 +155,7 @@ def test_a_rule_submits_no_more_jobs_an_hour_than_it_may(
     given.arrived("photos", [1, 2, 3])
     assert [rounds for _, rounds in submitted(queue)] == ["1", "2"]
     assert "leaves out round 3: 2 jobs were submitted within an hour" in caplog.text
-    with queue.store.writing() as db:
+    with queue.store.open_transaction() as db:
         db.execute("UPDATE jobs SET created = '2020-01-01T00:00:00.000+00:00' WHERE number = 1")
     given.arrived("photos", [4])
     assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "4"]
@@ -295,21 +295,21 @@ def test_a_run_that_was_deleted_and_run_again_under_its_name_is_attacked_from_it
 ) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
-    parts = parts_of(ServiceSettings(root=root, workers=0, rules=path))
+    parts = make_parts(ServiceSettings(root=root, workers=0, rules=path))
     works = Works(parts)
     for _ in range(2):
-        works.arrived(parts.catalogue.look().arrived)
+        works.apply_rules(parts.catalogue.scan().arrived)
     assert submitted(parts.queue) == [("digits", "1"), ("digits", "2")]
     shutil.rmtree(root / "digits")
     shutil.copytree(federated, root / "digits")
     manifest = root / "digits" / "recording" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
-    works.arrived(parts.catalogue.look().arrived)
+    works.apply_rules(parts.catalogue.scan().arrived)
     assert submitted(parts.queue)[2:] == [("digits", "1"), ("digits", "2")]
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
-    works.arrived(parts.catalogue.look().arrived)
-    works.arrived(parts.catalogue.look().arrived)
+    works.apply_rules(parts.catalogue.scan().arrived)
+    works.apply_rules(parts.catalogue.scan().arrived)
     assert submitted(parts.queue)[4:] == [("digits", "2")]
     parts.queue.close()
 

@@ -19,10 +19,10 @@ import httpx
 import pytest
 
 from attacker.service.background import Works
-from attacker.service.http.app import parts_of
-from attacker.service.server import listening
+from attacker.service.http.app import make_parts
+from attacker.service.server import open_listener
 from attacker.service.settings import ServiceSettings
-from attacker.service.state_folder import own_folder
+from attacker.service.state_folder import claim_folder
 from fedsim.recording.files import alone
 
 LONG = 120.0
@@ -129,7 +129,7 @@ import gc
 from attacker.service import server
 from attacker.service.http import app
 loaded = len(gc.get_objects())
-server._settle()
+server._freeze_objects()
 print(loaded, len(gc.get_objects()))
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=LONG)
@@ -138,14 +138,14 @@ print(loaded, len(gc.get_objects()))
 
 
 def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
-    with alone(own_folder(root / ".attacker") / "service.lock"):
+    with alone(claim_folder(root / ".attacker") / "service.lock"):
         process, url = serve()
         assert (process.wait(LONG), url) == (2, "")
 
 
 def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="--port 0"):
-        listening(ServiceSettings(root=tmp_path, port=taken.getsockname()[1]))
+        open_listener(ServiceSettings(root=tmp_path, port=taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_pat
     rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
     for ray, refused in (("auto", True), ("local", False), (None, False)):
-        parts = parts_of(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
+        parts = make_parts(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
         words = rf"rules.toml: rule 'b': budget.cpu_seconds with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
             Works(parts)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from attacker.service.state_folder import MARK_FILE, own_folder, read_private
+from attacker.service.state_folder import MARK_FILE, claim_folder, read_private
 
 
 def test_a_folder_that_the_service_made_is_taken_again(tmp_path: Path) -> None:
-    folder = own_folder(tmp_path / "state")
+    folder = claim_folder(tmp_path / "state")
     (folder / "token").touch(mode=0o600)
     (folder / "reports").mkdir(mode=0o700)
-    assert own_folder(folder) == folder
+    assert claim_folder(folder) == folder
     os.rename(folder, tmp_path / "moved")
-    own_folder(tmp_path / "moved")
+    claim_folder(tmp_path / "moved")
 
 
 def unpacked(folder: Path) -> None:
@@ -58,18 +58,18 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_any_other_folder_is_refused_with_the_mend(tmp_path: Path, harm: str) -> None:
-    folder = own_folder(tmp_path / "root" / "state")
+    folder = claim_folder(tmp_path / "root" / "state")
     (folder / "queue.sqlite-wal").touch(mode=0o600)
     HARMS[harm](folder)
     with pytest.raises(ValueError, match=r"--state"):
-        own_folder(folder)
+        claim_folder(folder)
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, own = own_folder(tmp_path / "state"), os.geteuid()
+    folder, own = claim_folder(tmp_path / "state"), os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     with pytest.raises(ValueError, match=f"belongs to user {own}"):
-        own_folder(folder)
+        claim_folder(folder)
 
 
 @pytest.mark.parametrize(

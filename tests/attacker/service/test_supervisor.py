@@ -116,7 +116,7 @@ def test_what_a_worker_answers_is_published_and_it_goes_on_with_the_next_job(que
     assert [(job.state, job.attempts) for job in done] == [("done", 1)] * 3
     assert done[0].result is not None
     assert done[0].result.scored
-    assert queue.publications() == {job.id: 1 for job in jobs}
+    assert queue.list_publications() == {job.id: 1 for job in jobs}
     assert len({pid for pid, *_ in journal(tmp_path)}) == 1
 
 
@@ -136,7 +136,7 @@ def test_no_more_jobs_run_at_once_than_there_are_workers(queue: Queue, work: Wor
     work(f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\nanswer()", workers=2)
 
     def looked(state: str, count: int) -> bool:
-        counts = queue.counts()
+        counts = queue.count_states()
         seen.add(counts["running"])
         return counts[state] == count
 
@@ -232,7 +232,7 @@ def test_a_running_job_that_is_cancelled_ends_with_what_it_has(queue: Queue, wor
     assert (now.state, now.crashes) == ("cancelled", 0)
     assert now.result is not None
     assert now.result.score_note == "best so far"
-    assert queue.publications() == {}
+    assert queue.list_publications() == {}
     pid = int(journal(tmp_path)[0][0])
     until(lambda: not alive(pid), "the signal may still be on its way: no other job may meet it")
 
@@ -299,7 +299,7 @@ def test_what_an_earlier_job_left_in_its_worker_does_not_count_for_the_next_one(
     assert "MB of memory, and a job may take 200" in (now.error or "")
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert [pids.index(pid) for pid in pids] == [0, 0, 2, 2, 4], "the first two share a worker, and so do the next two"
-    assert queue.publications() == {first.id: 1, second.id: 2}
+    assert queue.list_publications() == {first.id: 1, second.id: 2}
 
 
 def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, work: Work, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, wor
     assert (now.state, now.crashes) == ("queued", 0)
     assert not alive(int(journal(tmp_path)[0][0]))
     work("answer()")
-    assert (ended(queue, job).state, queue.publications()) == ("done", {job.id: 2})
+    assert (ended(queue, job).state, queue.list_publications()) == ("done", {job.id: 2})
 
 
 def test_only_one_service_works_in_a_folder_of_state(work: Work) -> None:
@@ -330,8 +330,8 @@ def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> Non
     assert second is not None
     work("until = time.process_time() + task['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
     ended(queue, first), ended(queue, second)
-    assert 0.9 < ledger.cpu_seconds("busy", photos) < 2.0
-    assert ledger.cpu_seconds("lazy", photos) < 0.2, "the same worker, but not the same job"
+    assert 0.9 < ledger.sum_cpu_seconds("busy", photos) < 2.0
+    assert ledger.sum_cpu_seconds("lazy", photos) < 0.2, "the same worker, but not the same job"
 
 
 def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
@@ -377,10 +377,10 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
     if what == "a worker":
         monkeypatch.setattr(idle_workers, "JobWorker", once(idle_workers.JobWorker, RuntimeError("can't start new thread")))
     elif what == "a folder that cannot be read":
-        monkeypatch.setattr(module, "folder_of", once(module.folder_of, OSError(5, "Input/output error")))
+        monkeypatch.setattr(module, "make_run_path", once(module.make_run_path, OSError(5, "Input/output error")))
     else:
         (settings.root / "photos").rmdir()
-        monkeypatch.setattr(queue, "failed", once(queue.failed, OperationalError("database or disk is full")))
+        monkeypatch.setattr(queue, "end_failed", once(queue.end_failed, OperationalError("database or disk is full")))
     job = queue.submit(SPEC)
     work("answer()")
     now = ended(queue, job)
@@ -443,9 +443,9 @@ def test_whoever_is_killed_each_job_is_published_exactly_once(services: Callable
         _one_life(services(), kills, queue, tmp_path)
     (tmp_path / "go").touch()
     services()
-    until(lambda: queue.counts()["done"] == len(jobs), queue.counts)
+    until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
     ended = {job.id: job for job in queue.list(limit=100)}
-    assert queue.publications() == {id: job.attempts for id, job in ended.items()}
+    assert queue.list_publications() == {id: job.attempts for id, job in ended.items()}
     assert set(ended) == jobs == {job for _, job, _ in journal(tmp_path)}
     assert max(job.attempts for job in ended.values()) > 1, "somebody was killed at work"
     assert all(job.crashes < job.attempts for job in ended.values())
@@ -461,6 +461,6 @@ def _one_life(service: int, kills: int, queue: Queue, tmp_path: Path) -> None:
         if last not in killed:
             killed.add(last)
             os.kill(int(last), signal.SIGKILL)
-    until(lambda: queue.counts()["running"] > 0, "no job is under way")
+    until(lambda: queue.count_states()["running"] > 0, "no job is under way")
     os.kill(service, signal.SIGKILL)
     until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from attacker.service.background import Works
-from attacker.service.http.app import parts_of
+from attacker.service.http.app import make_parts
 from attacker.service.index import Arrived
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import FINAL_STATES, JobSpec
@@ -43,7 +43,7 @@ def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> 
     made: list[Works] = []
 
     def start() -> Works:
-        application.state.parts = parts_of(
+        application.state.parts = make_parts(
             ServiceSettings(root=root, truth="own", workers=1, every=NEVER, stand_by=False, token=False)
         )
         works = Works(application.state.parts)
@@ -100,13 +100,13 @@ def test_a_round_of_a_run_that_is_being_recorded_is_handed_on_at_once(
 ) -> None:
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     told: list[Arrived] = []
-    arrived = Works.arrived
+    arrived = Works.apply_rules
 
     def noted(self: Works, rounds: Sequence[Arrived]) -> None:
         told.extend(rounds)
         arrived(self, rounds)
 
-    monkeypatch.setattr(Works, "arrived", noted)
+    monkeypatch.setattr(Works, "apply_rules", noted)
     works()
     told.clear()
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:

@@ -29,7 +29,7 @@ def test_bytes_are_handed_on_until_either_side_ends() -> None:
         service = await asyncio.start_server(answer, "127.0.0.1", 0)
         before = await forward.listen(0, service.sockets[0].getsockname()[:2], host="127.0.0.1")
         port = before.sockets[0].getsockname()[1]
-        found = await asyncio.gather_run(*(ask(port, bytes([number]) * 199_999 + b"x") for number in range(5)))
+        found = await asyncio.gather(*(ask(port, bytes([number]) * 199_999 + b"x") for number in range(5)))
         before.close()
         service.close()
         return found

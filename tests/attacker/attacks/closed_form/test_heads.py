@@ -207,7 +207,7 @@ def of_confidence(outputs: int, short: float, *, seed: int = 0, count: int = 20)
 @pytest.mark.parametrize("rounded", [False, True])
 def test_confident_examples_right_or_wrong_are_read(outputs: int, short: float, rounded: bool) -> None:
     p = of_confidence(outputs, short, seed=outputs)
-    assert torch.allclose(p.k.gather_run(1, p.y[:, None]), torch.tensor(-short, dtype=F64), rtol=1e-6)
+    assert torch.allclose(p.k.gather(1, p.y[:, None]), torch.tensor(-short, dtype=F64), rtol=1e-6)
     assert truth_among(read(p, rounded=rounded), p).max() < (1e-4 if rounded else 1e-7)
 
 
@@ -216,7 +216,7 @@ def test_confident_examples_right_or_wrong_are_read(outputs: int, short: float, 
 def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(outputs: int, short: float) -> None:
     p = of_confidence(outputs, short)
     lost = (p.k + torch.nn.functional.one_hot(p.y, outputs)).float() - torch.nn.functional.one_hot(p.y, outputs)
-    kept = p.k.scatter(1, p.y[:, None], lost.double().gather_run(1, p.y[:, None]))
+    kept = p.k.scatter(1, p.y[:, None], lost.double().gather(1, p.y[:, None]))
     assert (kept - p.k).abs().max() > 1e-2 * short
     assert truth_among(read(p._replace(gradient=kept[..., None] * p.features[:, None])), p).max() < 1e-5
 
@@ -224,7 +224,7 @@ def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(out
 @pytest.mark.parametrize("outputs", [3, 10])
 def test_the_label_need_not_be_the_longest_where_rounding_has_shortened_it(outputs: int) -> None:
     p = of_confidence(outputs, 1e-7)
-    shortened = p.k.scatter(1, p.y[:, None], p.k.gather_run(1, p.y[:, None]) / 2)
+    shortened = p.k.scatter(1, p.y[:, None], p.k.gather(1, p.y[:, None]) / 2)
     assert (shortened.abs().argmax(dim=1) != p.y).any()
     assert truth_among(read(p._replace(gradient=shortened[..., None] * p.features[:, None])), p).max() < 1e-5
 
