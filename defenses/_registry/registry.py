@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 from defenses._registry import references
 
@@ -74,10 +74,15 @@ def bind(
         return dict(signature.bind(*args, **(given or {})).arguments)
     except TypeError as error:
         own = [p for p in signature.parameters.values() if p.name != "self"]
-        parameters = ", ".join(map(str, own[hidden:]))
+        parameters = ", ".join(str(p.replace(annotation=_strip_metadata(p.annotation))) for p in own[hidden:])
         names = [p.name for p in own[hidden:]]
         unknown = next((key for key in given or {} if key not in signature.parameters), "")
         raise ValueError(f"{name}: {error}.{suggest(unknown, names)} Its parameters: ({parameters})") from None
+
+
+def _strip_metadata(annotation: Any) -> Any:
+    """Return the type in `Annotated[type, ...]`; any other annotation unchanged."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

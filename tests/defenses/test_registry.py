@@ -1,6 +1,7 @@
 """Tests of registries: built-in names, names from packages, and messages for unknown names."""
 
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Annotated
 
 import pytest
 
@@ -60,3 +61,10 @@ def test_arguments_are_bound_by_name_and_the_message_hides_what_is_not_the_users
     assert bind("net", build, 3, given={"width": 4}) == {"shape": 3, "width": 4}
     with pytest.raises(ValueError, match=r"net: .*'hight'.* Its parameters: \(width: int, depth: int = 2\)"):
         bind("net", build, 3, given={"hight": 4, "width": 1}, hidden=1)
+
+
+def test_messages_show_types_without_what_is_annotated_to_them() -> None:
+    def attack(steps: int, start: Annotated[str, "one of these words"] = "dark") -> None: ...
+
+    with pytest.raises(ValueError, match=r"Its parameters: \(steps: int, start: str = 'dark'\)"):
+        bind("attack", attack, given={"step": 1})

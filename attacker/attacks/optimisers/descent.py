@@ -41,8 +41,8 @@ class Stop:
     give_up:   share of the maximum number of steps after which hopeless problems end, but not before `MIN_GIVE_UP_STEPS`; 0 (the
                default) never ends them early.
     hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
-               `unexplained`, a share of the loss of a zero gradient. It ended none of the successful searches of Inverting
-               Gradients on tuning images (benchmarks/results); report images were not measured.
+               `unexplained`, a share of the loss of a zero gradient. With the defaults it ended none of 189 successful searches
+               of Inverting Gradients on images that did not choose them (benchmarks/results).
     """
 
     tolerance: float = 0.0
