@@ -26,7 +26,7 @@ from support.single_cases import LocalClient, client
 from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.layer_weights import weigh_by_depth
 from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
@@ -67,7 +67,9 @@ def shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     cases = [of.case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
     rows = [
-        _attacked(asked, search(steps, 1.0).changed(layers=by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}")
+        _attacked(
+            asked, search(steps, 1.0).copy_with(layers=weigh_by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}"
+        )
         | {"paper": paper}
         for shape, beta, paper in ranges
     ]
@@ -121,7 +123,7 @@ def fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
         case = of.case(batches, f"steps-{local}")
         for way in ("one_batch", "simulated"):
-            attack = search(steps, 50.0).changed(local_steps=way)
+            attack = search(steps, 50.0).copy_with(local_steps=way)
             rows.append(_attacked(asked, attack, [case], found, local_steps=local, way=way))
     one, simulated = rows[-2:]
     ratio = simulated["cpu_seconds"] / one["cpu_seconds"]

@@ -22,7 +22,7 @@ from support.contract import Options, ResultRow, options, told
 from support.single_cases import LocalClient, client
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
-from attacker.attacks.gradients.hardware import fast
+from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.replay.batching import LIVE_TENSORS
 
 TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
@@ -105,7 +105,7 @@ def speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
     iterations = 3 if asked.quick or asked.device == "cpu" else 100
-    ways = (0.0, 0.999) if network == "resnet20_4" and fast(asked.device) is not None else (0.0,)
+    ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(asked.device) is not None else (0.0,)
     rows = []
     for count in counts:
         _, made = _cases(asked, network, count)

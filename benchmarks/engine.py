@@ -45,14 +45,14 @@ from torch.nn import functional
 from attacker.attacks import Case
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation
-from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.layer_weights import weigh_by_depth
 from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Search
 from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.client import build_network
 from fedsim.recording import DataSpec, Observation
 
 TABLES = ("lenet", "resnet", "quality")
@@ -243,7 +243,7 @@ def _theirs(
 
 
 def _loaded(observation: Observation) -> nn.Module:
-    model = network_of(observation)
+    model = build_network(observation)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(observation.weights[name])
@@ -269,7 +269,7 @@ def _equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     sides: dict[str, Callable[[], Tensor]] = {
         "breaching": lambda: torch.stack(_theirs(SETTINGS[1], cases, steps, tv=TV, start=start)),
         "ours": lambda: _found(_equal(steps, asked.seed), cases, asked),
-        "ours, layer weights": lambda: _found(replace(_equal(steps, asked.seed), layers=by_depth(50)), cases, asked),
+        "ours, layer weights": lambda: _found(replace(_equal(steps, asked.seed), layers=weigh_by_depth(50)), cases, asked),
     }
     rows, quality, seconds = [], {}, {}
     for name, run in sides.items():

@@ -39,9 +39,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
-from attacker.attacks.gradients.convolutions import channels_last
-from attacker.attacks.gradients.vectorised import per_problem
-from attacker.attacks.simulation.gradients import gradient_of, reason_against_vmap
+from attacker.attacks.gradients.convolutions import to_channels_last
+from attacker.attacks.gradients.vectorised import build_per_problem
+from attacker.attacks.simulation.gradients import build_gradient, explain_vmap_failure
 from attacker.cli import app as attacker
 from fedsim.cli import app as fedsim
 from fedsim.recording import DataSpec
@@ -116,11 +116,11 @@ def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float,
     y = torch.randint(data.num_classes, (EXAMPLES,), generator=rng)
     model = copy.deepcopy(model).double()
     reference = _reference(model, x, y)
-    weights = {name: channels_last(p.detach()) for name, p in model.named_parameters()}
+    weights = {name: to_channels_last(p.detach()) for name, p in model.named_parameters()}
     buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
-    route = "plain PyTorch" if reason_against_vmap(model, data, "cross_entropy") else "torch.func"
-    errors = [_relative(gradient_of(model, data)(weights, x, y, buffers), reference)]
-    batched = per_problem(model, data, "cross_entropy")
+    route = "plain PyTorch" if explain_vmap_failure(model, data, "cross_entropy") else "torch.func"
+    errors = [_relative(build_gradient(model, data)(weights, x, y, buffers), reference)]
+    batched = build_per_problem(model, data, "cross_entropy")
     if batched is not None:
         found = batched(weights, torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), buffers)
         errors += [_relative({name: g[i] for name, g in found.items()}, reference) for i in range(2)]

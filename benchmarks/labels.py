@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import LABEL_RULES, LabelRule
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.client import build_network
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import ModelSpec, Observation, Training
@@ -156,7 +156,7 @@ def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: i
 
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
     """Return the labels (N,) that a rule infers, or None if it does not apply."""
-    model = network_of(observation)
+    model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu")
     try:
         return read_labels(rule, seen, 0, model, torch.Generator().manual_seed(seed))

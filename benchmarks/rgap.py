@@ -29,7 +29,7 @@ from support.single_cases import client
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 
 IDENTICAL = 1e-4
 SUCCESS = 1e-3
@@ -60,7 +60,7 @@ def table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
     }
-    indices = [analyse_rank(chain_of(paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in INDICES]
+    indices = [analyse_rank(read_chain(paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in INDICES]
     summary = {
         "cnn6_mse_max": ours["cnn6", "rgap"]["mse_max"],
         "cnn6_cpu_seconds": ours["cnn6", "rgap"]["cpu_seconds"],

@@ -8,7 +8,7 @@ import torch
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.answers import find_problems
-from attacker.attacks.base import refused
+from attacker.attacks.base import explain_refusal
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
 from defenses._registry import references
@@ -59,7 +59,7 @@ def attack(
     if not observations:
         raise ValueError("there is no observation to attack; give at least one")
     case, built = Case(observations), spec.build(device=device)
-    if reason := next(filter(None, map(find_bad_numbers, observations)), "") or refused(built, case):
+    if reason := next(filter(None, map(find_bad_numbers, observations)), "") or explain_refusal(built, case):
         raise ValueError(f"{name} cannot be used: {reason}")
     found = built([case], rng=torch.Generator().manual_seed(seed))
     for reason in find_problems(name, [case], found).values():

@@ -26,7 +26,7 @@ for package in (attacker, defenses, fedleak, fedsim):
     assert (files(package) / "py.typed").is_file(), package
 
 from attacker.attacks import presets
-assert presets.settings_of("cpl")["tuned"]
+assert presets.get_settings("cpl")["tuned"]
 
 from attacker.attacks.confidence import curves
 assert curves.CALIBRATION_FILE.is_file()

@@ -1,6 +1,6 @@
 """Attacks: callables that reconstruct training examples from what the server observed, composed of exchangeable parts."""
 
-from attacker.attacks.base import Attack, Case, Memory, Need, Progress, unmet
+from attacker.attacks.base import Attack, Case, Memory, Need, Progress, find_unmet
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.descent import Stop
@@ -22,9 +22,9 @@ __all__ = [
     "cpl",
     "dlg",
     "exact",
+    "find_unmet",
     "hgap",
     "idlg",
     "inverting_gradients",
     "rgap",
-    "unmet",
 ]

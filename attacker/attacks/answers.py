@@ -30,7 +30,10 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
         found = f"a {type(answers).__name__} of {' and '.join(kinds)}" if kinds else type(answers).__name__
         return {case.key: f"{attack} must return a list of Reconstruction, one per case, got {found}" for case in cases}
     problems = {
-        case.key: words for case in cases for answer in answers if answer.case == case.key and (words := _fault(case, answer))
+        case.key: words
+        for case in cases
+        for answer in answers
+        if answer.case == case.key and (words := _find_fault(case, answer))
     }
     if any(answer.interrupted for answer in answers):
         return {key: f"{attack}: {words}" for key, words in problems.items()}
@@ -43,33 +46,33 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
     return {key: f"{attack}: {words}" for key, words in problems.items()}
 
 
-def _fault(case: Case, answer: Reconstruction) -> str:
+def _find_fault(case: Case, answer: Reconstruction) -> str:
     """Return what is wrong with the tensors and slots of an answer, or "" if nothing is."""
     shape, x = case.observations[0].data.shape, answer.x
     wanted = f"(N, {', '.join(map(str, shape))})"
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0 or tuple(x.shape[1:]) != shape:
-        return f"x must be floats of shape {wanted}, got {_described(x)}; return one row for each example"
+        return f"x must be floats of shape {wanted}, got {_describe(x)}; return one row for each example"
     if len(x) == 0:
-        return f"x must hold at least one example, got {_described(x)}; raise ValueError for a case without an answer"
+        return f"x must hold at least one example, got {_describe(x)}; raise ValueError for a case without an answer"
     own = {"confidence": answer.confidence, "explained": answer.explained}
     if not isinstance(answer.y, Tensor) or answer.y.dtype != torch.int64 or tuple(answer.y.shape) != (len(x),):
-        return f"y must be int64 of shape ({len(x)},), one label for each row of x, got {_described(answer.y)}"
+        return f"y must be int64 of shape ({len(x)},), one label for each row of x, got {_describe(answer.y)}"
     for name, value in own.items():
         if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x),)):
-            return f"{name} must be floats of shape ({len(x)},), NaN where nothing is known, got {_described(value)}"
+            return f"{name} must be floats of shape ({len(x)},), NaN where nothing is known, got {_describe(value)}"
     if (
         not isinstance(answer.loss, Tensor)
         or not answer.loss.is_floating_point()
         or answer.loss.ndim != 1
         or not len(answer.loss)
     ):
-        return f"loss must be floats of shape (iterations,), at least one, got {_described(answer.loss)}"
+        return f"loss must be floats of shape (iterations,), at least one, got {_describe(answer.loss)}"
     if beyond := [slot.example for slot in answer.slots if not 0 <= slot.example < len(x)]:
         return f"slots name example {beyond[0]}, and x has {len(x)}; number the examples from 0"
     return ""
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Return type and shape of a value, for messages."""
     if not isinstance(value, Tensor):
         return type(value).__name__

@@ -41,7 +41,7 @@ class Settable:
     scalar: bool = True
 
 
-def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
+def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
     """Return the parameters of the attack factory that a job may set, and the values allowed for each, by parameter name."""
     try:
         function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
@@ -51,13 +51,13 @@ def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
     found = {}
     for parameter in signature(factory).parameters.values():
         if parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-            declared = _declared(hints.get(parameter.name, type(parameter.default)))
+            declared = _read_allowed_values(hints.get(parameter.name, type(parameter.default)))
             if declared is not None:
                 found[parameter.name] = declared
     return found
 
 
-def _declared(hint: Any) -> Settable | None:
+def _read_allowed_values(hint: Any) -> Settable | None:
     """Return the values that a type hint allows; None if it allows a text or an object that the attack did not declare."""
     origin = get_origin(hint)
     if any(hint is scalar for scalar in SCALAR_TYPES):
@@ -67,12 +67,12 @@ def _declared(hint: Any) -> Settable | None:
         if any(isinstance(mark, LocalFile) for mark in marks):
             return None
         words = [mark.words for mark in marks if isinstance(mark, OneOf)]
-        return Settable(words[0], scalar=False) if inner is str and words else _declared(inner)
+        return Settable(words[0], scalar=False) if inner is str and words else _read_allowed_values(inner)
     if origin is Literal:
         values = get_args(hint)
         return Settable(tuple(v for v in values if isinstance(v, str)), scalar=any(type(v) in SCALAR_TYPES for v in values))
     if origin in (Union, UnionType):
-        parts = [_declared(part) for part in get_args(hint)]
+        parts = [_read_allowed_values(part) for part in get_args(hint)]
         if all(part is not None for part in parts):
             known = [part for part in parts if part is not None]
             return Settable(tuple(word for part in known for word in part.words), scalar=any(part.scalar for part in known))
@@ -81,7 +81,7 @@ def _declared(hint: Any) -> Settable | None:
 
 def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a value that is not allowed for it."""
-    allowed, parameters = settable(factory), signature(factory).parameters
+    allowed, parameters = list_settable(factory), signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     for key, value in given.items():
         if key not in parameters and not takes_any:

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.linking import Links
-from attacker.attacks.simulation.client import schedule
+from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
 from fedsim.recording.observation import Observation
@@ -38,10 +38,10 @@ class Case:
     @property
     def key(self) -> str:
         """The name of the case, unique within its recording; its files are named after it."""
-        return case_key([observation.round for observation in self.observations], self.observations[0].client)
+        return build_case_key([observation.round for observation in self.observations], self.observations[0].client)
 
 
-def case_key(rounds: Sequence[int], client: str) -> str:
+def build_case_key(rounds: Sequence[int], client: str) -> str:
     """Return the name of the case that consists of these rounds of one client.
 
     One round: "00003-client", the name of the observation. Several: first and last round, client, and a hash of all rounds.
@@ -66,7 +66,7 @@ class Need(Enum):
     IMAGE_CRITERION = "its criterion is one of images, and these data are rows"
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 
-    def met_by(self, case: Case) -> bool:
+    def is_met(self, case: Case) -> bool:
         """Return whether `case` meets this condition. The user supplies OWN_IMAGES, so every case meets that one."""
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
@@ -99,7 +99,7 @@ _MENDS = {
 _ORACLES = {Need.OWN_IMAGES: "images of the same class"}
 
 
-def oracles_of(needs: frozenset[Need]) -> tuple[str, ...]:
+def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:
     """Return the names of the oracles among `needs`: knowledge beyond the threat model, which every score row states."""
     return tuple(_ORACLES[need] for need in _ORACLES if need in needs)
 
@@ -168,7 +168,7 @@ class Attack(Protocol):
     def null(self) -> "Attack":
         """Return the same attack without the client's message: only its prior, its starting point and random labels are left.
 
-        The returned attack is called with cases whose updates are all zeros (see `blinded`), so that it cannot use an update by
+        The returned attack is called with cases whose updates are all zeros (see `blind_cases`), so that it uses none by
         mistake. An attack that reads updates only from the cases it is called with may therefore return itself.
         """
         ...
@@ -178,7 +178,7 @@ class Attack(Protocol):
     ) -> list[Reconstruction]:
         """Return one reconstruction per case, in any order, each with the case's key in its field `case`.
 
-        rng:    source of the seed. Draw random numbers from `generator_for`, so that they depend on the case's key and not on
+        rng:    source of the seed. Draw random numbers from `seed_generator`, so that they depend on the case's key and not on
                 the other cases of the batch.
         memory: checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
 
@@ -228,12 +228,12 @@ class Estimated(Protocol):
     def effort(self) -> Effort: ...
 
 
-def effort_of(attack: object) -> Effort:
+def estimate_effort(attack: object) -> Effort:
     """Return the cost that an attack reports, or one evaluation and no vectors if it reports none."""
     return attack.effort if isinstance(attack, Estimated) else Effort()
 
 
-def reconstruction_of(
+def build_reconstruction(
     case: Case, x: Tensor, y: Tensor, *, attack: str, rng: Generator, route: str, loss: Tensor | None = None, **said: Any
 ) -> Reconstruction:
     """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
@@ -244,7 +244,7 @@ def reconstruction_of(
     """
     slots, start = [], 0
     for observation in case.observations:
-        own = list_slots(observation.round, observation.client, schedule(observation)[0], observation.num_examples or len(x))
+        own = list_slots(observation.round, observation.client, find_schedule(observation)[0], observation.num_examples or len(x))
         slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in own]
         start += observation.num_examples or len(x)
     least: dict[str, Any] = {
@@ -268,21 +268,21 @@ def reconstruction_of(
     )
 
 
-def unmet(attack: Attack, case: Case) -> list[str]:
+def find_unmet(attack: Attack, case: Case) -> list[str]:
     """Return the reasons why `attack` cannot work on `case`; empty if it can. NUM_EXAMPLES implies FEW_EXAMPLES."""
-    return [_explain(need, case) for need in _missing(attack, case)]
+    return [_explain(need, case) for need in _find_missing(attack, case)]
 
 
-def refused(attack: Attack, case: Case) -> str:
+def explain_refusal(attack: Attack, case: Case) -> str:
     """Return one message with all reasons why `attack` cannot work on `case` and the arguments that help; empty if it can."""
-    missing = _missing(attack, case)
+    missing = _find_missing(attack, case)
     mends = [need.mend for need in missing if need.mend]
     return "; ".join([_explain(need, case) for need in missing] + mends)
 
 
-def _missing(attack: Attack, case: Case) -> list[Need]:
+def _find_missing(attack: Attack, case: Case) -> list[Need]:
     implied = {Need.FEW_EXAMPLES} if Need.NUM_EXAMPLES in attack.needs else set()
-    return [need for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.met_by(case)]
+    return [need for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.is_met(case)]
 
 
 def _explain(need: Need, case: Case) -> str:
@@ -291,7 +291,7 @@ def _explain(need: Need, case: Case) -> str:
     return words.replace("no number", "0") if zero else words
 
 
-def generator_for(rng: Generator, case: Case, purpose: str) -> Generator:
+def seed_generator(rng: Generator, case: Case, purpose: str) -> Generator:
     """Return a random generator seeded by the attack's seed, the case's key and `purpose`, and by nothing else.
 
     The numbers drawn for a case thus do not depend on the other cases of the batch, nor on draws for other purposes.

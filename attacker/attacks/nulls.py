@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, effort_of
+from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, estimate_effort
 from attacker.attacks.linking import Links
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode
@@ -14,12 +14,12 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
 
-def blinded(cases: Sequence[Case]) -> list[Case]:
+def blind_cases(cases: Sequence[Case]) -> list[Case]:
     """Return copies of the cases whose updates are zero, and without oracle knowledge, buffers and metrics of the clients.
 
     What stays: model, weights sent, training settings, name of the defense, client, round, number of examples, and links.
     """
-    return [Case(tuple(_blinded(observation) for observation in case.observations), links=case.links) for case in cases]
+    return [Case(tuple(_blind_observation(observation) for observation in case.observations), links=case.links) for case in cases]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Blinded:
 
     @property
     def effort(self) -> Effort:
-        return effort_of(self.attack)
+        return estimate_effort(self.attack)
 
     @property
     def device(self) -> str:
@@ -50,15 +50,15 @@ class Blinded:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        return self.attack(blinded(cases), rng=rng, progress=progress, memory=memory)
+        return self.attack(blind_cases(cases), rng=rng, progress=progress, memory=memory)
 
 
-def _blinded(observation: Observation) -> Observation:
+def _blind_observation(observation: Observation) -> Observation:
     nothing = {name: torch.zeros_like(w) for name, w in observation.weights.items()}
     return replace(observation, payload=encode(nothing), buffers_after={}, metrics={})
 
 
-def linked_by_sizes(observations: Sequence[Observation]) -> Links:
+def link_by_sizes(observations: Sequence[Observation]) -> Links:
     """Return which slots of a client's rounds hold the same example, inferred from the reported numbers of examples alone.
 
     A client that trains for whole epochs uses the same examples in every round. For a client that takes one step per round, a

@@ -28,7 +28,7 @@ MAX_PLAIN_CONVOLUTIONS = 7
 """Largest number of convolutions of the family `relu`; a deeper network with ReLUs belongs to the family `residual`."""
 
 
-def family_of(model: nn.Module) -> NetworkFamily:
+def find_family(model: nn.Module) -> NetworkFamily:
     """Return the family of a network, which selects its settings in a preset.
 
     Only the types of its modules are inspected, so every PyTorch network has a family. The first that applies of:
@@ -46,22 +46,22 @@ def family_of(model: nn.Module) -> NetworkFamily:
     return "residual" if convolutions > MAX_PLAIN_CONVOLUTIONS else "relu"
 
 
-def arguments_of(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
+def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
     """Return the arguments that a preset sets for an attack on a model; empty if the preset is equal to the attack's defaults.
 
     The weight of the total variation is 0 for data that are not images. Raises ValueError for an unknown preset.
     """
-    settings = settings_of(attack)
+    settings = get_settings(attack)
     if preset not in settings:
         raise ValueError(f"unknown preset {preset!r} of {attack}.{suggest(preset, settings)} Known: {', '.join(settings)}")
     found = settings[preset]
     if preset == "tuned":
-        found = found.get(family_of(models.layout(model, data)), {})
-    of_inputs = _read().get(attack, {}).get("tv_of") == "inputs"
-    return {key: _tv(value, data, of_inputs) if key == "tv" else value for key, value in found.items()}
+        found = found.get(find_family(models.layout(model, data)), {})
+    of_inputs = _read_presets().get(attack, {}).get("tv_of") == "inputs"
+    return {key: _compute_tv(value, data, of_inputs) if key == "tv" else value for key, value in found.items()}
 
 
-def _tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
+def _compute_tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
     """Return a total-variation weight for pixels in [0, 1]; 0 for data that are not images.
 
     of_inputs: `weight` applies to normalised inputs, (pixel - mean) / std, and is converted. The conversion is exact if all
@@ -72,12 +72,12 @@ def _tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
     return weight * sum(1 / std for std in data.std) / len(data.std) if of_inputs else weight
 
 
-def settings_of(attack: str) -> dict[str, Mapping[str, Any]]:
+def get_settings(attack: str) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each preset of an attack: for `published` the arguments, for `tuned` the arguments by family."""
-    own = _read().get(attack, {})
+    own = _read_presets().get(attack, {})
     return {preset: own.get(preset, {}) for preset in PRESETS}
 
 
 @cache
-def _read() -> dict[str, Any]:
+def _read_presets() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("presets.toml").read_text())

@@ -29,7 +29,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
 )
 
 
-def why_unusable(name: str) -> str:
+def explain_unusable(name: str) -> str:
     """Return the error message if building the attack `name` with default arguments fails, else "".
 
     Lists of attacks use it, so that an attack of a broken third-party package does not hide the others.
@@ -56,7 +56,7 @@ class AttackSpec:
         bind(self.name, ATTACKS[self.name], given=self.arguments)
         parameters = signature(ATTACKS[self.name]).parameters
         for key, value in self.arguments.items():
-            _check(f"{self.name}: {key}", value, parameters[key].default)
+            _check_value(f"{self.name}: {key}", value, parameters[key].default)
         check_members(self.name, ATTACKS[self.name](**self.arguments))
 
     def __str__(self) -> str:
@@ -66,9 +66,9 @@ class AttackSpec:
     @property
     def knows_defense(self) -> bool:
         """Whether the attack models the clients' defense; an attack without a parameter `knows_defense` does not."""
-        return bool(self.argument("knows_defense"))
+        return bool(self.get_argument("knows_defense"))
 
-    def argument(self, name: str) -> Any:
+    def get_argument(self, name: str) -> Any:
         """Return the value of an argument, or its default if it was not given; None if the attack has no such argument."""
         parameter = signature(ATTACKS[self.name]).parameters.get(name)
         return self.arguments.get(name, parameter.default) if parameter else None
@@ -80,7 +80,7 @@ class AttackSpec:
         return Blinded(attack.null()) if self.null else attack
 
 
-def _check(what: str, value: Any, default: Any) -> None:
+def _check_value(what: str, value: Any, default: Any) -> None:
     """Raise ValueError unless `value` has the type of `default`; integers must be positive, floats finite and not negative.
 
     what: the attack and argument, for the message.

@@ -65,7 +65,7 @@ def _first_round(recording: Recording) -> list[Row]:
 
 
 def _tuned(name: str, recording: Recording) -> dict[str, object]:
-    return presets.arguments_of(name, "tuned", recording.manifest.model, recording.manifest.data)
+    return presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
 
 
 def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:

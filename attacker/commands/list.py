@@ -44,7 +44,7 @@ def _list_attacks(as_json: bool) -> None:
     import inspect
 
     from attacker.attacks import ATTACKS, presets
-    from attacker.attacks.registry import why_unusable
+    from attacker.attacks.registry import explain_unusable
     from defenses._registry import summary
 
     found: list[dict[str, Any]] = [
@@ -52,13 +52,13 @@ def _list_attacks(as_json: bool) -> None:
             "name": name,
             "summary": summary(ATTACKS[name]),
             "arguments": {p.name: p.default for p in inspect.signature(ATTACKS[name]).parameters.values()},
-            "presets": presets.settings_of(name),
+            "presets": presets.get_settings(name),
             "needs": sorted(need.name.lower() for need in ATTACKS[name]().needs),
         }
         for name in ATTACKS
-        if not why_unusable(name)
+        if not explain_unusable(name)
     ]
-    for reason in filter(None, map(why_unusable, ATTACKS)):
+    for reason in filter(None, map(explain_unusable, ATTACKS)):
         err.print(f"[bold yellow]left out[/]: {escape(reason)}")
     if as_json:
         print_json(found)

@@ -160,7 +160,7 @@ def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> 
         return {}
     _ = ATTACKS[attack]
     manifest = recording.manifest
-    return presets.arguments_of(attack, preset, manifest.model, manifest.data)
+    return presets.get_arguments(attack, preset, manifest.model, manifest.data)
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:
@@ -187,7 +187,7 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
         raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest(unknown[0], ('labels', 'logits'))} Known: labels, logits")
     if not names:
         return {}
-    if "logits" in names and not attack.argument("agreement"):
+    if "logits" in names and not attack.get_argument("agreement"):
         raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import compute_true_logits, digest_truth, read_true_labels

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, Case
-from attacker.attacks.base import Need, case_key, refused
+from attacker.attacks.base import Need, build_case_key, explain_refusal
 from attacker.attacks.nulls import Blinded
 from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row
@@ -107,7 +107,7 @@ def _plan_client(name: str, client: _Client) -> Planned:
     rows = client.used or client.complete
     reasons = dict.fromkeys(reason for _, reason in client.left_out)
     return Planned(
-        key=case_key([row.round for row in rows], name),
+        key=build_case_key([row.round for row in rows], name),
         rows=tuple(rows),
         left_out=tuple(client.left_out),
         reason="" if client.used else f"none of its rounds can be used: {'; '.join(reasons)}",
@@ -120,7 +120,7 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
         observation = recording.observation(row)
     except ValueError as error:
         return str(error)
-    return find_bad_numbers(observation) or refused(attack, Case((observation,)))
+    return find_bad_numbers(observation) or explain_refusal(attack, Case((observation,)))
 
 
 def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.networks.forward import forward_pass
-from attacker.attacks.simulation.client import buffers_of, network_of
+from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.simulation.client import build_network, get_buffers
 from fedsim import models
 from fedsim.recording import Observation
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -70,18 +70,18 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
 
 def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     """Return the rank of the update and the largest possible one, by name of each linear layer that sees one row per example."""
-    model = network_of(observation)
+    model = build_network(observation)
     seen: dict[str, Tensor] = {}
     handles = [
         module.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
-    buffers, _ = buffers_of(model, [observation])
+    buffers, _ = get_buffers(model, [observation])
     x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
+            run_forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
     finally:
         for handle in handles:
             handle.remove()
@@ -110,7 +110,7 @@ def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
 
 def _count_classes(observation: Observation) -> int:
     """Return the smallest number of classes that the gradient of the last bias is evidence for."""
-    _, bias = models.head(network_of(observation))
+    _, bias = models.head(build_network(observation))
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:
         return 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look, RoutePlan, effort_of, oracles_of
+from attacker.attacks.base import MAX_EXAMPLES, Look, RoutePlan, estimate_effort, list_oracles
 from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished, run_of
@@ -219,7 +219,7 @@ class Replay:
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
         routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
-        evaluations = effort_of(self._attack).evaluations + routes.evaluations
+        evaluations = estimate_effort(self._attack).evaluations + routes.evaluations
         once = sum(self._footprint.estimate_seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
         return Forecast(
             cases=sum(map(len, chunks)),
@@ -244,7 +244,7 @@ class Replay:
         """
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
-        oracles = (*oracles_of(self._attack.needs), *(() if self.spec.null else self._oracles))
+        oracles = (*list_oracles(self._attack.needs), *(() if self.spec.null else self._oracles))
         write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
         replayed = Replayed(self.folder, failed=_group_errors(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
@@ -293,7 +293,7 @@ class Replay:
 
     @cached_property
     def _footprint(self) -> CaseFootprint:
-        return CaseFootprint(self.recording.manifest, self.device, effort_of(self._attack).vectors)
+        return CaseFootprint(self.recording.manifest, self.device, estimate_effort(self._attack).vectors)
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
@@ -304,7 +304,7 @@ class Replay:
         """Estimate the seconds that tasks take on one core; almost 0 if the attack's number of evaluations is unknown."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
-        return once * effort_of(self._attack).evaluations
+        return once * estimate_effort(self._attack).evaluations
 
     def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
         """Yield cases as plain data, with the oracle knowledge that was asked for. A case without that knowledge fails."""

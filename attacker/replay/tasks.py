@@ -13,7 +13,7 @@ import torch
 
 from attacker.attacks import AttackSpec, Case, Progress
 from attacker.attacks.answers import find_problems
-from attacker.attacks.base import Look, refused
+from attacker.attacks.base import Look, explain_refusal
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.checkpoints import FileMemory, Origin, run_of
@@ -148,7 +148,7 @@ class TaskRunner:
                 continue
             labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
             case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
-            if reason := refused(self.attack, case):
+            if reason := explain_refusal(self.attack, case):
                 self._record_failure(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
                 continue
             cases.append(case)

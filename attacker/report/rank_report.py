@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attacker.attacks.closed_form.rank.analysis import MAX_PROVED_UNKNOWNS, RankReport, analyse_rank
 from attacker.attacks.closed_form.rank.verdict import write_headline, write_verdict
-from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of
+from attacker.attacks.networks.chain import Chain, Layer, NotAChain, read_chain
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -56,7 +56,7 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
         models.admit(model)
     network = models.layout(ModelSpec(name=model, arguments=arguments), DataSpec(shape=shape, num_classes=classes))
     try:
-        return chain_of(network, shape)
+        return read_chain(network, shape)
     except NotAChain as reason:
         raise RuntimeError(f"{model} cannot be analysed, because closed forms do not support it: {reason}") from reason
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.base import effort_of
+from attacker.attacks.base import estimate_effort
 from fedsim.config import experiment as experiments
 from fedsim.config.experiment import Experiment
 from fedsim.recording.array_archives import read_toml
@@ -79,7 +79,7 @@ class GridAttack:
         the update as it was received.
         """
         spec = self.candidates[0]
-        return spec.knows_defense and effort_of(spec.build()).evaluations > 1 and not experiment.inputs
+        return spec.knows_defense and estimate_effort(spec.build()).evaluations > 1 and not experiment.inputs
 
 
 @dataclass(frozen=True, kw_only=True)

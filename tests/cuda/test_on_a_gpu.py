@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.gradients.hardware import fast
+from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.reconstruction import Reconstruction
 from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, divide_memory
 from attacker.replay.replay import Replay
@@ -150,7 +150,7 @@ def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None
 
 
 def test_bfloat16_is_used_where_the_gpu_multiplies_it_and_answers_are_near(tmp_path: Path) -> None:
-    if fast("cuda") is None:
+    if get_fast_dtype("cuda") is None:
         pytest.skip("this GPU has no bfloat16 of its own")
     given = cases(federate(tmp_path / "run", "resnet20_4"))
     exact, coarse = (

@@ -99,14 +99,14 @@ def batch() -> tuple[Tensor, Tensor]:
 def test_an_observation_is_what_the_server_saw_and_its_simulation_gives_the_gradient_back(
     batch: tuple[Tensor, Tensor], mode: str
 ) -> None:
-    from attacker.attacks.simulation.client import buffers_of, gradient_of, network_of
+    from attacker.attacks.simulation.client import build_gradient, build_network, get_buffers
 
     torch.manual_seed(0)
     model = Odd().train(mode == "train")
     observation = observed(model, *batch)
-    network = network_of(observation)
-    buffers, _ = buffers_of(network, [observation])
-    simulated = gradient_of(network, observation.data)(observation.weights, *batch, buffers)
+    network = build_network(observation)
+    buffers, _ = get_buffers(network, [observation])
+    simulated = build_gradient(network, observation.data)(observation.weights, *batch, buffers)
     for name, update in observation.update.items():
         torch.testing.assert_close(-update, simulated[name], rtol=1e-4, atol=1e-6)
     assert set(observation.update) == dict(model.named_parameters()).keys()

@@ -12,7 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
+from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, get_buffers
 from attacker.cli import app as attacker_app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
@@ -27,12 +27,12 @@ ATTACK = {"signed": False, "tv": 0.03, "steps": 12}
 
 def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient at an example, as attacks compute it, and the one that was observed; each as one vector."""
-    network = network_of(o)
-    buffers, _ = buffers_of(network, [o])
+    network = build_network(o)
+    buffers, _ = get_buffers(network, [o])
     names = [name for name, _ in network.named_parameters()]
     weights = {name: o.weights[name] for name in names}
-    guessed = gradient_of(network, o.data)(weights, x, y, buffers)
-    observed = as_gradient({name: o.update[name] for name in names}, weights, o.training, 1)
+    guessed = build_gradient(network, o.data)(weights, x, y, buffers)
+    observed = convert_to_gradient({name: o.update[name] for name in names}, weights, o.training, 1)
     return torch.cat([guessed[n].flatten() for n in names]), torch.cat([observed[n].flatten() for n in names])
 
 

@@ -15,10 +15,10 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a 
 import foreign
 from support.foreign import networks
 
-from attacker.attacks.gradients.convolutions import channels_last
-from attacker.attacks.gradients.vectorised import per_problem
+from attacker.attacks.gradients.convolutions import to_channels_last
+from attacker.attacks.gradients.vectorised import build_per_problem
 from attacker.attacks.simulation import gradients
-from attacker.attacks.simulation.gradients import gradient_of, squared
+from attacker.attacks.simulation.gradients import build_gradient, sum_squares
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -44,7 +44,7 @@ def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tenso
         loss = nn.functional.cross_entropy(model(x), y)
     names = [name for name, _ in model.named_parameters()]
     found = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()), create_graph=True), strict=True))
-    (slope,) = torch.autograd.grad(squared(found), x)
+    (slope,) = torch.autograd.grad(sum_squares(found), x)
     return {name: g.detach() for name, g in found.items()}, slope
 
 
@@ -59,24 +59,24 @@ def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name:
     x = torch.rand(PROBLEMS, EXAMPLES, *data.shape, generator=torch.Generator().manual_seed(1))
     y = torch.randint(data.num_classes, (PROBLEMS, EXAMPLES), generator=torch.Generator().manual_seed(2))
     expected = [by_autograd(model, *problem) for problem in zip(x, y, strict=True)]
-    weights = {key: channels_last(p.detach()) for key, p in model.named_parameters()}
+    weights = {key: to_channels_last(p.detach()) for key, p in model.named_parameters()}
     buffers = {key: b for key, b in model.named_buffers() if key in models.buffer_names(model)}
-    mapped = gradient_of(model, data)
+    mapped = build_gradient(model, data)
 
     def length(x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         found = mapped(weights, x, y, buffers)
-        return squared(found), found
+        return sum_squares(found), found
 
     slope, (_, found) = vmap(grad_and_value(length, has_aux=True))(x, y)
     for p in range(PROBLEMS):
         assert all(error(found[key][p], g) < 1e-4 for key, g in expected[p][0].items())
         assert error(slope[p], expected[p][1]) < 1e-3
-    batched = per_problem(model, data, "cross_entropy")
+    batched = build_per_problem(model, data, "cross_entropy")
     for count in (1, PROBLEMS) if batched else ():
         assert batched is not None
         free = x[:count].clone().requires_grad_()
         both = {k: torch.stack(g) if isinstance(g, tuple) else g for k, g in batched(weights, free, y[:count], buffers).items()}
-        (own,) = torch.autograd.grad(squared(both), free)
+        (own,) = torch.autograd.grad(sum_squares(both), free)
         for p in range(count):
             assert all(error(both[key][p], g) < 1e-4 for key, g in expected[p][0].items())
             assert error(own[p], expected[p][1]) < 1e-3
@@ -84,20 +84,20 @@ def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name:
 
 def test_plain_convolutional_networks_keep_the_fast_route() -> None:
     model, data = network("QuickstartNet")
-    assert per_problem(model, data, "cross_entropy") is not None
-    assert gradients.reason_against_vmap(model, data, "cross_entropy") == ""
+    assert build_per_problem(model, data, "cross_entropy") is not None
+    assert gradients.explain_vmap_failure(model, data, "cross_entropy") == ""
 
 
 @pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_activation_checkpointing_keeps_the_fast_route_and_stays_on_outside_of_attacks(reentrant: bool | None) -> None:
-    gradients._reason.cache_clear()
+    gradients._find_vmap_failure.cache_clear()
     model, data = network("CheckpointedNet")
     expected, _ = by_autograd(model, x := torch.rand(2, *data.shape), y := torch.tensor([1, 4]))
     model.reentrant = reentrant
-    assert gradients.reason_against_vmap(model, data, "cross_entropy") == ""
-    assert per_problem(model, data, "cross_entropy") is not None
-    found = gradient_of(model, data)({name: p.detach() for name, p in model.named_parameters()}, x, y)
+    assert gradients.explain_vmap_failure(model, data, "cross_entropy") == ""
+    assert build_per_problem(model, data, "cross_entropy") is not None
+    found = build_gradient(model, data)({name: p.detach() for name, p in model.named_parameters()}, x, y)
     assert all(error(found[name], g) < 1e-5 for name, g in expected.items())
     runs: list[None] = []
     model.last.register_forward_hook(lambda *_: runs.append(None))
@@ -109,10 +109,10 @@ def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
     """PyTorch has no second derivative of its own hard sigmoid, whose sixth is one of float32."""
     model, data = network("HardNet")
     model.double()
-    gradient, y = gradient_of(model, data), torch.tensor([1, 4])
+    gradient, y = build_gradient(model, data), torch.tensor([1, 4])
     weights = {key: p.detach() for key, p in model.named_parameters()}
     x = torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: squared(gradient(weights, x, y)), x, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: sum_squares(gradient(weights, x, y)), x, fast_mode=True)
     plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     assert all(error(g, e) < 1e-7 for g, e in zip(gradient(weights, x, y).values(), plain, strict=True))
 
@@ -120,29 +120,29 @@ def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
 def test_a_network_that_torch_func_does_not_stand_is_attacked_by_plain_pytorch_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gradients._reason.cache_clear()
+    gradients._find_vmap_failure.cache_clear()
     model, data = network("OwnCodeNet")
     with caplog.at_level(logging.WARNING, logger=gradients.__name__):
-        reason = gradients.reason_against_vmap(model, data, "cross_entropy")
+        reason = gradients.explain_vmap_failure(model, data, "cross_entropy")
         assert "in-place operation" in reason
-        assert gradients.reason_against_vmap(copy.deepcopy(model), data, "cross_entropy") == reason
+        assert gradients.explain_vmap_failure(copy.deepcopy(model), data, "cross_entropy") == reason
     told = [record.message for record in caplog.records]
     assert told == [f"OwnCodeNet is attacked by plain PyTorch, one case after the other: {reason}"]
 
 
 def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check is one of numbers, not only one of errors."""
-    gradients._reason.cache_clear()
+    gradients._find_vmap_failure.cache_clear()
     model, data = network("RowMLP")
-    own = gradients._of_torch_func
+    own = gradients._build_by_torch_func
 
     def wrong(*given: object) -> object:
         right = own(*given)  # type: ignore[arg-type]
         return lambda *guess: {name: 1.05 * g for name, g in right(*guess).items()}
 
-    monkeypatch.setattr(gradients, "_of_torch_func", wrong)
-    assert "differ from those of plain PyTorch" in gradients.reason_against_vmap(model, data, "cross_entropy")
-    gradients._reason.cache_clear()
+    monkeypatch.setattr(gradients, "_build_by_torch_func", wrong)
+    assert "differ from those of plain PyTorch" in gradients.explain_vmap_failure(model, data, "cross_entropy")
+    gradients._find_vmap_failure.cache_clear()
 
 
 def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,10 +152,10 @@ def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_warns_while_routes_are_tried() -> None:
-    gradients._reason.cache_clear()
+    gradients._find_vmap_failure.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gradients.reason_against_vmap(*network("RowLSTM"), "cross_entropy")
+        gradients.explain_vmap_failure(*network("RowLSTM"), "cross_entropy")
 
 
 @pytest.mark.parametrize("name", ["QuickstartNet", "AttentionNet", "OwnCodeNet", "RowLSTM"])

@@ -9,8 +9,8 @@ import torch
 from flwr.serverapp.strategy import FedAvg
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.simulation.client import as_gradient, gradient_of, network_of, schedule
-from attacker.attacks.simulation.local_steps import after_local_steps
+from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, find_schedule
+from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from fedsim.recording import Training
@@ -36,15 +36,15 @@ def test_an_epoch_with_momentum_is_simulated_step_by_step(app: Any, tmp_path: Pa
     np.savez(tmp_path / "examples.npz", images=pixels, labels=labels)
     monkeypatch.setenv("QUICKSTART_DATA", str(tmp_path / "examples.npz"))
     for observation in run(app, TEMPLATE, batch_size=32, limit=None)[:1]:
-        sizes, steps = schedule(observation)
-        model = network_of(observation)
+        sizes, steps = find_schedule(observation)
+        model = build_network(observation)
         weights = dict(observation.weights)
-        observed = as_gradient(observation.update, weights, observation.training, steps)
-        one = gradient_of(model, observation.data)
+        observed = convert_to_gradient(observation.update, weights, observation.training, steps)
+        one = build_gradient(model, observation.data)
         errors = []
         for client in range(CLIENTS):
             x, y = app.example(client, CLIENTS, limit=None)
-            guesses = after_local_steps(one, observation.training, sizes)(weights, x, y), one(weights, x, y)
+            guesses = build_stepped_gradient(one, observation.training, sizes)(weights, x, y), one(weights, x, y)
             errors.append([relative(guess, observed) for guess in guesses])
         simulated, together = min(errors)
         assert (sizes, steps) == ((32, 32, 8), 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.client import build_network
 from fedsim.engine.engines import LocalGrid
 from fedsim.recording import Recording
 
@@ -47,7 +47,7 @@ def test_the_template_is_recorded_with_the_updates_that_its_server_received(tmp_
     assert [observation.num_examples for observation in observations] == [8] * CLIENTS  # four fifths of ten
     assert (recording.manifest.training.batch_size, recording.manifest.training.epochs) == (4, 1)
     mean = torch.load("final_model.pt")
-    for name, parameter in network_of(observations[0]).named_parameters():
+    for name, parameter in build_network(observations[0]).named_parameters():
         updated = [observation.weights[name] + observation.update[name] for observation in observations]
         assert parameter.shape == mean[name].shape
         torch.testing.assert_close(mean[name], torch.stack(updated).mean(dim=0), atol=1e-6, rtol=1e-5)

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import jacrev
 
-from attacker.attacks.base import generator_for
+from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
@@ -20,7 +20,7 @@ from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_lab
 from attacker.attacks.labels.probes import compute_head_inputs
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.linking import HeadFeatures
-from attacker.attacks.matching.smooth_images import Spread, smooth_spread
+from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
 from fedsim import models
 
 MAX_JACOBIAN_ENTRIES = 2**24
@@ -47,7 +47,7 @@ Features = Callable[[Tensor], Tensor]
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the features of each example. Raises ValueError with the reason if the features of each cannot be determined."""
     require_features(observed)
-    return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
+    return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
 
 def require_features(observed: Observed) -> None:
@@ -83,7 +83,7 @@ def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
         return _build_empty_answer(
             observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained"
         )
-    spread = smooth_spread(observed.data)
+    spread = build_smooth_spread(observed.data)
     made = _build_features(observed, i)
     each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
     errors = [float(read.error[place == k].max()) for k in range(len(each))]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.router import ClosedForm
@@ -47,7 +47,7 @@ class Hybrid:
 
     @property
     def effort(self) -> Effort:
-        return effort_of(self.search)
+        return estimate_effort(self.search)
 
     def null(self) -> "Hybrid":
         return replace(self, sees_gradient=False)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.base import generator_for
+from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
-from attacker.attacks.matching.smooth_images import Spread, smooth_spread
-from attacker.attacks.networks.forward import forward_pass
+from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
+from attacker.attacks.networks.forward import run_forward_pass
 from fedsim import models
 
 ROUTE_NAME = "layer_input"
@@ -45,7 +45,7 @@ STEPS, LEARNING_RATE = (400, 400), 0.05
 OWN, CONVOLUTION, SMOOTH, OUTSIDE = 1.0, 0.1, 1e-2, 10.0
 """Weights of the terms of the loss: layer's input, convolution's gradient, prior, and values outside [0, 1]."""
 DECAY, COLOUR, START = 1.2, 0.02, 0.3
-"""Exponent and colour of the prior, see `smooth_spread`, and the standard deviation of the start. All of these were chosen on
+"""Exponent and colour of the prior, see `build_smooth_spread`, and the standard deviation of the start. All were chosen on
 eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
 
 
@@ -66,7 +66,7 @@ class HiddenLayer:
 def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
     layer = find_suitable_layer(observed)
-    return [_answer(observed, layer, i, generator_for(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
+    return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
@@ -128,7 +128,7 @@ class _RecordedPasses:
         ]
         x = x if x.requires_grad else x.clone().requires_grad_()
         try:
-            self.logits = forward_pass(self.model, {**self.state, **(changed or {})}, self.data.normalise(x[None]))
+            self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, self.data.normalise(x[None]))
         finally:
             for handle in handles:
                 handle.remove()
@@ -167,7 +167,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
         return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
-    spread = smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
+    spread = build_smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
     x = _search(
         _RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
     )

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Case
-from attacker.attacks.networks.chain import Chain, NotAChain, chain_of
+from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
 from attacker.attacks.simulation.client import (
     Gradients,
-    as_gradient,
-    buffers_of,
-    channel_of,
-    gradient_of,
-    network_of,
-    omitted_of,
-    schedule,
-    through,
-    total_step,
+    build_channel,
+    build_gradient,
+    build_network,
+    compute_total_step,
+    convert_to_gradient,
+    find_omitted,
+    find_schedule,
+    get_buffers,
+    simulate_channel,
 )
 from defenses.channel import Channel, transparent
 from fedsim import models
@@ -34,7 +34,7 @@ class Observed:
     """N stacked observations of the same model, data and training settings, in float64.
 
     weights:   by parameter name, (1 or N, *shape); 1 if all observations share them.
-    gradient:  by parameter name, (N, *shape), as `as_gradient` recovers it from the updates.
+    gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
     buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
     simulated: function that computes the gradient of candidate examples.
     channel, omitted: model of the defense, and the parameters left out of comparisons, if the attacker knows the defense.
@@ -69,7 +69,7 @@ class Observed:
         """The model as a chain of layers, or the reason why it is not one, as a string."""
         first = self.cases[0].observations[0]
         try:
-            return chain_of(models.layout(first.model, first.data), first.data.shape)
+            return read_chain(models.layout(first.model, first.data), first.data.shape)
         except NotAChain as error:
             return str(error)
 
@@ -105,7 +105,7 @@ class Observed:
         observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
             known = self.channel.learn(self._decode_update(i))
-            simulated = through(self.channel, known, simulated, weights, self.training, self.steps)
+            simulated = simulate_channel(self.channel, known, simulated, weights, self.training, self.steps)
         pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
         off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
@@ -120,7 +120,7 @@ class Observed:
 
         The gradient of the true examples has about this distance to the observed one.
         """
-        power = self.channel.noise(self._decode_update(i)) / total_step(self.training, self.steps) ** 2
+        power = self.channel.noise(self._decode_update(i)) / compute_total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
         return float((power / whole).sqrt())
 
@@ -149,17 +149,17 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
     """Stack the first observation of each case. Raises ValueError if a gradient is zero or not finite."""
     observations = [case.observations[0] for case in cases]
     first = observations[0]
-    model = network_of(first).to(device)
+    model = build_network(first).to(device)
     order = [name for name, _ in model.named_parameters()]
     same = all(o.weights is first.weights for o in observations)
     weights = [{name: o.weights[name].to(device).double() for name in order} for o in observations[: 1 if same else None]]
-    steps = schedule(first)[1]
+    steps = find_schedule(first)[1]
     gradients = []
     for i, observation in enumerate(observations):
         update = {name: observation.update[name].to(device).double() for name in order}
-        gradients.append(as_gradient(update, weights[0 if same else i], observation.training, steps))
+        gradients.append(convert_to_gradient(update, weights[0 if same else i], observation.training, steps))
         _check_gradient(gradients[-1], observation.key)
-    buffers, same_buffers = buffers_of(model, observations)
+    buffers, same_buffers = get_buffers(model, observations)
     return Observed(
         cases=cases,
         model=model,
@@ -167,9 +167,9 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         gradient={name: torch.stack([g[name] for g in gradients]) for name in order},
         buffers={name: b.double() if b.is_floating_point() else b for name, b in buffers.items()},
         same_buffers=same_buffers,
-        simulated=gradient_of(model, first.data, first.training.loss, first.gradient.build() if knows_defense else None),
-        channel=channel_of(first, model) if knows_defense else transparent,
-        omitted=omitted_of(first, model) if knows_defense else frozenset(),
+        simulated=build_gradient(model, first.data, first.training.loss, first.gradient.build() if knows_defense else None),
+        channel=build_channel(first, model) if knows_defense else transparent,
+        omitted=find_omitted(first, model) if knows_defense else frozenset(),
         steps=steps,
     )
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePlan, effort_of, generator_for, unmet
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, RoutePlan, estimate_effort, find_unmet, seed_generator
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
@@ -15,8 +15,8 @@ from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_ref
 from attacker.attacks.confidence import judge_closed_form, judge_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
-from attacker.attacks.nulls import blinded
-from attacker.attacks.simulation.client import schedule
+from attacker.attacks.nulls import blind_cases
+from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, list_slots
 
 MAX_NOISE_RATIO = 1.1
@@ -52,7 +52,7 @@ class ClosedForm:
 
     @property
     def effort(self) -> Effort:
-        return effort_of(self.fallback)
+        return estimate_effort(self.fallback)
 
     def null(self) -> "ClosedForm":
         return replace(self, sees_gradient=False)
@@ -72,7 +72,7 @@ class ClosedForm:
 
         Raises ValueError with the reasons if no closed form applies and there is no fallback.
         """
-        return Routing(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
+        return Routing(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Routing:
         rows = [row for row, doubted in enumerate(new) if doubted]
         if not rows:
             return
-        rngs = [generator_for(self.rng, self.cases[pending[row]], "rounding") for row in rows]
+        rngs = [seed_generator(self.rng, self.cases[pending[row]], "rounding") for row in rows]
         jittered = observed.select(rows)
         jittered = replace(jittered, gradient=jittered.jitter(rngs))
         for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
@@ -190,7 +190,7 @@ class Routing:
             return {}
         able = []
         for i in rest:
-            if reasons := unmet(attack, self.cases[i]):
+            if reasons := find_unmet(attack, self.cases[i]):
                 self.found[i].reasons["optimisation"] = f"{attack.name} cannot be used: {'; '.join(reasons)}"
             else:
                 able.append(i)
@@ -231,7 +231,7 @@ class Routing:
             confidence=judged.confidence,
             explained=judged.explained,
             evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
-            slots=list_slots(observation.round, observation.client, schedule(observation)[0], count),
+            slots=list_slots(observation.round, observation.client, find_schedule(observation)[0], count),
             loss=torch.tensor([found.missed**2]),
             iterations=0,
             evaluations=found.tried,
@@ -263,7 +263,7 @@ class Routing:
         """Return the null without a fallback: grey images and random labels."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
-        labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))
+        labels = torch.randint(data.num_classes, (count,), generator=seed_generator(self.rng, case, "labels"))
         judged = judge_prior(count, data)
         return Reconstruction(
             case=case.key,
@@ -271,7 +271,7 @@ class Routing:
             y=labels,
             confidence=judged.confidence,
             explained=judged.explained,
-            slots=list_slots(observation.round, observation.client, schedule(observation)[0], count),
+            slots=list_slots(observation.round, observation.client, find_schedule(observation)[0], count),
             loss=torch.ones(1),
             iterations=0,
             evaluations=0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import generator_for
+from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
 from attacker.attacks.closed_form.layer_input import STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import explain
@@ -110,7 +110,7 @@ def explain_refusal(route: str, observed: Observed) -> str:
 
 def _solve_case(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
     weights, gradient = observed.get_weights(i), {name: g[i] for name, g in observed.gradient.items()}
-    rng = generator_for(rng, observed.cases[i], "linear")
+    rng = seed_generator(rng, observed.cases[i], "linear")
     found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_get_input_range(observed))
     words: tuple[str, ...] = (found.note,) if found.note else ()
     if not found.found:

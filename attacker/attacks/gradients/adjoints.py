@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from attacker.attacks.gradients import convolutions
 from attacker.attacks.gradients.convolutions import Geometry
-from attacker.attacks.gradients.layer_gradients import of_linear_bias, of_linear_weight
-from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of, only_reshapes
-from attacker.attacks.simulation.gradients import agree, gradient_of, probe, probed
+from attacker.attacks.gradients.layer_gradients import compute_linear_bias_gradients, compute_linear_weight_gradients
+from attacker.attacks.networks.chain import Chain, Layer, NotAChain, are_reshapes, read_chain
+from attacker.attacks.simulation.gradients import build_gradient, draw_test_problems, evaluate_test_problems, is_close
 from defenses.rules import Gradient, Weights
 from fedsim import models
 from fedsim.models.losses import Loss
@@ -46,58 +46,58 @@ class Adjoints(Protocol):
     x: normalised inputs (P, N, *shape). y: labels (P, N), or soft labels (P, N, K). It returns dL/dw of each problem's mean loss
     by parameter name, one row per problem, and the function that maps derivatives back to x and y. Autograd does not work on it.
 
-    Gradients of convolutions are stored as (P, out, *kernel, in). For one problem, `shaped` converts them to the shape of the
-    weights, and `laid` converts back.
+    Gradients of convolutions are stored as (P, out, *kernel, in). For one problem, `restore_shapes` converts them to the
+    shape of the weights, and `lay_out` converts back.
     """
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Gradient, Back]: ...
 
-    def shaped(self, gradient: Mapping[str, Tensor]) -> Gradient: ...
+    def restore_shapes(self, gradient: Mapping[str, Tensor]) -> Gradient: ...
 
-    def laid(self, gradient: Mapping[str, Tensor]) -> Gradient: ...
+    def lay_out(self, gradient: Mapping[str, Tensor]) -> Gradient: ...
 
 
-def adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints | None:
+def build_adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints | None:
     """Return the explicit gradient formulas of a network with these weights, or None if they do not apply.
 
     They apply if the network is a chain of linear layers and small 2D convolutions with activations between them, the weights are
     on the CPU, and the results agree with those of PyTorch in a test, which runs once per network.
     """
-    chain = _checked_chain(model, data, loss)
+    chain = _find_checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
         return None
     return _Written(chain, weights, models.loss_of(loss))
 
 
 @lru_cache(maxsize=2)
-def _checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | None:
+def _find_checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | None:
     """Return the network as a chain of layers if its explicit gradients agree with PyTorch on the test problems, else None."""
-    chain = _small_chain(model, data)
+    chain = _find_small_chain(model, data)
     if chain is None:
         return None
-    weights, _, x, y = probe(model, data)
+    weights, _, x, y = draw_test_problems(model, data)
     written = _Written(chain, weights, models.loss_of(loss))
     fed, of_x, *_ = vjp(data.normalise, x)
     found, back = written(fed, y)
     slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]
-    rows = [written.shaped({name: g[i] for name, g in found.items()}) for i in range(len(x))]
+    rows = [written.restore_shapes({name: g[i] for name, g in found.items()}) for i in range(len(x))]
     stacked = {name: torch.stack([row[name] for row in rows]) for name in found}
-    if agree((stacked, slope), probed(gradient_of(model, data, loss), model, data, loop=True)):
+    if is_close((stacked, slope), evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)):
         return chain
     log.warning("%s: gradients from its traced layers differ from those of PyTorch, so autograd is used", type(model).__name__)
     return None
 
 
-def _small_chain(model: nn.Module, data: DataSpec) -> Chain | None:
+def _find_small_chain(model: nn.Module, data: DataSpec) -> Chain | None:
     try:
-        chain = chain_of(model, data.shape)
+        chain = read_chain(model, data.shape)
     except NotAChain:
         return None
     return chain if all(_is_simple(layer) for layer in chain.layers) else None
 
 
 def _is_simple(layer: Layer) -> bool:
-    if not only_reshapes((*layer.before, *layer.after)):
+    if not are_reshapes((*layer.before, *layer.after)):
         return False
     if layer.kernel is None:
         return True
@@ -109,28 +109,28 @@ class _Weighted(Protocol):
     """Protocol of a layer with weights: its product with the shared weights, and with a separate weight tensor per problem.
 
     product:             weight * a + bias for inputs a. transposed: the transposed product, for the backward pass.
-    seen:                what `weight_gradient` and `by_own` need of the inputs: inputs per problem, or image patches.
+    seen:                what `compute_weight_gradient` and `apply_own` need of the inputs: inputs per problem, or image patches.
     weight_gradient, bias_gradient: gradients (P, ...) from the derivatives z by the layer's outputs.
     by_own:              product with a weight tensor of each problem.
     transposed_with_own: transposed product of z with the shared weights plus that of `other` with the weights of each problem.
     offset:              the biases of each problem, in the shape of the layer's outputs.
     """
 
-    def product(self, a: Tensor, biased: bool) -> Tensor: ...
+    def apply(self, a: Tensor, biased: bool) -> Tensor: ...
 
-    def transposed(self, z: Tensor) -> Tensor: ...
+    def apply_transposed(self, z: Tensor) -> Tensor: ...
 
-    def seen(self, a: Tensor, problems: int) -> Tensor: ...
+    def arrange_inputs(self, a: Tensor, problems: int) -> Tensor: ...
 
-    def weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor: ...
+    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor: ...
 
-    def bias_gradient(self, z: Tensor, problems: int) -> Tensor: ...
+    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor: ...
 
-    def by_own(self, seen: Tensor, weight: Tensor) -> Tensor: ...
+    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor: ...
 
-    def transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor: ...
+    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor: ...
 
-    def offset(self, bias: Tensor, examples: int) -> Tensor: ...
+    def expand_bias(self, bias: Tensor, examples: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -138,59 +138,59 @@ class _Matrix:
     weight: Tensor
     bias: Tensor | None
 
-    def product(self, a: Tensor, biased: bool) -> Tensor:
+    def apply(self, a: Tensor, biased: bool) -> Tensor:
         return functional.linear(a, self.weight, self.bias if biased else None)
 
-    def transposed(self, z: Tensor) -> Tensor:
+    def apply_transposed(self, z: Tensor) -> Tensor:
         return z @ self.weight
 
-    def seen(self, a: Tensor, problems: int) -> Tensor:
+    def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
         return a.reshape(problems, -1, a.shape[-1])
 
-    def weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
-        return of_linear_weight(seen, z, len(seen))
+    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
+        return compute_linear_weight_gradients(seen, z, len(seen))
 
-    def bias_gradient(self, z: Tensor, problems: int) -> Tensor:
-        return of_linear_bias(z, problems)
+    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor:
+        return compute_linear_bias_gradients(z, problems)
 
-    def by_own(self, seen: Tensor, weight: Tensor) -> Tensor:
+    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
         return (seen @ weight.transpose(1, 2)).flatten(0, 1)
 
-    def transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         return z @ self.weight + (other.reshape(len(weight), -1, other.shape[-1]) @ weight).flatten(0, 1)
 
-    def offset(self, bias: Tensor, examples: int) -> Tensor:
+    def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
         return bias.repeat_interleave(examples, dim=0)
 
 
 class _ConvolutionLayer:
     def __init__(self, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-        self.weight, self.bias, self.geometry = convolutions.channels_last(weight), bias, geometry
-        self.cells = convolutions.cell_weights(weight, geometry)
+        self.weight, self.bias, self.geometry = convolutions.to_channels_last(weight), bias, geometry
+        self.cells = convolutions.arrange_cells(weight, geometry)
 
-    def product(self, a: Tensor, biased: bool) -> Tensor:
-        return convolutions.convolved(a, self.weight, self.geometry, self.bias if biased else None)
+    def apply(self, a: Tensor, biased: bool) -> Tensor:
+        return convolutions.convolve_without_autograd(a, self.weight, self.geometry, self.bias if biased else None)
 
-    def transposed(self, z: Tensor) -> Tensor:
-        return convolutions.spread(convolutions.transposed(z, self.cells, self.geometry), self.geometry)
+    def apply_transposed(self, z: Tensor) -> Tensor:
+        return convolutions.spread(convolutions.convolve_transposed(z, self.cells, self.geometry), self.geometry)
 
-    def seen(self, a: Tensor, problems: int) -> Tensor:
-        return convolutions.patches(a, problems, self.geometry)
+    def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
+        return convolutions.extract_patches(a, problems, self.geometry)
 
-    def weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
-        return convolutions.correlated(seen, z, self.geometry)
+    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
+        return convolutions.correlate(seen, z, self.geometry)
 
-    def bias_gradient(self, z: Tensor, problems: int) -> Tensor:
+    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor:
         return z.reshape(problems, -1, *z.shape[1:]).sum(dim=(1, 3, 4))
 
-    def by_own(self, seen: Tensor, weight: Tensor) -> Tensor:
-        return convolutions.convolved_by_own(seen, weight, self.geometry)
+    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
+        return convolutions.convolve_by_own(seen, weight, self.geometry)
 
-    def transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-        own = convolutions.transposed_by_own(other, weight, self.geometry)
-        return convolutions.spread(convolutions.transposed(z, self.cells, self.geometry) + own, self.geometry)
+    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+        own = convolutions.convolve_transposed_by_own(other, weight, self.geometry)
+        return convolutions.spread(convolutions.convolve_transposed(z, self.cells, self.geometry) + own, self.geometry)
 
-    def offset(self, bias: Tensor, examples: int) -> Tensor:
+    def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
         return bias.repeat_interleave(examples, dim=0)[:, :, None, None]
 
 
@@ -198,7 +198,7 @@ class _ConvolutionLayer:
 class _Passed:
     """The intermediate results of one forward and backward pass, one entry per layer.
 
-    seen:     inputs as `_Weighted.seen` prepares them. made: outputs of the activations. slopes: their derivatives.
+    seen:     inputs as `_Weighted.arrange_inputs` prepares them. made: outputs of the activations. slopes: their derivatives.
     errors:   dL/dz, the derivatives by the layers' outputs. examples: number of examples per problem.
     """
 
@@ -213,62 +213,62 @@ class _Written:
     def __init__(self, chain: Chain, weights: Weights, loss: Loss) -> None:
         self.chain, self.loss, self.weights = chain.layers, loss, weights
         self.of_images = {layer.weight for layer in self.chain if layer.kernel is not None}
-        self.layers: list[_Weighted] = [_weighted(layer, weights) for layer in self.chain]
+        self.layers: list[_Weighted] = [_build_weighted(layer, weights) for layer in self.chain]
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Gradient, Back]:
         problems, inputs = len(x), [x.flatten(0, 1)]
         passed = _Passed([], [], [], [], x.shape[1])
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
             a = inputs[-1].reshape(-1, *known.taken)
-            passed.seen.append(layer.seen(a, problems))
-            z = layer.product(a, biased=True)
+            passed.seen.append(layer.arrange_inputs(a, problems))
+            z = layer.apply(a, biased=True)
             if i + 1 < len(self.layers):
                 inputs.append(known.activation.forward(z))
                 passed.slopes.append(known.activation.slope(inputs[-1]))
         passed.made = inputs[1:]
-        error, of_loss = self._loss(z, y, problems)
-        passed.errors = self._errors(error, passed)
-        return self._gradient(passed, problems), lambda v: self._back(v, passed, of_loss, x.shape)
+        error, of_loss = self._linearise_loss(z, y, problems)
+        passed.errors = self._backpropagate(error, passed)
+        return self._compute_gradient(passed, problems), lambda v: self._pull_back(v, passed, of_loss, x.shape)
 
-    def shaped(self, gradient: Mapping[str, Tensor]) -> Gradient:
+    def restore_shapes(self, gradient: Mapping[str, Tensor]) -> Gradient:
         return {name: g.movedim(-1, 1) if name in self.of_images else g for name, g in gradient.items()}
 
-    def laid(self, gradient: Mapping[str, Tensor]) -> Gradient:
+    def lay_out(self, gradient: Mapping[str, Tensor]) -> Gradient:
         return {name: g.movedim(1, -1) if name in self.of_images else g for name, g in gradient.items()}
 
-    def _loss(self, logits: Tensor, y: Tensor, problems: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    def _linearise_loss(self, logits: Tensor, y: Tensor, problems: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
         """Return dL/dlogits, and its vector-Jacobian product by the logits and, if y is soft, by y."""
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 
-        def error(logits: Tensor, *own: Tensor) -> Tensor:
+        def compute_error(logits: Tensor, *own: Tensor) -> Tensor:
             found: Tensor = grad(lambda z: problems * self.loss(z, own[0] if own else labels))(logits)
             return found
 
-        found, back, *_ = vjp(error, logits, *([labels] if soft else []))
+        found, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
         return found, back
 
-    def _errors(self, last: Tensor, passed: _Passed) -> list[Tensor]:
+    def _backpropagate(self, last: Tensor, passed: _Passed) -> list[Tensor]:
         errors = [last]
         for layer, slope in zip(reversed(self.layers[1:]), reversed(passed.slopes), strict=True):
-            errors.append(layer.transposed(errors[-1]).reshape(slope.shape) * slope)
+            errors.append(layer.apply_transposed(errors[-1]).reshape(slope.shape) * slope)
         return errors[::-1]
 
-    def _gradient(self, passed: _Passed, problems: int) -> Gradient:
+    def _compute_gradient(self, passed: _Passed, problems: int) -> Gradient:
         found = {}
         for layer, known, seen, error in zip(self.layers, self.chain, passed.seen, passed.errors, strict=True):
-            found[known.weight] = layer.weight_gradient(seen, error)
+            found[known.weight] = layer.compute_weight_gradient(seen, error)
             if known.bias is not None:
-                found[known.bias] = layer.bias_gradient(error, problems)
+                found[known.bias] = layer.compute_bias_gradient(error, problems)
         return found | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in found}
 
-    def _back(
+    def _pull_back(
         self, v: Gradient, passed: _Passed, of_loss: Callable[[Tensor], tuple[Tensor, ...]], shape: torch.Size
     ) -> tuple[Tensor, ...]:
-        changes = self._changes(v, passed)
+        changes = self._push_forward(v, passed)
         change, *of_labels = of_loss(changes[-1])
         for i in reversed(range(len(self.layers))):
             layer, weight, error = self.layers[i], v[self.chain[i].weight], passed.errors[i]
-            change = layer.transposed_with_own(change, error, weight)
+            change = layer.apply_transposed_with_own(change, error, weight)
             if i:
                 slope, activation = passed.slopes[i - 1], self.chain[i - 1].activation
                 change = change.reshape(slope.shape) * slope
@@ -276,26 +276,26 @@ class _Written:
                     change = change + passed.errors[i - 1] * activation.bend(passed.made[i - 1]) * changes[i - 1]
         return change.reshape(shape), *(c.reshape(*shape[:2], -1) for c in of_labels)
 
-    def _changes(self, v: Gradient, passed: _Passed) -> list[Tensor]:
+    def _push_forward(self, v: Gradient, passed: _Passed) -> list[Tensor]:
         """Return the directional derivatives Rz of each layer's output along v, see the module's formulas."""
         changes: list[Tensor] = []
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
-            change = layer.by_own(passed.seen[i], v[known.weight])
+            change = layer.apply_own(passed.seen[i], v[known.weight])
             if known.bias is not None:
-                change = change + layer.offset(v[known.bias], passed.examples)
+                change = change + layer.expand_bias(v[known.bias], passed.examples)
             if i:
                 moved = (passed.slopes[i - 1] * changes[-1]).reshape(-1, *known.taken)
-                change = change + layer.product(moved, biased=False)
+                change = change + layer.apply(moved, biased=False)
             changes.append(change)
         return changes
 
 
-def _weighted(layer: Layer, weights: Weights) -> _Weighted:
+def _build_weighted(layer: Layer, weights: Weights) -> _Weighted:
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     if layer.kernel is None:
         return _Matrix(weight, bias)
-    return _ConvolutionLayer(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _sides(layer.taken)))
+    return _ConvolutionLayer(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _get_sides(layer.taken)))
 
 
-def _sides(shape: Sequence[int]) -> tuple[int, int]:
+def _get_sides(shape: Sequence[int]) -> tuple[int, int]:
     return shape[-2], shape[-1]

@@ -39,7 +39,7 @@ class Compiled:
             return self.otherwise(z, *rows)
         missing = self.size - len(z)
         try:
-            slope, value = self.compiled(*tree_map(lambda t: _filled(t, missing), (z.detach(), *rows)))
+            slope, value = self.compiled(*tree_map(lambda t: _fill(t, missing), (z.detach(), *rows)))
         except (RuntimeError, ImportError, OSError) as error:
             warnings.warn(f"not compiled, which is slower: {str(error).strip().splitlines()[0]}", stacklevel=2)
             self.compiled = None
@@ -47,5 +47,5 @@ class Compiled:
         return slope[: len(z)], value[: len(z)]
 
 
-def _filled(t: Tensor, missing: int) -> Tensor:
+def _fill(t: Tensor, missing: int) -> Tensor:
     return torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) if missing else t

@@ -1,7 +1,7 @@
 """Convolutions that can be differentiated twice by their input; weights get no gradient. Images are stored channels last.
 
-`library` calls PyTorch's convolution, but avoids that its double backward computes the weight gradient even if unneeded.
-`convolution` is faster for few channels on a CPU, where PyTorch's input gradient takes several times as long as the convolution,
+`convolve_by_library` calls PyTorch's convolution. Its double backward computes the weight gradient only if it is needed.
+`convolve` is faster for few channels on a CPU, where PyTorch's input gradient takes several times as long as the convolution,
 in particular with strides. It computes the input gradient as a convolution of stride 1. For that, the image is divided into cells
 of stride x stride pixels, and the pixels of a cell become channels.
 """
@@ -20,12 +20,12 @@ ConvolutionSetting = tuple[Pair, Pair, Pair, int]
 """Stride, padding, dilation, groups."""
 
 
-def channels_last(t: Tensor) -> Tensor:
+def to_channels_last(t: Tensor) -> Tensor:
     """Return a tensor (..., in, H, W) with the same values, with the channels of a pixel adjacent in memory."""
     return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
 
 
-def library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
+def convolve_by_library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
     """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in / groups, *kernel)."""
     found: Tensor = _Library.apply(x, weight, setting)
     return found
@@ -49,7 +49,7 @@ class _LibraryTransposed(torch.autograd.Function):
         ctx.save_for_backward(weight)
         ctx.setting = setting
         images = torch.empty(shape, dtype=output.dtype, device=output.device, memory_format=torch.channels_last)
-        found: Tensor = derivatives(output, images, weight, setting, (True, False, False))[0]
+        found: Tensor = compute_derivatives(output, images, weight, setting, (True, False, False))[0]
         return found
 
     @staticmethod
@@ -57,7 +57,9 @@ class _LibraryTransposed(torch.autograd.Function):
         return _Library.apply(images[0], *ctx.saved_tensors, ctx.setting), None, None, None
 
 
-def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, wanted: tuple[bool, bool, bool]) -> Any:
+def compute_derivatives(
+    output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, wanted: tuple[bool, bool, bool]
+) -> Any:
     """Return the derivatives of a convolution by input, weight and bias, None for those that are not `wanted`.
 
     output: derivative by the convolution's output. For the derivative by the input, only the shape of x is used.
@@ -82,34 +84,34 @@ class Geometry:
     @property
     def out(self) -> Pair:
         """Height and width of the output."""
-        return self._each(lambda k, p, side: (side + 2 * p - k) // self.stride + 1)
+        return self._map_sides(lambda k, p, side: (side + 2 * p - k) // self.stride + 1)
 
     @property
     def grid(self) -> Pair:
         """Number of cells in the image, rounded up."""
-        return self._each(lambda k, p, side: -(-side // self.stride))
+        return self._map_sides(lambda k, p, side: -(-side // self.stride))
 
     @property
     def lead(self) -> Pair:
         """Number of zeros to prepend to the kernel, so that it starts at the boundary of a cell."""
-        return self._each(lambda k, p, side: -p % self.stride)
+        return self._map_sides(lambda k, p, side: -p % self.stride)
 
     @property
     def cells(self) -> Pair:
         """Number of cells that the kernel covers after `lead` zeros were prepended."""
-        return self._each(lambda k, p, side: -(-(-p % self.stride + k) // self.stride))
+        return self._map_sides(lambda k, p, side: -(-(-p % self.stride + k) // self.stride))
 
     @property
     def margins(self) -> tuple[int, int, int, int]:
         """Zero padding (left, right, top, bottom) of the output, with which the flipped kernel yields all cells of the image."""
-        before = self._each(lambda k, p, side: -(-p // self.stride))
+        before = self._map_sides(lambda k, p, side: -(-p // self.stride))
         (top, bottom), (left, right) = (
             (cells - 1 - first, grid + first - out)
             for cells, first, grid, out in zip(self.cells, before, self.grid, self.out, strict=True)
         )
         return left, right, top, bottom
 
-    def _each(self, of: Callable[[int, int, int], int]) -> Pair:
+    def _map_sides(self, of: Callable[[int, int, int], int]) -> Pair:
         rows, columns = (of(*each) for each in zip(self.kernel, self.padding, self.sides, strict=True))
         return rows, columns
 
@@ -120,30 +122,30 @@ sizes in between have not been measured."""
 
 
 def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
-    """Return whether `convolution` is expected to be faster than `library` for these shapes of weights and image (in, H, W)."""
+    """Return whether `convolve` should be faster than `convolve_by_library` for these shapes of weights and image (in, H, W)."""
     return prod(weight) * prod(image[1:]) < MAX_SMALL_PRODUCTS
 
 
-def convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in, *kernel), which get no gradient."""
-    found: Tensor = _Convolution.apply(x, channels_last(weight), cell_weights(weight, geometry), geometry)
+    found: Tensor = _Convolution.apply(x, to_channels_last(weight), arrange_cells(weight, geometry), geometry)
     return found
 
 
-def cell_weights(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return weights (out, in, *kernel) rearranged for `transposed`, (stride * stride * in, out, *cells)."""
-    turned = _turned(weight.permute(0, 2, 3, 1)[None], geometry)[0]
-    return channels_last(turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1))
+def arrange_cells(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return weights (out, in, *kernel) rearranged for `convolve_transposed`, (stride * stride * in, out, *cells)."""
+    turned = _flip_weights(weight.permute(0, 2, 3, 1)[None], geometry)[0]
+    return to_channels_last(turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1))
 
 
 class _Convolution(torch.autograd.Function):
-    """Autograd function of `convolution`, whose backward pass is `_Transposed`."""
+    """Autograd function of `convolve`, whose backward pass is `_Transposed`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(weight, cells)
         ctx.geometry = geometry
-        return convolved(x, weight, geometry)
+        return convolve_without_autograd(x, weight, geometry)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> Any:
@@ -157,29 +159,29 @@ class _Transposed(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(weight, cells)
         ctx.geometry = geometry
-        return spread(transposed(output, cells, geometry), geometry)
+        return spread(convolve_transposed(output, cells, geometry), geometry)
 
     @staticmethod
     def backward(ctx: Any, *images: Any) -> Any:
         return _Convolution.apply(images[0], *ctx.saved_tensors, ctx.geometry), None, None, None
 
 
-def convolved(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
-    """Return the same values as `convolution`, outside of autograd, and with an optional bias."""
+def convolve_without_autograd(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
+    """Return the same values as `convolve`, outside of autograd, and with an optional bias."""
     laid = x.contiguous(memory_format=torch.channels_last)
     return functional.conv2d(laid, weight, bias, stride=geometry.stride, padding=geometry.padding)
 
 
-def transposed(output: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+def convolve_transposed(output: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """Return the transposed convolution of outputs (M, out, H', W') as cells, which `spread` turns into images.
 
-    cells: weights as `cell_weights` returns them.
+    cells: weights as `arrange_cells` returns them.
     """
     padded = functional.pad(output, geometry.margins)
     return functional.conv2d(padded.contiguous(memory_format=torch.channels_last), cells)
 
 
-def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
+def compute_weight_gradients(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
     """Return the weight gradients (P, out, in, *kernel) of P problems; differentiable once.
 
     x: images (P * N, in, H, W). output: derivatives by the convolution's output, (P * N, out, H', W').
@@ -189,57 +191,57 @@ def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry
 
 
 class _WeightGradient(torch.autograd.Function):
-    """Autograd function of `weight_gradient`; the image patches of the forward pass are reused in the backward pass."""
+    """Autograd function of `compute_weight_gradients`; the image patches of the forward pass are reused in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
-        columns = patches(x, problems, geometry)
+        columns = extract_patches(x, problems, geometry)
         ctx.save_for_backward(columns, output)
         ctx.geometry = geometry
-        return correlated(columns, output, geometry)
+        return correlate(columns, output, geometry)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         columns, output = ctx.saved_tensors
         x = outputs = None
         if ctx.needs_input_grad[1]:
-            outputs = convolved_by_own(columns, gradients[0], ctx.geometry)
+            outputs = convolve_by_own(columns, gradients[0], ctx.geometry)
         if ctx.needs_input_grad[0]:
-            x = spread(transposed_by_own(output, gradients[0], ctx.geometry), ctx.geometry)
+            x = spread(convolve_transposed_by_own(output, gradients[0], ctx.geometry), ctx.geometry)
         return x, outputs, None, None
 
 
-def patches(x: Tensor, problems: int, geometry: Geometry) -> Tensor:
+def extract_patches(x: Tensor, problems: int, geometry: Geometry) -> Tensor:
     """Return the image patches under the kernel at each position, (P, N * H' * W', kh * kw * in), of images (P * N, in, H, W)."""
     top, left = geometry.padding
-    return _patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
+    return _extract_patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
 
 
-def correlated(columns: Tensor, output: Tensor, geometry: Geometry) -> Tensor:
+def correlate(columns: Tensor, output: Tensor, geometry: Geometry) -> Tensor:
     """Return the weight gradients (P, out, *kernel, in) of P problems from image patches and output gradients.
 
-    columns: as `patches` returns them. output: derivatives by the convolution's output, (P * N, out, H', W').
+    columns: as `extract_patches` returns them. output: derivatives by the convolution's output, (P * N, out, H', W').
     """
     rows = output.permute(0, 2, 3, 1).reshape(len(columns), -1, output.shape[1])
     return (rows.transpose(1, 2) @ columns).reshape(len(columns), output.shape[1], *geometry.kernel, -1)
 
 
-def convolved_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def convolve_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the convolutions (P * N, out, H', W') of image patches with separate weights (P, out, *kernel, in) per problem."""
-    return _images(weight.flatten(2) @ columns.transpose(1, 2), geometry.out)
+    return _reshape_to_images(weight.flatten(2) @ columns.transpose(1, 2), geometry.out)
 
 
-def transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the transpose of `convolved_by_own` as cells, which `spread` turns into images.
+def convolve_transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return the transpose of `convolve_by_own` as cells, which `spread` turns into images.
 
     output: (P * N, out, H', W'). weight: separate weights per problem, (P, out, *kernel, in).
     """
-    columns = _patches(output, len(weight), geometry.cells, 1, geometry.margins)
-    return _images(_turned(weight, geometry).transpose(1, 2) @ columns.transpose(1, 2), geometry.grid)
+    columns = _extract_patches(output, len(weight), geometry.cells, 1, geometry.margins)
+    return _reshape_to_images(_flip_weights(weight, geometry).transpose(1, 2) @ columns.transpose(1, 2), geometry.grid)
 
 
-def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
-    """Return image patches as `patches` does, for a given kernel, stride and zero padding (left, right, top, bottom)."""
+def _extract_patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
+    """Return image patches as `extract_patches` does, for a given kernel, stride and zero padding (left, right, top, bottom)."""
     padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *margins)).contiguous()
     count, height, width, depth = padded.shape
     (kh, kw), (image, row, column, _) = kernel, padded.stride()
@@ -247,13 +249,13 @@ def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple
     return padded.as_strided(shape, (image, row * stride, column * stride, row, 1)).reshape(problems, -1, kh * kw * depth)
 
 
-def _images(rows: Tensor, sides: Pair) -> Tensor:
+def _reshape_to_images(rows: Tensor, sides: Pair) -> Tensor:
     """Reshape rows (P, C, N * H * W) to images (P * N, C, *sides)."""
     problems, channels, _ = rows.shape
     return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(-1, channels, *sides)
 
 
-def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
+def _flip_weights(weight: Tensor, geometry: Geometry) -> Tensor:
     """Return weights (P, out, *kernel, in) flipped and grouped by cells, (P, cells * out, stride * stride * in).
 
     These are the weights of the transposed convolution.

@@ -10,7 +10,7 @@ import torch
 CPU_FEATURES = ("avx512_bf16", "amx_bf16")
 
 
-def fast(device: str) -> torch.dtype | None:
+def get_fast_dtype(device: str) -> torch.dtype | None:
     """Return bfloat16 if the device multiplies it faster than float32, else None."""
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None

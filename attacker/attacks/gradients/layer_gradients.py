@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.gradients.convolutions import Pair, channels_last, derivatives
+from attacker.attacks.gradients.convolutions import Pair, compute_derivatives, to_channels_last
 
 Stack = Tensor | tuple[Tensor, ...]
 """Gradients of all problems: one tensor with a row per problem, or a tuple with a tensor per problem."""
 
 
-def of_linear_weight(x: Tensor, output: Tensor, problems: int) -> Tensor:
+def compute_linear_weight_gradients(x: Tensor, output: Tensor, problems: int) -> Tensor:
     """Return the weight gradients (P, out, in) of a linear layer; x: (P * N, ..., in), output gradients: (P * N, ..., out)."""
     rows, columns = (t.reshape(problems, -1, t.shape[-1]) for t in (output, x))
     return rows.transpose(1, 2) @ columns
 
 
-def of_linear_bias(output: Tensor, problems: int) -> Tensor:
+def compute_linear_bias_gradients(output: Tensor, problems: int) -> Tensor:
     """Return the bias gradients (P, out) of a linear layer from its output gradients (P * N, ..., out)."""
     return output.reshape(problems, -1, output.shape[-1]).sum(dim=1)
 
 
-def of_channel_bias(output: Tensor, problems: int) -> Tensor:
+def compute_channel_bias_gradients(output: Tensor, problems: int) -> Tensor:
     """Return the gradients (P, C) of a bias per channel from output gradients (P * N, C, ...)."""
     return output.reshape(problems, -1, *output.shape[1:]).transpose(1, 2).flatten(2).sum(dim=2)
 
 
-def of_convolution_weight(
+def compute_convolution_weight_gradients(
     x: Tensor, output: Tensor, problems: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Stack:
     """Return the P weight gradients (out, in / groups, *kernel) of a convolution.
@@ -73,9 +73,9 @@ class _OneByOne(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, output)
         ctx.setting = stride, padding, dilation, groups
-        like = channels_last(x.new_empty(output.shape[1], x.shape[1] // groups, *kernel))  # otherwise 3 times slower
+        like = to_channels_last(x.new_empty(output.shape[1], x.shape[1] // groups, *kernel))  # otherwise 3 times slower
         pairs = zip(x.chunk(problems), output.chunk(problems), strict=True)
-        return tuple(derivatives(o, i, like, ctx.setting, (False, True, False))[1] for i, o in pairs)
+        return tuple(compute_derivatives(o, i, like, ctx.setting, (False, True, False))[1] for i, o in pairs)
 
     @staticmethod
     def backward(ctx: Any, *weights: Any) -> Any:
@@ -83,7 +83,7 @@ class _OneByOne(torch.autograd.Function):
         each = list(zip(x.chunk(len(weights)), output.chunk(len(weights)), weights, strict=True))
         of_x = of_output = None
         if ctx.needs_input_grad[0]:
-            of_x = torch.cat([derivatives(o, i, w, setting, (True, False, False))[0] for i, o, w in each])
+            of_x = torch.cat([compute_derivatives(o, i, w, setting, (True, False, False))[0] for i, o, w in each])
         if ctx.needs_input_grad[1]:
             of_output = torch.cat([functional.conv2d(i, w, None, *setting) for i, _, w in each])
         return of_x, of_output, *(None,) * 6

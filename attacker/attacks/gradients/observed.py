@@ -5,9 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.products import GradientTensors
-from attacker.attacks.simulation.client import as_gradient, buffers_of, channel_of, omitted_of, schedule, total_step
+from attacker.attacks.simulation.client import (
+    build_channel,
+    compute_total_step,
+    convert_to_gradient,
+    find_omitted,
+    find_schedule,
+    get_buffers,
+)
 from defenses.channel import transparent
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
@@ -16,7 +23,7 @@ from fedsim.recording.observation import Observation
 class ObservedGradients:
     """The gradients recovered from one observation per case, stacked. Clients of the same round share the weights sent.
 
-    gradients:       gradients by parameter name, (cases, *shape), as `as_gradient` recovers them from the updates.
+    gradients:       gradients by parameter name, (cases, *shape), as `convert_to_gradient` recovers them from the updates.
     seen:            the updates themselves, by parameter name, (cases, *shape).
     weights, buffers: by name. They have one row per case, unless `shared` (weights) or `same_buffers` (buffers) is set.
     channel, omitted, rule: the model of the defense, the parameters left out and the gradient rule, if the attacker knows them.
@@ -28,37 +35,37 @@ class ObservedGradients:
     def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:
         first = observations[0]
         self.model, self.device, self.data, self.training = model, device, first.data, first.training
-        self.sizes, self.steps = schedule(first)
+        self.sizes, self.steps = find_schedule(first)
         self.count = first.num_examples or 0
-        self.channel = channel_of(first, model) if knows_defense else transparent
-        self.omitted = omitted_of(first, model) if knows_defense else frozenset[str]()
+        self.channel = build_channel(first, model) if knows_defense else transparent
+        self.omitted = find_omitted(first, model) if knows_defense else frozenset[str]()
         self.rule = first.gradient.build() if knows_defense else None
         self.own_rule = knows_defense and first.gradient.step is not None
         self.defended = self.channel is not transparent or self.own_rule
         order = dict(model.named_parameters())
         weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
-        self.shared = all(_same(w, weights[0]) for w in weights[1:])
-        one = {name: channels_last(w) for name, w in weights[0].items()}
+        self.shared = all(_is_same(w, weights[0]) for w in weights[1:])
+        one = {name: to_channels_last(w) for name, w in weights[0].items()}
         self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
-        self.buffers, self.same_buffers = buffers_of(model, observations)
+        self.buffers, self.same_buffers = get_buffers(model, observations)
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
-        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
+        gradients = [convert_to_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
         self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
         self.seen = {name: torch.stack([u[name] for u in updates]) for name in order}
-        self.variance = self._variance(observations)
+        self.variance = self._estimate_variance(observations)
 
-    def state(self, i: int) -> dict[str, dict[str, Tensor]]:
+    def get_state(self, i: int) -> dict[str, dict[str, Tensor]]:
         """Return the weights and buffers of case i, by name."""
         weights = self.weights if self.shared else {name: w[i] for name, w in self.weights.items()}
         buffers = self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
         return {"weights": weights, "buffers": buffers}
 
-    def _variance(self, observations: Sequence[Observation]) -> Tensor:
+    def _estimate_variance(self, observations: Sequence[Observation]) -> Tensor:
         parties = torch.tensor([len(o.cohort) if o.client == SUM_CLIENT else 1 for o in observations], device=self.device)
         noise = torch.func.vmap(self.channel.noise)(self.seen)
-        each = noise / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
+        each = noise / compute_total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
         return each / sum(s[0].numel() for s in self.seen.values())
 
 
-def _same(one: GradientTensors, other: GradientTensors) -> bool:
+def _is_same(one: GradientTensors, other: GradientTensors) -> bool:
     return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())

@@ -15,7 +15,7 @@ def squared_norm(gradient: GradientTensors) -> Tensor:
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
-def products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
+def compute_products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Return three inner products: <simulated, observed>, <simulated, simulated> and <observed, observed>.
 
     The sums run over the parameters in `observed`; other parameters of `simulated` are ignored. Autograd can compute
@@ -30,23 +30,25 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*tensors)
-        each = torch.stack([torch.stack([s.dot(o), s.dot(s), o.dot(o)]) for s, o in (_flat(*pair) for pair in _pairs(tensors))])
+        each = torch.stack(
+            [torch.stack([s.dot(o), s.dot(s), o.dot(o)]) for s, o in (_flatten(*pair) for pair in _pair_up(tensors))]
+        )
         return each.sum(dim=0).unbind()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Any) -> Any:
         of_dot, of_square, _ = (float(slope) for slope in slopes)
-        pairs = _pairs(ctx.saved_tensors)
+        pairs = _pair_up(ctx.saved_tensors)
         return *((o * of_dot).add_(s, alpha=2 * of_square) for s, o in pairs), *(None for _ in pairs)
 
 
-def _pairs(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
+def _pair_up(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
     half = len(tensors) // 2
     return list(zip(tensors[:half], tensors[half:], strict=True))
 
 
-def _flat(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+def _flatten(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
     """Flatten both tensors in the memory order of the simulated one, which avoids a copy."""
     if simulated.ndim == 4 and simulated.is_contiguous(memory_format=torch.channels_last):
         simulated, observed = (t.permute(0, 2, 3, 1) for t in (simulated, observed))

@@ -11,7 +11,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from attacker.attacks.gradients import layer_gradients as layers
-from attacker.attacks.gradients.convolutions import Geometry, Pair, convolution, is_small, library, weight_gradient
+from attacker.attacks.gradients.convolutions import (
+    Geometry,
+    Pair,
+    compute_weight_gradients,
+    convolve,
+    convolve_by_library,
+    is_small,
+)
 
 TapRule = Callable[[Tensor], layers.Stack]
 """Maps the gradient of a layer's output, (P * N, ...), to the gradients of one of its weights for each of the P problems."""
@@ -59,8 +66,8 @@ def _linear(taps: Taps, input: Tensor, weight: Tensor, bias: Tensor | None = Non
     problems = taps.problems  # rules that held the taps would keep all activations until the next collection of cycles
     return taps.note(
         functional.linear(input, weight, bias),
-        (weight, lambda g: layers.of_linear_weight(input, g, problems)),
-        (bias, lambda g: layers.of_linear_bias(g, problems)),
+        (weight, lambda g: layers.compute_linear_weight_gradients(input, g, problems)),
+        (bias, lambda g: layers.compute_linear_bias_gradients(g, problems)),
     )
 
 
@@ -75,21 +82,24 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor:
     problems = taps.problems
-    kernel, each = (weight.shape[2], weight.shape[3]), (_pair(stride), _padding(padding, weight, dilation), _pair(dilation))
+    kernel, each = (
+        (weight.shape[2], weight.shape[3]),
+        (_to_pair(stride), _get_padding(padding, weight, dilation), _to_pair(dilation)),
+    )
     input = input.contiguous(memory_format=torch.channels_last)
     if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(taps, input, weight):
         geometry = Geometry(kernel, each[0][0], each[1], (input.shape[2], input.shape[3]))
-        output = convolution(input, weight, geometry)
-        of_weight: TapRule = lambda g: weight_gradient(input, g, problems, geometry)  # noqa: E731
+        output = convolve(input, weight, geometry)
+        of_weight: TapRule = lambda g: compute_weight_gradients(input, g, problems, geometry)  # noqa: E731
     else:
         taken, whole = taps.precision or input.dtype, input.dtype
         fed = input.to(taken)
-        output = library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
+        output = convolve_by_library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
         of_weight = lambda g: _cast(  # noqa: E731
-            layers.of_convolution_weight(fed, g.to(taken), problems, kernel, *each, groups), whole
+            layers.compute_convolution_weight_gradients(fed, g.to(taken), problems, kernel, *each, groups), whole
         )
     output = output if bias is None else output + bias[:, None, None]
-    return taps.note(output, (weight, of_weight), (bias, lambda g: layers.of_channel_bias(g, problems)))
+    return taps.note(output, (weight, of_weight), (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)))
 
 
 def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
@@ -122,8 +132,8 @@ def _batch_norm(
     offset = -running_mean * scale if bias is None else bias - running_mean * scale
     return taps.note(
         torch.addcmul(offset.reshape(shape), input, scale.reshape(shape)),
-        (weight, lambda g: root * layers.of_channel_bias((input - running_mean.reshape(shape)) * g, problems)),
-        (bias, lambda g: layers.of_channel_bias(g, problems)),
+        (weight, lambda g: root * layers.compute_channel_bias_gradients((input - running_mean.reshape(shape)) * g, problems)),
+        (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)),
     )
 
 
@@ -135,16 +145,16 @@ LAYERS: Mapping[Any, Callable[..., Tensor]] = {
 """The layer functions of PyTorch whose weight gradients can be recorded, and their replacements."""
 
 
-def _pair(setting: int | Sequence[int]) -> Pair:
+def _to_pair(setting: int | Sequence[int]) -> Pair:
     if isinstance(setting, int):
         return setting, setting
     return setting[0], setting[-1]
 
 
-def _padding(padding: int | Sequence[int] | str, weight: Tensor, dilation: int | Sequence[int]) -> Pair:
+def _get_padding(padding: int | Sequence[int] | str, weight: Tensor, dilation: int | Sequence[int]) -> Pair:
     if not isinstance(padding, str):
-        return _pair(padding)
-    spread = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
+        return _to_pair(padding)
+    spread = [d * (k - 1) for d, k in zip(_to_pair(dilation), weight.shape[2:], strict=True)]
     if padding == "same" and any(total % 2 for total in spread):
         raise ValueError(f"padding='same' of a {tuple(weight.shape[2:])} kernel is uneven; use a kernel with odd sides")
     return (0, 0) if padding == "valid" else (spread[0] // 2, spread[1] // 2)

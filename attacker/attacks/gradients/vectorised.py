@@ -12,11 +12,18 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.layer_gradients import Stack
 from attacker.attacks.gradients.taps import Tap, Taps
-from attacker.attacks.networks.forward import forward_pass
-from attacker.attacks.simulation.gradients import NO_BUFFERS, agree, gradient_of, probe, probed, squared
+from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.simulation.gradients import (
+    NO_BUFFERS,
+    build_gradient,
+    draw_test_problems,
+    evaluate_test_problems,
+    is_close,
+    sum_squares,
+)
 from defenses.rules import Gradient, Weights
 from fedsim import models
 from fedsim.models.losses import Loss
@@ -40,58 +47,60 @@ class PerProblem(Protocol):
     ) -> StackedGradients: ...
 
 
-def apart(gradients: StackedGradients) -> list[Gradient]:
+def split_problems(gradients: StackedGradients) -> list[Gradient]:
     """Split batched gradients into a list with one gradient per problem."""
     rows = {name: g if isinstance(g, tuple) else g.unbind() for name, g in gradients.items()}
     return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
-def together(gradients: StackedGradients) -> Gradient | None:
+def join_problems(gradients: StackedGradients) -> Gradient | None:
     """Return the gradients with one tensor (P, *shape) per parameter; None if large ones are stored as tuples."""
     return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
 
 @lru_cache(maxsize=2)
-def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
-    """Return a batched version of the gradient function `simulation.gradients.gradient_of`, or None if the network has none.
+def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
+    """Return a batched version of the gradient function `simulation.gradients.build_gradient`, or None if the network has none.
 
     It requires that parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and that
     the examples of a batch do not interact. This is tested once per network, on two problems of two examples each.
     """
-    gradients = _untried(model, data, models.loss_of(loss))
-    return gradients if _agrees(gradients, model, data, loss) else None
+    gradients = _build_unchecked(model, data, models.loss_of(loss))
+    return gradients if _is_consistent(gradients, model, data, loss) else None
 
 
-def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
-    def gradients(
+def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
+    def compute_gradients(
         weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS, precision: torch.dtype | None = None
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:
-            return _of_one(weights, x[0], y[0], buffers, searched)
+            return _compute_single(weights, x[0], y[0], buffers, searched)
         taps = Taps(weights, len(x), precision)
         with torch.enable_grad():
             fed = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
             with taps:
-                logits = forward_pass(model, {**buffers, **weights}, fed)
+                logits = run_forward_pass(model, {**buffers, **weights}, fed)
             total = len(x) * measure(logits, y.flatten(0, 1))
             edges = [tap.edge for tap in taps.found]
             outputs = torch.autograd.grad(total, edges, create_graph=searched, allow_unused=True)
         with torch.set_grad_enabled(searched):
-            return _collected(weights, len(x), taps.found, outputs)
+            return _collect_gradients(weights, len(x), taps.found, outputs)
 
-    def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
+    def _compute_single(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
         """Compute the gradient of a single small problem by autograd alone, which is faster than recording layer calls."""
         with torch.enable_grad():
             own = {name: w.detach().requires_grad_() for name, w in weights.items()}
-            total = measure(forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
+            total = measure(run_forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
             found = torch.autograd.grad(total, list(own.values()), create_graph=searched, materialize_grads=True)
         return {name: g[None] for name, g in zip(own, found, strict=True)}
 
-    return gradients
+    return compute_gradients
 
 
-def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> StackedGradients:
+def _collect_gradients(
+    weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]
+) -> StackedGradients:
     """Return the gradient of each weight, summed over its layer's calls; zeros for weights that the loss does not depend on."""
     found: StackedGradients = {}
     for tap, output in zip(taps, outputs, strict=True):
@@ -99,7 +108,7 @@ def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Se
             continue
         for name, rule in tap.rules.items():
             gradient = rule(output)
-            found[name] = _sum(found[name], gradient) if name in found else gradient
+            found[name] = _add(found[name], gradient) if name in found else gradient
     return {name: found[name] if name in found else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
 
 
@@ -107,27 +116,29 @@ MAX_AUTOGRAD_WEIGHTS = 1e6
 """Number of weights below which the gradient of a single problem is computed by autograd alone."""
 
 
-def _sum(one: Stack, other: Stack) -> Stack:
+def _add(one: Stack, other: Stack) -> Stack:
     if isinstance(one, tuple) or isinstance(other, tuple):
         return tuple(a + b for a, b in zip(one, other, strict=True))
     return one + other
 
 
-def _agrees(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:
+def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:
     """Return whether batched gradients and their derivatives by x agree with those computed one problem at a time.
 
-    They are compared on the test problems of `probe`, with weights in the memory layout of a search.
+    They are compared on the test problems of `draw_test_problems`, with weights in the memory layout of a search.
     """
-    weights, buffers, x, y = probe(model, data)
-    laid = {name: channels_last(w) for name, w in weights.items()}
+    weights, buffers, x, y = draw_test_problems(model, data)
+    laid = {name: to_channels_last(w) for name, w in weights.items()}
     try:
         with torch.enable_grad():
             x = x.requires_grad_()
             found = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
-            (slope,) = torch.autograd.grad(squared(found), x)
+            (slope,) = torch.autograd.grad(sum_squares(found), x)
             alone = gradients(laid, x[:1], y[:1], buffers)
     except (RuntimeError, ValueError, TypeError):  # whatever a model of others does that taps do not foresee
         return False
-    expected = probed(gradient_of(model, data, loss), model, data, loop=True)
+    expected = evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)
     first = {name: g[0] for name, g in alone.items()}, slope[0]
-    return agree((found, slope), expected) and agree(first, ({name: g[0] for name, g in expected[0].items()}, expected[1][0]))
+    return is_close((found, slope), expected) and is_close(
+        first, ({name: g[0] for name, g in expected[0].items()}, expected[1][0])
+    )

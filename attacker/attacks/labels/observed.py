@@ -7,7 +7,7 @@ from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import Evidence, Head, LabelRule
 from attacker.attacks.linking import HeadFeatures, solve_head_features
-from attacker.attacks.simulation.client import total_step
+from attacker.attacks.simulation.client import compute_total_step
 from fedsim import models
 
 PROBE_COUNT = 64
@@ -22,11 +22,11 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
     With several local steps, gradients are computed at weights between those sent and those returned. The rule then gets the
     model's predictions at the middle of both, unless a defense changed the update.
     """
-    row = seen.state(i)
+    row = seen.get_state(i)
     gradient = {name: g[i] for name, g in seen.gradients.items()}
     weights = row["weights"]
     if seen.steps > 1 and not seen.defended:
-        way = total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
+        way = compute_total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
         weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
@@ -42,7 +42,7 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
 
     seen: observed gradients of a single case. known: whether the labels are certain; otherwise they may be corrected.
     """
-    row, (weight, bias) = seen.state(0), models.head(seen.model)
+    row, (weight, bias) = seen.get_state(0), models.head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return solve_head_features(

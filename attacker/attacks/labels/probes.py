@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.networks.forward import forward_pass
+from attacker.attacks.networks.forward import run_forward_pass
 from fedsim import models
 from fedsim.recording.observation import DataSpec
 
@@ -46,7 +46,7 @@ def compute_head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor
     layer = model.get_submodule(models.head(model)[0].rpartition(".")[0])
     handle = layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
-        logits = forward_pass(model, state, x)
+        logits = run_forward_pass(model, state, x)
     finally:
         handle.remove()
     return seen[-1], logits

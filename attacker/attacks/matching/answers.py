@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, generator_for, oracles_of
+from attacker.attacks.base import Case, list_oracles, seed_generator
 from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, build_undecided, judge_prior, judge_search
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
@@ -17,7 +17,7 @@ from attacker.attacks.matching.saved_state import Best
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 
-def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
+def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
     """Return the reconstruction of case i from its best search result.
 
     seconds: time that the search took per case. interrupted: whether the user interrupted it.
@@ -25,8 +25,8 @@ def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float,
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
     assert best.labels is not None
-    x, y = batch.answer(best.z, best.labels)
-    judged = _judged(batch, i, best, rng, len(x), interrupted)
+    x, y = batch.decode_answer(best.z, best.labels)
+    judged = _judge(batch, i, best, rng, len(x), interrupted)
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
@@ -34,22 +34,22 @@ def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float,
         confidence=judged.confidence,
         explained=judged.explained,
         evidence={name: tuple(value.tolist()) for name, value in judged.evidence.items()},
-        slots=tuple(slot for o in range(len(batch.views)) for slot in slots(batch, i, o)),
+        slots=tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o)),
         loss=best.history.cpu(),
         iterations=best.iterations,
         evaluations=best.evaluations,
         restarts=best.restarts,
         seconds=seconds + perf_counter() - started,
-        route=_route(batch, best),
+        route=_name_route(batch, best),
         attack=batch.attack.name,
-        oracles=_oracles(batch, case),
+        oracles=_list_oracles(batch, case),
         seed=rng.initial_seed(),
         interrupted=interrupted or judged.interrupted,
-        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *_giving_up(batch, best), *judged.notes),
+        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *_note_giving_up(batch, best), *judged.notes),
     )
 
 
-def _giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
+def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
     """Return the note that the search ended early because it was hopeless."""
     if not best.given_up:
         return ()
@@ -60,18 +60,18 @@ def _giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
     )
 
 
-def _judged(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
+def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
     """Return the confidence in the answer to case i. examples: number of examples of the answer."""
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
-    route = "joint over rounds" if len(batch.views) > 1 else _route(batch, best)
+    route = "joint over rounds" if len(batch.views) > 1 else _name_route(batch, best)
     try:
-        return judge_search(_searched(batch, i, best, rng, examples, interrupted), route)
+        return judge_search(_describe_search(batch, i, best, rng, examples, interrupted), route)
     except KeyboardInterrupt:
         return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 
 
-def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
+def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
     """Return the answer to case i in the form from which confidence is estimated."""
     assert best.z is not None
     assert best.labels is not None
@@ -80,30 +80,30 @@ def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: in
     return SearchAnswer(
         x=x,
         examples=examples,
-        compared=tuple(_compared(batch, view, i, y, best.z) for view in batch.views),
+        compared=tuple(_build_comparison(batch, view, i, y, best.z) for view in batch.views),
         data=batch.data,
         model=batch.model,
         evaluations=best.evaluations,
         linked=batch.links[i].confidence,
-        rng=generator_for(rng, batch.cases[i], "confidence"),
+        rng=seed_generator(rng, batch.cases[i], "confidence"),
         unfamiliar="the search was interrupted" if interrupted else strange,
-        drift=partial(_drift, batch, i, x, y, best.z),
+        drift=partial(_measure_drift, batch, i, x, y, best.z),
     )
 
 
-def _compared(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
+def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
     """Return one observation of case i with a function that simulates it, both without layer weights."""
-    row = view.case(i)
+    row = view.get_case(i)
     return ComparedGradient(
-        observed=_plain(row["observed"], row),
-        simulate=lambda x: _plain(view.simulate(row, x, y, z), row),
+        observed=_unweigh(row["observed"], row),
+        simulate=lambda x: _unweigh(view.simulate(row, x, y, z), row),
         weight=row["gamma"],
         variance=view.variance[i],
         coordinates=view.coordinates,
     )
 
 
-def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Return how much an answer's gradient changes over the client's local steps, if the attack treats them as one step.
 
     It is the squared norm of the change from the weights sent to those returned, relative to that of the gradient; the largest
@@ -114,7 +114,7 @@ def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         return most
     for o, view in enumerate(batch.views):
         if view.steps > 1:
-            row, update = view.case(i), batch.cases[i].observations[o].update
+            row, update = view.get_case(i), batch.cases[i].observations[o].update
             moved = {name: w + update[name].to(w) for name, w in row["weights"].items()}
             here, there = view.simulate(row, x, y, z), view.simulate({**row, "weights": moved}, x, y, z)
             off = squared_norm({name: there[name] - here[name] for name in here})
@@ -122,25 +122,25 @@ def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return most
 
 
-def _plain(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
+def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
     """Return a gradient with the layer weights of the objective divided out."""
     scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
 
 
-def _route(batch: CaseBatch, best: Best) -> str:
+def _name_route(batch: CaseBatch, best: Best) -> str:
     if not batch.attack.sees_gradient:
         return "prior alone"
     return "optimisation from a closed form" if best.given else "optimisation"
 
 
-def _oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
+def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
     """Return the names of the oracles that were used: knowledge that no server has."""
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
-    return (*oracles_of(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
+    return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
 
 
-def slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
+def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
     """Return the slots of the o-th observation of case i, each with the index of the example that it holds."""
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
     own = len(places) // batch.epochs

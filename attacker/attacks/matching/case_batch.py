@@ -8,15 +8,15 @@ from torch import Generator, Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from attacker.attacks.base import Case
-from attacker.attacks.gradients.hardware import fast
+from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.linking import Links, build_unlinked
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight, total_variation
-from attacker.attacks.matching.problem import ProblemRow, View, each
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
+from attacker.attacks.matching.problem import ProblemRow, View, map_problems
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.client import build_network
 from attacker.attacks.simulation.gradients import predict
 from fedsim import models
 
@@ -43,26 +43,26 @@ class CaseBatch:
         self.told = bool(attack.labels.agreement and attack.sees_gradient) and all(
             case.known_logits is not None for case in cases
         )
-        self.model: nn.Module = network_of(first).to(attack.device)
-        self.epochs = attack.simulation.epochs(first.training)
-        self.links = [links_of(case, self.epochs) for case in cases]
+        self.model: nn.Module = build_network(first).to(attack.device)
+        self.epochs = attack.simulation.count_epochs(first.training)
+        self.links = [get_links(case, self.epochs) for case in cases]
         self.count = self.links[0].examples
         joint = attack.labels.rule is None and cases[0].known_labels is None
         self.space = LatentSpace(
             attack.parametrisation, self.data, self.count, joint=joint, surrogate=attack.simulation.surrogate
         )
-        self.views = [self._view(o) for o in range(len(cases[0].observations))]
+        self.views = [self._build_view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
-        self.coarse = fast(attack.device) if attack.search.coarse else None
-        self.smoothing = self._smoothing()
-        self._thresholds()
+        self.coarse = get_fast_dtype(attack.device) if attack.search.coarse else None
+        self.smoothing = self._compute_smoothing()
+        self._set_thresholds()
 
-    def _view(self, o: int) -> View:
+    def _build_view(self, o: int) -> View:
         attack = self.attack
         return View(
             [case.observations[o] for case in self.cases],
             torch.stack([links.places[o] for links in self.links]),
-            torch.tensor([attack.objective.weight(links, o) for links in self.links]),
+            torch.tensor([attack.objective.get_weight(links, o) for links in self.links]),
             self.count,
             model=self.model,
             objective=attack.objective,
@@ -71,7 +71,7 @@ class CaseBatch:
             compiled=attack.search.compiled,
         )
 
-    def _thresholds(self) -> None:
+    def _set_thresholds(self) -> None:
         """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
         A search that ends at the power of known noise is not stuck. It does not end early there either: the examples at the
@@ -79,7 +79,7 @@ class CaseBatch:
         is never restarted, since it has no gradient to compare with.
         """
         stop = self.attack.search.stop
-        worst = self._over_views([view.worst for view in self.views])
+        worst = self._sum_over_views([view.worst for view in self.views])
         self.least = stop.unexplained * worst
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
@@ -87,10 +87,10 @@ class CaseBatch:
         self.enough = (stop.precision * worst).clamp(min=stop.tolerance)
         self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
         if self.attack.objective.distance.squares:
-            noise = self._over_views([view.power for view in self.views])
+            noise = self._sum_over_views([view.power for view in self.views])
             self.stuck = self.stuck.maximum(noise + 2 * NEIGHBOUR_CONTRAST * self.smoothing)
 
-    def _smoothing(self) -> Tensor:
+    def _compute_smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
 
         The weight is relative to the loss of a zero gradient. A null does not know that loss, and uses 1 instead.
@@ -102,20 +102,20 @@ class CaseBatch:
         denoised = prior.denoised and distance.squares and any(view.noisy for view in self.views)
         if not self.attack.sees_gradient:
             return torch.full_like(gamma[0], prior.tv if distance.bounded else float(denoised or prior.tv > 0))
-        weight = prior.tv * _mean(gamma, torch.stack([view.worst for view in self.views]))
+        weight = prior.tv * _average(gamma, torch.stack([view.worst for view in self.views]))
         if denoised:
             variance = torch.stack([view.power / view.coordinates for view in self.views])
-            weight = weight + map_tv_weight(_mean(gamma, variance), self.count * self.data.size)
+            weight = weight + compute_map_tv_weight(_average(gamma, variance), self.count * self.data.size)
         return weight
 
-    def _over_views(self, values: Sequence[Tensor]) -> Tensor:
-        loss = self.attack.objective.robust_loss
+    def _sum_over_views(self, values: Sequence[Tensor]) -> Tensor:
+        loss = self.attack.objective.apply_robust_loss
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
-    def problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
+    def build_problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
         """Return the data of the problems of these cases, one row each, for `evaluate`.
 
-        z: the starting latents (P, D), at which the gain of a defense is computed (`_gain`). labels: (P, V).
+        z: the starting latents (P, D), at which the gain of a defense is computed (`_compute_gain`). labels: (P, V).
         logits: those of the true examples from an oracle, (P, V, K).
         """
         rows = torch.tensor(cases, device=z.device)
@@ -124,16 +124,16 @@ class CaseBatch:
             problem["logits"] = logits.to(z)
         if self.smoothing.any():
             problem["smoothing"] = self.smoothing[rows]
-        problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
+        problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent; batched if z is."""
         return self.space.decode(z, problem["labels"])
 
-    def answer(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def decode_answer(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples x and labels y of the latent z (D,) of a case; separate examples of local epochs are merged."""
-        return local_epochs.merged(*self.space.decode(z, labels), self.epochs)
+        return local_epochs.merge_epochs(*self.space.decode(z, labels), self.epochs)
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the gradient of the loss by z, (P, D), and the loss, (P,).
@@ -144,14 +144,14 @@ class CaseBatch:
         precision = self.coarse if share < self.attack.search.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
         if self.attack.prior.belief or self.attack.labels.agreement or self.epochs > 1 or "smoothing" in own:
-            slope, loss = each(grad_and_value(self._beliefs), z, per_problem)
+            slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
         if self.attack.sees_gradient:
             for o, view in enumerate(self.views):
                 more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
                 slope, loss = slope + more_slope, loss + more_loss
         return slope, loss
 
-    def _beliefs(self, z: Tensor, problem: ProblemRow) -> Tensor:
+    def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the terms of one problem's loss besides the gradient distance: priors and the agreement of labels."""
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
@@ -159,12 +159,12 @@ class CaseBatch:
         if "smoothing" in problem:
             value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
         if self.epochs > 1:
-            value = value + self.attack.simulation.order_invariant * local_epochs.disagreement(x, self.epochs)
+            value = value + self.attack.simulation.order_invariant * local_epochs.measure_disagreement(x, self.epochs)
         if self.attack.labels.agreement:
-            value = value + problem["gain"] * self.attack.labels.agreement * self._disagreement(problem, x, y)
+            value = value + problem["gain"] * self.attack.labels.agreement * self._measure_disagreement(problem, x, y)
         return value
 
-    def _disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
+    def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the squared distance between the candidate's predicted probabilities and its labels.
 
         If an oracle supplies the logits of the true examples, it is the squared distance between those and the candidate's
@@ -178,7 +178,7 @@ class CaseBatch:
             made, aim = logits, problem["logits"]
         return (made - aim).square().sum()
 
-    def _gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
+    def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the factor by which a defense reduces the squared norm of the simulated gradient, at the starting point z.
 
         The loss is multiplied by it, so that a search does not stall because clipping made all values small. It is 1 without a
@@ -187,11 +187,11 @@ class CaseBatch:
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
         guess = self.decode(z, problem)
-        pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
+        pairs = [view.compute_powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
         gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
-    def labels(self, i: int, rng: Generator) -> Tensor:
+    def find_labels(self, i: int, rng: Generator) -> Tensor:
         """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null."""
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
@@ -212,7 +212,7 @@ class CaseBatch:
         return found.to(attack.device)
 
 
-def _mean(weights: Tensor, values: Tensor) -> Tensor:
+def _average(weights: Tensor, values: Tensor) -> Tensor:
     """Return the weighted mean over the first axis."""
     return (weights * values).sum(0) / weights.sum(0)
 
@@ -227,7 +227,7 @@ def _one_hot(y: Tensor, num_classes: int) -> Tensor:
     return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # one_hot reads values, which vmap does not allow
 
 
-def links_of(case: Case, epochs: int) -> Links:
+def get_links(case: Case, epochs: int) -> Links:
     """Return the links of a case; without given links, no two slots hold the same example.
 
     epochs: number of local epochs with separate examples. Each slot is repeated for every epoch.
@@ -240,7 +240,7 @@ def links_of(case: Case, epochs: int) -> Links:
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
 
 
-def logits_of(case: Case, links: Links, epochs: int) -> Tensor:
+def get_logits(case: Case, links: Links, epochs: int) -> Tensor:
     """Return the oracle's logits (V, K) of the examples of a case; zeros for those that the first observation lacks."""
     told = case.known_logits
     assert told is not None

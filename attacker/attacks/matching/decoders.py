@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from attacker.attacks.matching.smooth_images import smooth_spread
+from attacker.attacks.matching.smooth_images import build_smooth_spread
 from defenses._registry import Registry
 from fedsim.recording.observation import DataSpec
 
 
-def _itself(z: Tensor) -> Tensor:
+def _identity(z: Tensor) -> Tensor:
     return z
 
 
@@ -34,7 +34,7 @@ class Decoder:
     shape: tuple[int, ...]
     decode: Callable[[Tensor], Tensor]
     encode: Callable[[Tensor], Tensor]
-    project: Callable[[Tensor], Tensor] = _itself
+    project: Callable[[Tensor], Tensor] = _identity
 
 
 DecoderFactory = Callable[[DataSpec], Decoder]
@@ -43,7 +43,7 @@ DecoderFactory = Callable[[DataSpec], Decoder]
 
 def pixels(data: DataSpec) -> Decoder:
     """Return the decoder whose latents are the examples themselves, with the box [0, 1]."""
-    return Decoder(data.shape, decode=_itself, encode=_itself, project=lambda z: z.clamp(0, 1))
+    return Decoder(data.shape, decode=_identity, encode=_identity, project=lambda z: z.clamp(0, 1))
 
 
 def bicubic(factor: int) -> DecoderFactory:
@@ -52,7 +52,7 @@ def bicubic(factor: int) -> DecoderFactory:
     This excludes high frequencies. The small image is kept in [0, 1]; the large one may exceed that range slightly at edges.
     """
 
-    def decoder(data: DataSpec) -> Decoder:
+    def build(data: DataSpec) -> Decoder:
         """Return the decoder of a smaller image, enlarged by bicubic interpolation."""
         if not data.is_image:
             raise ValueError(f"the decoder bicubic{factor} needs images, and these data are rows of shape {data.shape}")
@@ -65,7 +65,7 @@ def bicubic(factor: int) -> DecoderFactory:
             project=lambda z: z.clamp(0, 1),
         )
 
-    return decoder
+    return build
 
 
 TANH_MARGIN = 1e-3
@@ -87,7 +87,7 @@ def smooth(data: DataSpec) -> Decoder:
     A step of a search changes low frequencies most. High frequencies that the gradient hardly determines keep the values of the
     start. Decoded examples are not bounded.
     """
-    spread, whiten = smooth_spread(data), smooth_spread(data, inverse=True)
+    spread, whiten = build_smooth_spread(data), build_smooth_spread(data, inverse=True)
     return Decoder(data.shape, decode=lambda z: 0.5 + spread(z), encode=lambda x: whiten(x - 0.5))
 
 
@@ -96,7 +96,7 @@ def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
     found: object = factory(data)
     if not isinstance(found, Decoder):
         wanted = f"{Decoder.__module__}.{Decoder.__name__}"
-        raise ValueError(f"{name_of(factory)}: the function must return a `{wanted}`, got {type(found).__name__}")
+        raise ValueError(f"{get_decoder_name(factory)}: the function must return a `{wanted}`, got {type(found).__name__}")
     return found
 
 
@@ -123,7 +123,7 @@ def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
             raise ValueError(f"{name}: {part} must map shape {tuple(given.shape)} to {tuple(wanted)}, got {got}")
 
 
-def name_of(factory: DecoderFactory) -> str:
+def get_decoder_name(factory: DecoderFactory) -> str:
     """Return the name of a decoder for messages."""
     return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
 
@@ -132,6 +132,6 @@ BUILT_IN_DECODERS: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bi
 DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECODERS)
 
 
-def decoder(name: str) -> DecoderFactory:
+def get_decoder(name: str) -> DecoderFactory:
     """Return the decoder factory with this name in `DECODERS`. Raises ValueError for an unknown name."""
     return DECODERS[name]

@@ -16,14 +16,14 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Effort, Look, Memory, Progress, Sight, generator_for
-from attacker.attacks.matching.answers import answer, slots
-from attacker.attacks.matching.case_batch import CaseBatch, logits_of
+from attacker.attacks.base import Case, Effort, Look, Memory, Progress, Sight, seed_generator
+from attacker.attacks.matching.answers import build_answer, list_case_slots
+from attacker.attacks.matching.case_batch import CaseBatch, get_logits
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.saved_state import Best, bests_as_tensors, bests_of, checkpoint_periodically, to_device
-from attacker.attacks.matching.warm_starts import Given, placed
-from attacker.attacks.nulls import blinded
-from attacker.attacks.optimisers.descent import Problems, best_of, descend
+from attacker.attacks.matching.saved_state import Best, checkpoint_periodically, pack_bests, to_device, unpack_bests
+from attacker.attacks.matching.warm_starts import Given, place_start
+from attacker.attacks.nulls import blind_cases
+from attacker.attacks.optimisers.descent import Problems, descend, get_best
 from attacker.reconstruction import Reconstruction
 
 
@@ -43,7 +43,7 @@ class GradientMatching(MatchingParts):
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
         """Attack `cases`, which must agree in model, data, training settings, defense and number of examples."""
-        return MatchingRun(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
+        return MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 
 
 class MatchingRun:
@@ -63,26 +63,26 @@ class MatchingRun:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.batch = CaseBatch(attack, cases)
         self.best = [Best() for _ in cases]
-        self.given = self._given()
+        self.given = self._compute_warm_starts()
         self.interrupted: set[int] = set()
 
     def run(self) -> list[Reconstruction]:
         """Search for the examples of every case, with restarts for searches that were stuck, and return the reconstructions."""
         started = perf_counter()
         for restart in range(self._restore(), self.attack.search.restarts + any(start is not None for start in self.given)):
-            pending = [i for i in range(len(self.cases)) if self._starts_again(i, restart)]
+            pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
-                self._keep(restart)
+                self._save(restart)
         seconds = (perf_counter() - started) / len(self.cases)
-        return [answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
+        return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
 
-    def _given(self) -> Sequence[Given | None]:
+    def _compute_warm_starts(self) -> Sequence[Given | None]:
         """Return the warm start of each case, or None."""
         attack = self.attack
         return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
 
-    def _starts_again(self, i: int, restart: int) -> bool:
+    def _needs_restart(self, i: int, restart: int) -> bool:
         """Return whether case i needs this restart.
 
         The first start is always needed. After a warm start, the first regular start is needed unless the search has converged;
@@ -98,10 +98,12 @@ class MatchingRun:
     def _search(self, pending: list[int], restart: int) -> None:
         """Run one search for each of the cases with indices `pending`, and keep results that are better than earlier ones."""
         search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
-        labels = torch.stack([batch.labels(i, generator_for(self.rng, self.cases[i], f"labels {restart}")) for i in pending])
-        z = self._starts(pending, restart, labels)
-        told = [logits_of(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
-        problem = batch.problem(pending, z, labels, torch.stack(told) if told else None)
+        labels = torch.stack(
+            [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
+        )
+        z = self._draw_starts(pending, restart, labels)
+        told = [get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.told else None
+        problem = batch.build_problem(pending, z, labels, torch.stack(told) if told else None)
         problems = Problems(
             evaluate=batch.evaluate,
             per_problem=problem,
@@ -134,37 +136,37 @@ class MatchingRun:
                 best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
                 best.given_up = found.given_up[row]
 
-    def _starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
+    def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
         """Return the starting latents (P, D) of this restart."""
         space = self.batch.space
-        rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
+        rngs = [seed_generator(self.rng, self.cases[i], f"start {restart}") for i in pending]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if restart == 0:
             known = [None if space.joint else one for one in labels.cpu()]
             told = zip(starts, [self.given[i] for i in pending], known, strict=True)
-            starts = [own if given is None else placed(given, own, y) for own, given, y in told]
+            starts = [own if given is None else place_start(given, own, y) for own, given, y in told]
         return space.encode(starts, rngs, self.attack.device)
 
-    def _keep(self, restart: int) -> None:
+    def _save(self, restart: int) -> None:
         """Save the best results so far as a checkpoint, and delete that of the restart that has ended."""
         if self.memory is not None and not self.interrupted:
-            self.memory.keep("best", bests_as_tensors(self.best, restart + 1), drop=f"restart {restart}")
+            self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
 
     def _restore(self) -> int:
         """Restore the results of earlier restarts from the checkpoint, and return the number of the next restart."""
         state = self.memory.recall("best") if self.memory else None
         if state is None:
             return 0
-        self.best, restarts = bests_of(state, self.attack.device)
+        self.best, restarts = unpack_bests(state, self.attack.device)
         return restarts
 
     def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
         """Pass the best candidates of a running search to the callback for live display. state: the saved state of `descend`."""
         batch = self.batch
-        z, loss = best_of(state)
+        z, loss = get_best(state)
         sights = []
         for row, i in enumerate(pending):
-            x, y = batch.answer(z[row], labels[row])
-            places = tuple(slot for o in range(len(batch.views)) for slot in slots(batch, i, o))
+            x, y = batch.decode_answer(z[row], labels[row])
+            places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.search.steps)

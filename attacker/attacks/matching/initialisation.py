@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.matching.smooth_images import smooth_spread
+from attacker.attacks.matching.smooth_images import build_smooth_spread
 from fedsim.recording.array_archives import read_arrays
 from fedsim.recording.observation import DataSpec
 
@@ -35,7 +35,7 @@ def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
 
 def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
     """Return grey images with faint smooth random differences, which separate examples of one label."""
-    return 0.5 + SMOOTH_CONTRAST * smooth_spread(data)(torch.randn(len(labels), *data.shape, generator=rng))
+    return 0.5 + SMOOTH_CONTRAST * build_smooth_spread(data)(torch.randn(len(labels), *data.shape, generator=rng))
 
 
 def patterned(divisions: int) -> Init:
@@ -109,7 +109,7 @@ STARTS: dict[str, Init] = {
 }
 
 
-def start(name: str, auxiliary: str = "") -> Init:
+def get_start(name: str, auxiliary: str = "") -> Init:
     """Return a start by name. auxiliary: path of the archive of images for the start `insider`."""
     if name == "insider":
         if not auxiliary:

@@ -13,7 +13,7 @@ MODIFIER_CAP = 1e3
 """Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""
 
 MIN_MEAN_SQUARE = 1e-8
-"""Smallest mean square of a tensor that `relative` divides by, as a share of that of all tensors."""
+"""Smallest mean square of a tensor that `weigh_relatively` divides by, as a share of that of all tensors."""
 
 DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda i: 0.0,
@@ -24,12 +24,12 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 """The weight as a function of the convolution's number i = 1, 2, ...; AGIC's table I has increasing and decreasing ones."""
 
 
-def equal(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weigh_equally(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weight 1 for every tensor."""
     return {name: torch.ones_like(g.flatten()[0]) for name, g in observed.items()}
 
 
-def relative(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights with which each tensor counts in units of its own mean square, and the squared norm of `observed` is 1.
 
     The weight is limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all tensors.
@@ -40,7 +40,7 @@ def relative(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: 1 / (count * g.square().mean().maximum(least)) for name, g in observed.items()}
 
 
-def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
+def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
     """Return AGIC's layer weights: they run from 1 for the first convolution to beta for the last, times 1 / (1 - p) (eqs. 7, 8).
 
     p is the share of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it
@@ -56,31 +56,33 @@ def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) 
         raise ValueError(f"beta must be positive, got {beta}")
 
     def weigh(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        groups = _groups(model)
+        groups = _group_parameters(model)
         count = max((number for number, _ in groups.values()), default=0)
-        depth = [_through(DEPTH_SHAPES[shape], i, count, beta) for i in range(1, count + 1)]
+        depth = [_rescale(DEPTH_SHAPES[shape], i, count, beta) for i in range(1, count + 1)]
         found = {}
         for name, g in observed.items():
             number, convolution = groups.get(name, (0, ""))
             weight = torch.full_like(g.flatten()[0], depth[number - 1] if number else sum(depth) / max(1, count) or 1.0)
-            found[name] = weight * _modifier(observed[convolution]) if relu_modifier and convolution in observed else weight
+            found[name] = (
+                weight * _compute_modifier(observed[convolution]) if relu_modifier and convolution in observed else weight
+            )
         return found
 
     return weigh
 
 
-def _through(function: Callable[[float], float], i: int, count: int, beta: float) -> float:
+def _rescale(function: Callable[[float], float], i: int, count: int, beta: float) -> float:
     """Return a * function(i) + b, with a and b such that the value is 1 at i = 1 and beta at i = count."""
     first, last = function(1), function(count)
     return 1.0 if first == last else 1 + (beta - 1) * (function(i) - first) / (last - first)
 
 
-def _modifier(gradient: Tensor) -> Tensor:
+def _compute_modifier(gradient: Tensor) -> Tensor:
     zeros = (gradient == 0).to(gradient.dtype).mean()
     return 1 / (1 - zeros).clamp(min=1 / MODIFIER_CAP)
 
 
-def _groups(model: nn.Module) -> dict[str, tuple[int, str]]:
+def _group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     """Return for each parameter except those of linear layers the number of its convolution, and the name of its weight."""
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""

@@ -22,26 +22,26 @@ OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
 """For each optimiser, a function of the learning rate and the default learning rate; `wolfe` is L-BFGS with a line search."""
 
 
-def distance(name: str) -> Distance:
+def get_distance(name: str) -> Distance:
     """Return the distance with this name. Raises ValueError for an unknown name."""
-    return _named("distance", name, DISTANCES)
+    return _look_up("distance", name, DISTANCES)
 
 
-def optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
+def get_optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
     """Return the optimiser with this name. Raises ValueError for an unknown name.
 
     learning_rate: 0 for the optimiser's default.
     """
-    made, own = _named("optimiser", name, OPTIMISERS)
+    made, own = _look_up("optimiser", name, OPTIMISERS)
     return made(learning_rate or own)
 
 
-def _named(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
+def _look_up(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
     if name not in parts:
         raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]
 
 
-def local_steps(name: str) -> LocalSteps:
+def check_local_steps(name: str) -> LocalSteps:
     """Return `name` if it is a treatment of local steps. Raises ValueError for an unknown name."""
-    return _named("local_steps", name, {known: known for known in get_args(LocalSteps)})
+    return _look_up("local_steps", name, {known: known for known in get_args(LocalSteps)})

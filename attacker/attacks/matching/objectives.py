@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.gradients.products import GradientTensors, products, squared_norm
+from attacker.attacks.gradients.products import GradientTensors, compute_products, squared_norm
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.layer_weights import LayerWeights
 
@@ -36,7 +36,7 @@ class Distance:
         return self.between(simulated, observed)
 
 
-def _products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_products(simulated: GradientTensors, observed: GradientTensors) -> tuple[Tensor, Tensor, Tensor]:
     dot = torch.stack([(simulated[name] * observed[name]).sum() for name in observed]).sum()
     return dot, squared_norm({name: simulated[name] for name in observed}), squared_norm(observed)
 
@@ -46,7 +46,7 @@ def squared_distance(simulated: GradientTensors, observed: GradientTensors) -> T
     return torch.stack([(simulated[name] - observed[name]).square().sum() for name in observed]).sum()
 
 
-def cosine_distance(simulated: GradientTensors, observed: GradientTensors, products: Products = _products) -> Tensor:
+def cosine_distance(simulated: GradientTensors, observed: GradientTensors, products: Products = _compute_products) -> Tensor:
     """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
     dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
@@ -62,7 +62,7 @@ cosine = Distance(
     cosine_distance,
     worst=lambda observed: torch.ones_like(squared_norm(observed)),
     squares=False,
-    of_large=lambda simulated, observed: cosine_distance(simulated, observed, products),
+    of_large=lambda simulated, observed: cosine_distance(simulated, observed, compute_products),
     bounded=True,
 )
 absolute = Distance(
@@ -72,7 +72,7 @@ absolute = Distance(
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The objective of a search without priors: the sum over observations o of `weight(o) * robust_loss(distance(o))`.
+    """The objective of a search without priors: the sum over observations o of `get_weight(o) * apply_robust_loss(distance(o))`.
 
     distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
     relative: whether each tensor is compared in units of its own mean square, so that the squared distance from a zero gradient
@@ -89,10 +89,10 @@ class Objective:
     robust: float = 0.0
     later: float = 0.1
 
-    def robust_loss(self, distance: Tensor) -> Tensor:
+    def apply_robust_loss(self, distance: Tensor) -> Tensor:
         """Return Cauchy's loss of a distance, or the distance itself if `robust` is 0."""
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
-    def weight(self, links: Links, o: int) -> float:
+    def get_weight(self, links: Links, o: int) -> float:
         """Return the weight of the o-th observation, lower after the first epoch: early rounds leak most (AGIC, section V-A)."""
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

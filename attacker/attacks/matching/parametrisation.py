@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.matching.decoders import DecoderFactory, build_decoder, check_shapes, name_of, pixels
+from attacker.attacks.matching.decoders import DecoderFactory, build_decoder, check_shapes, get_decoder_name, pixels
 from attacker.attacks.matching.initialisation import Init, normal
 from fedsim.recording.observation import DataSpec
 
@@ -37,7 +37,7 @@ class LatentSpace:
     ) -> None:
         self.data, self.examples, self.joint, self.surrogate = data, examples, joint, surrogate
         self.init, self.boxed = parametrisation.init, parametrisation.boxed
-        self.decoder, self.decoder_name = build_decoder(parametrisation.decoder, data), name_of(parametrisation.decoder)
+        self.decoder, self.decoder_name = build_decoder(parametrisation.decoder, data), get_decoder_name(parametrisation.decoder)
         self.size = examples * torch.Size(self.decoder.shape).numel()
 
     def decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,8 +89,8 @@ class MatchingParts:
                 "set order_invariant=0, or closed_form_start=false and features=false"
             )
 
-    def changed(self, **settings: Any) -> Self:
-        """Return a copy of the attack with other settings, for example `cpl().changed(steps=20, later=1.0)`.
+    def copy_with(self, **settings: Any) -> Self:
+        """Return a copy of the attack with other settings, for example `cpl().copy_with(steps=20, later=1.0)`.
 
         Settings of parts are given by their name alone. Raises TypeError if neither the attack nor a part has such a field.
         """

@@ -21,7 +21,8 @@ class Prior:
     tv:       weight of the total variation of pixels in [0, 1] (`total_variation`), relative to the loss of a zero gradient. That
               loss is the weighted mean over observations of the distance between the observed gradient and zero, which is 1 for
               the cosine. The weight therefore has the same meaning in every attack, and does not depend on the normalisation.
-    denoised: if the noise variance is known and distances are squared, add total variation weighted by it (`map_tv_weight`).
+    denoised: if the noise variance is known and distances are squared, add total variation weighted by it, see
+              `compute_map_tv_weight`.
     belief:   a further term of the loss, computed from the examples and added unscaled; None for none.
     """
 
@@ -39,7 +40,7 @@ def total_variation(x: Tensor) -> Tensor:
     return torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
 
 
-def map_tv_weight(variance: Tensor, values: int) -> Tensor:
+def compute_map_tv_weight(variance: Tensor, values: int) -> Tensor:
     """Return the weight of the total variation for a MAP estimate under Gaussian noise of known variance.
 
     The negative log-likelihood of Gaussian noise is distance / (2 variance), with the squared distance of gradients. If the

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from attacker.attacks.gradients.adjoints import Adjoints, adjoints
+from attacker.attacks.gradients.adjoints import Adjoints, build_adjoints
 from attacker.attacks.gradients.compiled import Compiled, EvaluateLoss
-from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.convolutions import to_channels_last
 from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.gradients.products import GradientTensors, squared_norm
-from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together
-from attacker.attacks.matching.layer_weights import relative
+from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem, join_problems, split_problems
+from attacker.attacks.matching.layer_weights import weigh_relatively
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.simulation.client import gradient_of, through
-from attacker.attacks.simulation.local_steps import as_stepped
+from attacker.attacks.simulation.client import build_gradient, simulate_channel
+from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import transparent
 from fedsim.recording.observation import Observation
 
@@ -58,8 +58,8 @@ class View(ObservedGradients):
         super().__init__(observations, model=model, device=device, knows_defense=simulation.knows_defense)
         self.objective, self.simulation = objective, simulation
         loss = self.training.loss
-        self.plain = simulation.whole(gradient_of(model, self.data, loss), self.training, self.sizes)
-        self.gradient = simulation.whole(gradient_of(model, self.data, loss, self.rule), self.training, self.sizes)
+        self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), self.training, self.sizes)
+        self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
         self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
         self._stack(places, gamma)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
@@ -71,20 +71,20 @@ class View(ObservedGradients):
     @cached_property
     def at_once(self) -> PerProblem | None:
         """The gradient function for all problems in one batch; None unless they share weights and clients use plain gradients."""
-        return per_problem(self.model, self.data, self.training.loss) if self.common else None
+        return build_per_problem(self.model, self.data, self.training.loss) if self.common else None
 
     @cached_property
     def written(self) -> Adjoints | None:
         """The same gradients by explicit formulas, which can be compiled; None for networks without such formulas."""
-        return adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
+        return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
         """Stack the data that differ between cases into `rows`; weights that all cases share are stored once."""
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
-        scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
+        scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
         self.rows: ProblemRow = {
-            "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
+            "observed": {name: _lay_out(g) for name, g in (vmap(_scale)(compared, scales) if scales else compared).items()},
             "scale": scales,
             "known": vmap(self.channel.learn)(self.seen),
             "places": places.to(self.device),
@@ -97,9 +97,9 @@ class View(ObservedGradients):
         if not self.same_buffers:
             self.rows["buffers"] = self.buffers
         self.worst = vmap(self.objective.distance.worst)(self.rows["observed"])
-        self.power = self._power()
+        self.power = self._estimate_power()
 
-    def _power(self) -> Tensor:
+    def _estimate_power(self) -> Tensor:
         """Return the expected squared norm (cases,) of the known noise in the compared gradient, with layer weights applied."""
         scale = self.rows["scale"]
         counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
@@ -111,19 +111,19 @@ class View(ObservedGradients):
         """Number of gradient entries that enter the distance, per case."""
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
-    def _scale(self, observed: GradientTensors) -> dict[str, Tensor]:
+    def _compute_scale(self, observed: GradientTensors) -> dict[str, Tensor]:
         """Return the factor for each tensor: the square root of its layer weight, since distances are quadratic in gradients."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
         if observed and self.objective.relative and not self.noisy:
-            weights = {name: w * weights.get(name, 1.0) for name, w in relative(observed).items()}
+            weights = {name: w * weights.get(name, 1.0) for name, w in weigh_relatively(observed).items()}
         return {name: w.sqrt() for name, w in weights.items()}
 
-    def case(self, i: int) -> ProblemRow:
+    def get_case(self, i: int) -> ProblemRow:
         """Return the data of case i, including its weights and buffers."""
-        return self.state(i) | _row(self.rows, i)
+        return self.get_state(i) | _get_row(self.rows, i)
 
-    def distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    def compute_distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         """Return the distance between the simulated gradient of a candidate and the observed gradient, a 0-d tensor.
 
         x, y: all examples of the case (V, *shape), and labels (V,) or soft labels (V, K). z: the latent vector (D,).
@@ -133,10 +133,10 @@ class View(ObservedGradients):
     def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> GradientTensors:
         """Return the gradient that would be observed for a candidate, after the defense and with layer weights applied."""
         weights = row.get("weights", self.weights)
-        at = self._surrogate(row, weights, z)
-        return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
+        at = self._get_surrogate_weights(row, weights, z)
+        return self._observe(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
 
-    def _surrogate(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
+    def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.
 
         They are the weights sent, or with `surrogate` weights between those and the returned ones, at an optimised position
@@ -147,10 +147,10 @@ class View(ObservedGradients):
         share = z[-1].sigmoid()
         return {name: w + share * row["seen"][name] for name, w in weights.items()}
 
-    def powers(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_powers(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the squared norms of a candidate's gradient before and after the defense, two 0-d tensors."""
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
-        before = _scaled(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
+        before = _scale(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
         return squared_norm({name: before[name] for name in row["observed"]}), squared_norm(
             {name: g for name, g in self.simulate(row, x, y, z).items() if name in row["observed"]}
         )
@@ -165,88 +165,94 @@ class View(ObservedGradients):
         """
         if self.to_compile and precision is None:
             if self.compiled is None:
-                best = self._by_formulas(decode) if self.written is not None else self._by_vmap(decode)
-                self.compiled = Compiled(best, self._uncompiled(decode), len(self.worst))
+                best = self._build_formula_evaluation(decode) if self.written is not None else self._build_vmap_evaluation(decode)
+                self.compiled = Compiled(best, self._build_evaluation(decode), len(self.worst))
             return self.compiled(z, row, problem)
-        return self._uncompiled(decode, precision)(z, row, problem)
+        return self._build_evaluation(decode, precision)(z, row, problem)
 
-    def _uncompiled(self, decode: Decode, precision: torch.dtype | None = None) -> EvaluateLoss:
+    def _build_evaluation(self, decode: Decode, precision: torch.dtype | None = None) -> EvaluateLoss:
         if self.at_once is not None:
-            return lambda z, row, problem: self._at_once(z, row, decode, problem, precision)
-        return self._by_vmap(decode)
+            return lambda z, row, problem: self._evaluate_at_once(z, row, decode, problem, precision)
+        return self._build_vmap_evaluation(decode)
 
-    def _by_vmap(self, decode: Decode) -> EvaluateLoss:
+    def _build_vmap_evaluation(self, decode: Decode) -> EvaluateLoss:
         """Return the evaluation that maps over problems by `vmap`."""
 
-        def loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-            return self._weighed(self.distance(row, *decode(z, problem), z), row, problem)
+        def compute_loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
+            return self._weigh(self.compute_distance(row, *decode(z, problem), z), row, problem)
 
-        return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
+        return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
 
-    def _by_formulas(self, decode: Decode) -> EvaluateLoss:
-        """Return the evaluation that uses explicit gradient formulas (`adjoints`) instead of double backward in autograd."""
+    def _build_formula_evaluation(self, decode: Decode) -> EvaluateLoss:
+        """Return the evaluation by explicit gradient formulas (`build_adjoints`) instead of double backward in autograd."""
         written = self.written
         assert written is not None
 
-        def loss(gradient: GradientTensors, row: ProblemRow, problem: ProblemRow) -> Tensor:
-            seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
-            return self._weighed(self.objective.distance(seen, observed), row, problem)
+        def compute_loss(gradient: GradientTensors, row: ProblemRow, problem: ProblemRow) -> Tensor:
+            seen, observed = (written.lay_out(g) for g in (self._observe(written.restore_shapes(gradient), row), row["observed"]))
+            return self._weigh(self.objective.distance(seen, observed), row, problem)
 
         def evaluate(z: Tensor, row: ProblemRow, problem: ProblemRow) -> tuple[Tensor, Tensor]:
-            def fed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-                x, y = self._placed(*decode(z, problem), row)
+            def feed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+                x, y = self._select_placed(*decode(z, problem), row)
                 x = self.data.normalise(x)
                 return ((x, y) if y.is_floating_point() else (x,)), y
 
-            (x, *_), of_guess, y = vjp(fed, z, has_aux=True)  # type: ignore[misc]
+            (x, *_), of_guess, y = vjp(feed, z, has_aux=True)  # type: ignore[misc]
             gradient, of_gradient = written(x, y)
-            slopes, value = each(grad_and_value(loss), gradient, row, problem)
+            slopes, value = map_problems(grad_and_value(compute_loss), gradient, row, problem)
             return of_guess(of_gradient(slopes))[0], value
 
         return evaluate
 
-    def _at_once(
+    def _evaluate_at_once(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
         """Evaluate as `evaluate` does, with the examples of all problems, which share weights, in one batch."""
         assert self.at_once is not None
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            gradient = self.at_once(self.weights, *self._placed(*decode(z, problem), row), self.buffers, precision)
-            stacked, whole = together(gradient), self.objective.distance
+            gradient = self.at_once(self.weights, *self._select_placed(*decode(z, problem), row), self.buffers, precision)
+            stacked, whole = join_problems(gradient), self.objective.distance
             distance = whole if stacked is not None else whole.of_large or whole
 
-            def compared(gradient: GradientTensors, row: ProblemRow) -> Tensor:
-                return distance(self._seen(gradient, row), row["observed"])
+            def compare(gradient: GradientTensors, row: ProblemRow) -> Tensor:
+                return distance(self._observe(gradient, row), row["observed"])
 
-            found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
-            value = self._weighed(found, row, problem)
+            found = (
+                map_problems(compare, stacked, row)
+                if stacked is not None
+                else compare_one_by_one(compare, split_problems(gradient), row)
+            )
+            value = self._weigh(found, row, problem)
             if not value.requires_grad:  # no part of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
 
-    def _placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
+    def _select_placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
         """Select the examples that this observation contains from all examples x (P, V, *shape) and labels y of the problems."""
         if self.in_order:
             return x, y
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, row["places"]], y[rows, row["places"]]
 
-    def _seen(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
+    def _observe(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem as it would be observed, after the defense and with layer weights applied."""
         if self.simulation.local_steps == "one_batch":
-            gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
+            gradient = simulate_one_step(dict(gradient), row.get("weights", self.weights), self.training)
         if self.channel is not transparent:
-            gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
-        return _scaled(gradient, row["scale"])
+            gradient = simulate_channel(
+                self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps
+            )
+        return _scale(gradient, row["scale"])
 
-    def _weighed(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-        weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.robust_loss(distance)
+    def _weigh(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
+        weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
         return weighed
 
 
-def each(function: Callable[..., Any], *rows: Any) -> Any:
+def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
     """Map `function` over the problems, the first axis of all tensors in `rows`, and stack the results.
 
     rows: tensors or nested mappings of tensors. A single problem is computed without `vmap`.
@@ -258,21 +264,21 @@ def each(function: Callable[..., Any], *rows: Any) -> Any:
     return tree_map(lambda t: t[None], alone)
 
 
-def one_by_one(
+def compare_one_by_one(
     compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
 ) -> Tensor:
     """Compute distances (P,) one problem after the other, which keeps the large tensors of a problem in the CPU's cache."""
-    return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
+    return torch.stack([compared(gradient, _get_row(rows, i)) for i, gradient in enumerate(gradients)])
 
 
-def _laid_out(stack: Tensor) -> Tensor:
+def _lay_out(stack: Tensor) -> Tensor:
     """Return a stack of gradients (P, *shape) in the memory layout of convolution gradients."""
-    return channels_last(stack) if stack.ndim == 5 else stack
+    return to_channels_last(stack) if stack.ndim == 5 else stack
 
 
-def _scaled(gradient: GradientTensors, scale: GradientTensors) -> dict[str, Tensor]:
+def _scale(gradient: GradientTensors, scale: GradientTensors) -> dict[str, Tensor]:
     return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
 
 
-def _row(nested: ProblemRow, i: int) -> ProblemRow:
-    return {name: _row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}
+def _get_row(nested: ProblemRow, i: int) -> ProblemRow:
+    return {name: _get_row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}

@@ -60,7 +60,7 @@ def to_device(state: Mapping[str, Tensor] | None, device: str) -> SavedState | N
     return None if state is None else {name: t.to(device) for name, t in state.items()}
 
 
-def bests_as_tensors(bests: Sequence[Best], restarts: int) -> SavedState:
+def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
     """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of restarts done."""
     state: SavedState = {"restarts": torch.tensor(restarts)}
     for i, best in enumerate(bests):
@@ -74,8 +74,8 @@ def bests_as_tensors(bests: Sequence[Best], restarts: int) -> SavedState:
     return state
 
 
-def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
-    """Return the best results and the number of restarts from a checkpoint that `bests_as_tensors` made."""
+def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
+    """Return the best results and the number of restarts from a checkpoint that `pack_bests` made."""
     count = sum(name.endswith(".z") for name in state)
     bests = []
     for i in range(count):
@@ -118,6 +118,6 @@ class _Within:
         self.whole.keep(self.prefix + key, state, drop=self.prefix + drop if drop else "")
 
 
-def within(memory: Memory | None, prefix: str) -> Memory | None:
+def prefix_memory(memory: Memory | None, prefix: str) -> Memory | None:
     """Return a view of a checkpoint storage with a prefix for all keys, for one of several searches of an attack."""
     return None if memory is None else _Within(memory, prefix)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.gradients import Gradients
-from attacker.attacks.simulation.local_steps import after_local_steps
+from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from fedsim.recording.observation import Training
 
 LocalSteps = Literal["one_batch", "simulated"]
@@ -35,13 +35,13 @@ class Simulation:
         if self.surrogate and self.local_steps == "simulated":
             raise ValueError("surrogate replaces the simulation of local steps; set local_steps=one_batch, or surrogate=false")
 
-    def whole(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
+    def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
         """Return the function that computes a client's gradient: of one batch of all examples, or of simulated local steps.
 
         gradient: computes the gradient of one batch. sizes: batch sizes, one per local step.
         """
-        return gradient if self.local_steps == "one_batch" else after_local_steps(gradient, training, sizes)
+        return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes)
 
-    def epochs(self, training: Training) -> int:
+    def count_epochs(self, training: Training) -> int:
         """Return the number of local epochs that get separate examples; 1 if order_invariant is 0."""
-        return local_epochs.separate(self.order_invariant, training)
+        return local_epochs.count_separate_epochs(self.order_invariant, training)

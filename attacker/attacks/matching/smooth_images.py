@@ -21,7 +21,7 @@ COLOUR_VARIANCE = 0.1
 """Variance of differences between channels, relative to the variance of their mean."""
 
 
-def smooth_spread(
+def build_smooth_spread(
     data: DataSpec, *, inverse: bool = False, decay: float | None = None, colour_variance: float | None = None
 ) -> Spread:
     """Return a square root of the covariance of images, or its inverse; for rows, the same variance for each value.
@@ -35,7 +35,7 @@ def smooth_spread(
     power = -1 if inverse else 1
     if not data.is_image:
         return lambda x: PIXEL_DEVIATION**power * x
-    down, across = (_cosines(size) for size in data.shape[1:])
+    down, across = (_build_cosines(size) for size in data.shape[1:])
     frequency = sum(
         (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
         for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
@@ -54,7 +54,7 @@ def smooth_spread(
     return spread
 
 
-def _cosines(size: int) -> Tensor:
+def _build_cosines(size: int) -> Tensor:
     """Return the orthonormal discrete cosine transform (DCT-II), (size, size)."""
     k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
     rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5

@@ -24,7 +24,7 @@ First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]
 """Maps the cases and a random generator to a warm start for each case, or None."""
 
 
-def placed(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
+def place_start(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
     """Return the start `own` (V, *shape) with examples replaced by those of the warm start, matched by label.
 
     labels: (V,) labels of the examples that are searched for; None if labels are optimised, so that any position fits. A given

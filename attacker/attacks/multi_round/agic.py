@@ -9,23 +9,23 @@ import torch
 from torch import Generator
 
 from attacker.attacks.arguments import OneOf
-from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort, seed_generator
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.linking import Links, build_unlinked, link
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.initialisation import normal_after_normalisation, start
-from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, by_depth
+from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
+from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
-from attacker.attacks.matching.saved_state import within
+from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.descriptions import Describer
-from attacker.attacks.multi_round.merging import merged
-from attacker.attacks.nulls import blinded, linked_by_sizes
+from attacker.attacks.multi_round.merging import merge
+from attacker.attacks.nulls import blind_cases, link_by_sizes
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.reconstruction import Reconstruction
@@ -48,7 +48,7 @@ class Agic:
                "published": the same with greedy matching among batches that share labels, as in the paper. "none": no links.
     pre_steps: iterations of the separate reconstructions.
     sees_gradient: False gives the null, which uses the prior alone and links only by reported numbers of examples, see
-               `linked_by_sizes`.
+               `link_by_sizes`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Agic:
 
     @property
     def effort(self) -> Effort:
-        return effort_of(self.matching)
+        return estimate_effort(self.matching)
 
     def null(self) -> "Agic":
         return replace(self, sees_gradient=False)
@@ -76,20 +76,20 @@ class Agic:
         """
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
         if self.sees_gradient:
-            linked = [self._linked(case, rng, progress, memory) for case in cases]
+            linked = [self._link(case, rng, progress, memory) for case in cases]
         else:
-            linked = [_without_gradient(case) for case in blinded(cases)]
+            linked = [_hide_gradient(case) for case in blind_cases(cases)]
         found: dict[str, Reconstruction] = {}
-        for group, alike in _alike(linked):
-            own = within(memory, f"joint {group}/")
+        for group, alike in _group_alike(linked):
+            own = prefix_memory(memory, f"joint {group}/")
             answers = joint(alike, rng=rng, progress=progress, memory=own)
             found |= {case.key: one for case, one in zip(alike, answers, strict=True)}
             if any(one.interrupted for one in answers):
                 break
         asked_for = [(asked, case) for asked, case in zip(cases, linked, strict=True) if case.key in found]
-        return [replace(self._merged(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
+        return [replace(self._merge(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
 
-    def _merged(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
+    def _merge(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
         """Merge candidates of different rounds that turn out to be the same example, unless the caller gave the links.
 
         asked: the case as given. linked: the case with the links that were used.
@@ -102,19 +102,19 @@ class Agic:
             rows = list(dict.fromkeys(rows))  # each example once, also with several local epochs
             seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
             missed[observation.round] = seen.measure_misfit(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
-        return merged(found, missed)
+        return merge(found, missed)
 
-    def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
+    def _link(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
         """Return the case with links, and without unusable observations, such as updates of zeros."""
-        case, left_out = _usable(case)
+        case, left_out = _drop_unusable(case)
         if case.links is not None:
             return case
         sizes = [observation.num_examples or 0 for observation in case.observations]
         if self.compare == "none" or len(sizes) == 1:
             return replace(case, links=build_unlinked(sizes, left_out))
         describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
-        own = within(memory, f"before/{case.key}/")
-        described = describer(case, generator_for(rng, case, "linking"), progress, own)
+        own = prefix_memory(memory, f"before/{case.key}/")
+        described = describer(case, seed_generator(rng, case, "linking"), progress, own)
         training = case.observations[0].training
         links = link(
             described,
@@ -152,7 +152,7 @@ def agic(
 ) -> Agic:
     """Link all rounds of a client and match their gradients by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
-    beta, shape, relu_modifier: layer weights, see `by_depth`. beta is 50 for an untrained network, 2 for a trained one.
+    beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
     tv: weight of the total variation, as in `cpl`. If the noise variance is known and distance is euclidean, more is added, as in
     `cpl` with denoised.
     distance, optimiser: by name, as in `cpl`. With another optimiser than adam, starts and stopping are those of `cpl`; lbfgs or
@@ -177,22 +177,22 @@ def agic(
             f"{', '.join(labels.LABEL_RULES)}"
         )
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
-    chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate)
+    chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.get_optimiser(optimiser, learning_rate)
     matching = GradientMatching(
         name="agic",
         objective=Objective(
-            distance=named.distance(distance),
-            layers=by_depth(beta, shape, relu_modifier=relu_modifier),
+            distance=named.get_distance(distance),
+            layers=weigh_by_depth(beta, shape, relu_modifier=relu_modifier),
             robust=robust,
             later=later,
         ),
         simulation=Simulation(
-            local_steps=named.local_steps(local_steps),
+            local_steps=named.check_local_steps(local_steps),
             surrogate=surrogate,
             order_invariant=order_invariant,
             knows_defense=knows_defense,
         ),
-        parametrisation=Parametrisation(init=normal_after_normalisation if adam else start("patterned"), boxed=adam),
+        parametrisation=Parametrisation(init=normal_after_normalisation if adam else get_start("patterned"), boxed=adam),
         prior=Prior(tv=tv, denoised=True),
         labels=Labels(rule=rule),
         search=Search(
@@ -220,9 +220,9 @@ def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bo
     return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
 
 
-def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
+def _drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
     """Return the case without unusable observations, and notes on those. Raises ValueError if no observation is usable."""
-    problems = [_problem(observation) for observation in case.observations]
+    problems = [_find_problem(observation) for observation in case.observations]
     if not any(problems):
         return case, ()
     if all(problems):
@@ -238,17 +238,17 @@ def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
     return Case(kept, known), said
 
 
-def _without_gradient(case: Case) -> Case:
+def _hide_gradient(case: Case) -> Case:
     """Return the case as a null may know it: linked by the numbers of examples, without rounds that report no examples."""
     if case.links is not None:
         return case
     kept = [observation for observation in case.observations if observation.num_examples]
     if not kept:
-        raise ValueError(f"no round can be used: {_problem(case.observations[0])}")
-    return Case(tuple(kept), links=linked_by_sizes(kept))
+        raise ValueError(f"no round can be used: {_find_problem(case.observations[0])}")
+    return Case(tuple(kept), links=link_by_sizes(kept))
 
 
-def _problem(observation: Observation) -> str:
+def _find_problem(observation: Observation) -> str:
     """Return why an observation cannot be used; "" if it can."""
     if not observation.num_examples:
         return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
@@ -259,13 +259,13 @@ def _problem(observation: Observation) -> str:
     return ""
 
 
-def _alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
+def _group_alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
     """Yield numbered groups of cases that can be searched in one batch: with equal numbers of examples in every round."""
 
-    def structure(case: Case) -> tuple[int, ...]:
+    def get_structure(case: Case) -> tuple[int, ...]:
         links: Links | None = case.links
         assert links is not None
         return links.examples, *links.sizes
 
-    for number, (_, group) in enumerate(groupby(sorted(cases, key=structure), key=structure)):
+    for number, (_, group) in enumerate(groupby(sorted(cases, key=get_structure), key=get_structure)):
         yield number, list(group)

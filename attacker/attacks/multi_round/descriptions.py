@@ -12,8 +12,8 @@ from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_lab
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.linking import Described
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.saved_state import within
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.matching.saved_state import prefix_memory
+from attacker.attacks.simulation.client import build_network
 
 REFERENCE_INPUTS = 32
 """Number of random inputs whose features serve as a reference for the features of each round."""
@@ -34,24 +34,24 @@ class Describer:
     def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
         """Return one description for each observation of a case, in order."""
         knows = self.matching.simulation.knows_defense
-        model = network_of(case.observations[0]).to(self.device)
+        model = build_network(case.observations[0]).to(self.device)
         probes = draw_inputs(case.observations[0].data, REFERENCE_INPUTS, rng).to(self.device)
         counts = [observation.num_examples or 0 for observation in case.observations]
         known = [None] * len(counts) if case.known_labels is None else list(torch.split(case.known_labels, counts))
         described = []
         for observation, labels in zip(case.observations, known, strict=True):  # one at a time, as each is as large as the model
             seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
-            one = Described(observation.round, self._labels(seen, rng) if labels is None else labels)
-            described.append(self._features(one, seen, probes, rng, known=labels is not None))
+            one = Described(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
+            described.append(self._add_features(one, seen, probes, rng, known=labels is not None))
         if self.compare == "features" and all(one.usable for one in described):
             return described
-        return self._images(case, described, rng, progress, memory)
+        return self._add_images(case, described, rng, progress, memory)
 
-    def _labels(self, seen: ObservedGradients, rng: Generator) -> Tensor:
+    def _infer_labels(self, seen: ObservedGradients, rng: Generator) -> Tensor:
         assert self.matching.labels.rule is not None
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
-    def _features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
+    def _add_features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
         """Return the description with features from the last layer's gradient and corrected labels; unchanged if they do not fit.
 
         probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain.
@@ -61,23 +61,23 @@ class Describer:
         found = read_features(seen, one.labels, rng, known=known)
         if found.misfit > MAX_MISFIT:
             return one
-        row = seen.state(0)
+        row = seen.get_state(0)
         with torch.no_grad():
             reference, _ = compute_head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
-    def _images(
+    def _add_images(
         self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Described]:
         """Return the descriptions with images, reconstructed from each round separately (AGIC, section IV-B, step 1).
 
         Raises KeyboardInterrupt if the user interrupts a reconstruction.
         """
-        search = self.matching.changed(steps=self.pre_steps, restarts=1, device=self.device)
+        search = self.matching.copy_with(steps=self.pre_steps, restarts=1, device=self.device)
         found = []
         for one, observation in zip(described, case.observations, strict=True):
             alone = Case((observation,), known_labels=one.labels)
-            (guess,) = search([alone], rng=rng, progress=progress, memory=within(memory, f"{one.round}/"))
+            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{one.round}/"))
             if guess.interrupted:
                 raise KeyboardInterrupt
             found.append(one._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))

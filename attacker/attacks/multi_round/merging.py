@@ -24,32 +24,32 @@ MAX_CANDIDATES = 600
 """Largest number of candidates for which all pairs are compared; more are not merged."""
 
 
-def merged(found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE) -> Reconstruction:
+def merge(found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     The candidate with the highest confidence of a group is kept and fills the slots of all. If confidence is equal, it is the one
     that leaves the least unexplained in its best round, then the earliest.
     missed: by round, the unexplained share of the observed gradient. same: largest relative distance, see MAX_SAME_DISTANCE.
     """
-    rounds = _rounds(found)
+    rounds = _list_rounds(found)
     if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
         return found
     left = [min((missed[number] for number in own), default=1.0) for own in rounds]
     trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
-    groups = sorted(groups_of(found.x, found.y, rounds, same=same), key=min)
+    groups = sorted(group_candidates(found.x, found.y, rounds, same=same), key=min)
     fewer = len(found.x) - len(groups)
     if not fewer:
         return found
     place = {i: number for number, group in enumerate(groups) for i in group}
     return replace(
         found,
-        **_rows(found, [min(group, key=trust.__getitem__) for group in groups]),
+        **_select_rows(found, [min(group, key=trust.__getitem__) for group in groups]),
         slots=tuple(replace(slot, example=place[slot.example]) for slot in found.slots),
         notes=(*found.notes, f"{fewer} of {len(found.x)} candidates were merged with others of other rounds, by their images"),
     )
 
 
-def _rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
+def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
     """Return the fields of a reconstruction that have one entry per example, for the examples with the indices `kept`."""
     said: dict[str, Any] = {}
     for name in (field.name for field in fields(found) if field.name != "loss"):
@@ -61,7 +61,7 @@ def _rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
     return said
 
 
-def _rounds(found: Reconstruction) -> list[set[int]]:
+def _list_rounds(found: Reconstruction) -> list[set[int]]:
     """Return for each candidate the set of rounds whose slots it fills."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
@@ -69,7 +69,7 @@ def _rounds(found: Reconstruction) -> list[set[int]]:
     return rounds
 
 
-def groups_of(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:
+def group_candidates(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:
     """Divide candidates x (N, *shape) with labels y (N,) into groups of the same example, and return their indices.
 
     This is agglomerative clustering with average linkage. The two nearest groups are joined as long as the mean distance of their

@@ -32,21 +32,21 @@ class Activation:
     smooth: bool = True
 
 
-def _inside(f: Tensor, low: float, high: float) -> Tensor:
+def _clamp_inside(f: Tensor, low: float, high: float) -> Tensor:
     return f.clamp(low + SATURATION_MARGIN, high - SATURATION_MARGIN)
 
 
 def leaky_relu(slope: float) -> Activation:
     """Return the leaky ReLU with a positive slope for negative z."""
 
-    def slope_at(f: Tensor) -> Tensor:
+    def compute_slope(f: Tensor) -> Tensor:
         return torch.where(f >= 0, torch.ones_like(f), torch.full_like(f, slope))
 
     return Activation(
         name=f"leaky_relu({slope:g})",
         forward=lambda z: torch.where(z >= 0, z, slope * z),
-        inverse=lambda f: f / slope_at(f),
-        slope=slope_at,
+        inverse=lambda f: f / compute_slope(f),
+        slope=compute_slope,
         smooth=False,
     )
 
@@ -64,16 +64,16 @@ RELU = Activation(
 SIGMOID = Activation(
     "sigmoid",
     forward=torch.sigmoid,
-    inverse=lambda f: torch.logit(_inside(f, 0, 1)),
-    slope=lambda f: (lambda g: g * (1 - g))(_inside(f, 0, 1)),
+    inverse=lambda f: torch.logit(_clamp_inside(f, 0, 1)),
+    slope=lambda f: (lambda g: g * (1 - g))(_clamp_inside(f, 0, 1)),
     bend=lambda f: 1 - 2 * f,
     bounds=(0.0, 1.0),
 )
 TANH = Activation(
     "tanh",
     forward=torch.tanh,
-    inverse=lambda f: torch.atanh(_inside(f, -1, 1)),
-    slope=lambda f: 1 - _inside(f, -1, 1).square(),
+    inverse=lambda f: torch.atanh(_clamp_inside(f, -1, 1)),
+    slope=lambda f: 1 - _clamp_inside(f, -1, 1).square(),
     bend=lambda f: -2 * f,
     bounds=(-1.0, 1.0),
 )
@@ -82,7 +82,7 @@ ZERO_TOLERANCE = 4.0
 """An output of a ReLU counts as zero up to this multiple of the estimated numerical error."""
 
 
-def settled(activation: Activation, f: Tensor) -> Tensor:
+def settle_zeros(activation: Activation, f: Tensor) -> Tensor:
     """Set outputs (N, ...) of a ReLU that are zero up to numerical errors to zero; return those of other activations unchanged.
 
     f: outputs that were computed by solving equations. Their largest negative value estimates the numerical error, per example.

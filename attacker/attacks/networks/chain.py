@@ -12,9 +12,18 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, Activation
-from attacker.attacks.networks.traced import Linear, NotAChain, activation_of, kind_of, map_of, name_of, only_reshapes, trace
+from attacker.attacks.networks.traced import (
+    Linear,
+    NotAChain,
+    are_reshapes,
+    build_map,
+    find_activation,
+    find_kind,
+    get_call_name,
+    trace,
+)
 
-__all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "chain_of", "only_reshapes"]
+__all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "are_reshapes", "read_chain"]
 
 JOINING_OPERATIONS = ("add", "add_", "iadd", "cat", "concat")
 """Operations that join several paths. They are looked for first, so that the error for a residual network names them."""
@@ -55,7 +64,7 @@ class Layer:
     after: tuple[Linear, ...] = ()
     activation: Activation = IDENTITY
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_weight(self, x: Tensor, weight: Tensor) -> Tensor:
         """Apply the weight, without the bias, to inputs x (N, *self.taken): as a convolution or a matrix product."""
         if self.kernel is None:
             return functional.linear(x, weight)
@@ -73,7 +82,7 @@ class Chain:
         return self.layers[0].inputs
 
 
-def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
+def read_chain(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
     Raises NotAChain with the reason if it is not a chain. Reasons are paths that join (residual networks), max pooling,
@@ -81,17 +90,17 @@ def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     """
     graph, modules = trace(model)
     for node in graph.nodes:
-        if name_of(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
-            raise NotAChain(_joined(node))
+        if get_call_name(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
+            raise NotAChain(_explain_join(node))
     reader = _ChainBuilder(model, modules, shape)
     for node in graph.nodes:
         reader.take(node)
-    return reader.chain()
+    return reader.build_chain()
 
 
-def _joined(node: fx.Node) -> str:
+def _explain_join(node: fx.Node) -> str:
     paths = len(node.all_input_nodes)
-    return f"{name_of(node)} joins {paths} paths, as residual networks do, and a closed form follows a single one"
+    return f"{get_call_name(node)} joins {paths} paths, as residual networks do, and a closed form follows a single one"
 
 
 class _ChainBuilder:
@@ -114,46 +123,46 @@ class _ChainBuilder:
             return
         if _is_size(node):
             try:
-                self.sizes[node] = self._value(node)
+                self.sizes[node] = self._compute_value(node)
             except (TypeError, LookupError, ArithmeticError) as error:
                 raise NotAChain(f"its code asks for a size that inputs of {self.shape} do not have: {error}") from error
             return
         if node.op != "placeholder":
-            self._step(node)
+            self._read_node(node)
         self.last = node
         self.shapes[node] = torch.Size((BATCH_SIZE, *self.shape))
 
-    def chain(self) -> Chain:
+    def build_chain(self) -> Chain:
         if not self.layers:
             raise NotAChain("it has no layer with weights")
         last = self.layers[-1]
         if self.pending or last.activation is not IDENTITY:
             raise NotAChain("there is an activation or another map between its last layer with weights and its logits")
-        if not only_reshapes(last.after):
+        if not are_reshapes(last.after):
             raise NotAChain(f"its logits are averages of the outputs of its last layer with weights, {last.name}")
         if len(last.outputs) != 1:
             raise NotAChain(f"its last layer returns shape {last.outputs} per example, and logits are a vector")
         return Chain(tuple(self.layers))
 
-    def _step(self, node: fx.Node) -> None:
+    def _read_node(self, node: fx.Node) -> None:
         if node.op == "get_attr":
             raise NotAChain(f"its code uses {str(node.target)[2:]} directly, and only as a weight of a layer that is supported")
         tensors = {a for a in node.all_input_nodes if a not in self.sizes}
         if len(tensors) > 1:
-            raise NotAChain(_joined(node))
+            raise NotAChain(_explain_join(node))
         if tensors != {self.last}:
-            raise NotAChain(f"{name_of(node)} starts a second path through the network, and closed forms support only one")
+            raise NotAChain(f"{get_call_name(node)} starts a second path through the network, and closed forms support only one")
         module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
-        if kind_of(module) is not None:
-            self._weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
-        elif (activation := activation_of(node, module)) is not None:
-            self._activated(activation, node)
+        if find_kind(module) is not None:
+            self._add_weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
+        elif (activation := find_activation(node, module)) is not None:
+            self._add_activation(activation, node)
         else:
-            self._linear(node, module)
+            self._add_linear(node, module)
 
-    def _weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
+    def _add_weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
         prefix, shown = f"{name}." if name else "", name or "the model"
-        convolution: dict[str, Any] = _convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
+        convolution: dict[str, Any] = _read_convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
         if isinstance(module, nn.Linear) and len(self.shape) != 1:
             raise NotAChain(f"{shown} takes inputs of shape {self.shape}, and linear layers are inverted only for vectors")
         if any(layer.weight == f"{prefix}weight" for layer in self.layers):
@@ -174,29 +183,29 @@ class _ChainBuilder:
             **convolution,
         )
         x, weight = torch.empty(BATCH_SIZE, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
-        given = self._given(shown, lambda x: layer.product(x, weight), x)
+        given = self._compute_shape(shown, lambda x: layer.apply_weight(x, weight), x)
         self.layers.append(replace(layer, given=given, outputs=given))
         self.pending, self.shape, self.inputs = [], given, given
         self.open = True
 
-    def _activated(self, activation: Activation, node: fx.Node) -> None:
+    def _add_activation(self, activation: Activation, node: fx.Node) -> None:
         if activation is IDENTITY:
             return
         if not self.layers or not self.open:
-            raise NotAChain(f"{name_of(node)} follows no layer with weights, so its input cannot be computed")
+            raise NotAChain(f"{get_call_name(node)} follows no layer with weights, so its input cannot be computed")
         self.layers[-1] = replace(self.layers[-1], activation=activation)
         self.open = False
 
-    def _linear(self, node: fx.Node, module: nn.Module | None) -> None:
+    def _add_linear(self, node: fx.Node, module: nn.Module | None) -> None:
         values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda a: self.sizes.get(a, a))
         arguments = tuple(a for a in values[0] if not isinstance(a, fx.Node))
         keywords = {key: a for key, a in values[1].items() if not isinstance(a, fx.Node)}
         try:
-            function = map_of(node, module, (BATCH_SIZE, *self.shape), arguments, keywords)
+            function = build_map(node, module, (BATCH_SIZE, *self.shape), arguments, keywords)
         except (TypeError, RuntimeError, IndexError) as error:
-            raise NotAChain(f"{name_of(node)} does not take {self.shape}: {error}") from error
+            raise NotAChain(f"{get_call_name(node)} does not take {self.shape}: {error}") from error
         x = torch.zeros(2, *self.shape)  # and none on the meta device, for which torch takes seconds to load adaptive pooling
-        self.shape = self._given(name_of(node), function, x)
+        self.shape = self._compute_shape(get_call_name(node), function, x)
         if self.layers and self.open:
             last = self.layers[-1]
             self.layers[-1] = replace(last, after=(*last.after, function), outputs=self.shape)
@@ -204,7 +213,7 @@ class _ChainBuilder:
         else:
             self.pending.append(function)  # the unknowns are what comes before it
 
-    def _given(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
+    def _compute_shape(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
         """Return the shape of one example after `function`, which is applied to the batch x; `name` is for errors."""
         try:
             given = tuple(function(x).shape)
@@ -214,7 +223,7 @@ class _ChainBuilder:
             raise NotAChain(f"{name} does not take {self.shape}: it changes the size of the batch")
         return given[1:]
 
-    def _value(self, node: fx.Node) -> Any:
+    def _compute_value(self, node: fx.Node) -> Any:
         if node.op == "call_method" or node.target is getattr:
             shape = self.shapes[node.args[0]]  # type: ignore[index]
             where: Any = node.args[1] if node.op == "call_method" and len(node.args) > 1 else node.kwargs.get("dim")
@@ -235,7 +244,7 @@ def _is_size(node: fx.Node) -> bool:
     return getattr(node.target, "__module__", None) == "_operator" and bool(inputs) and all(map(_is_size, inputs))
 
 
-def _convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
+def _read_convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
     if module.groups != 1:
         raise NotAChain(f"{name} is a convolution with {module.groups} groups, and only convolutions with 1 group are inverted")
     if module.padding_mode != "zeros":
@@ -249,14 +258,14 @@ def _convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
             )
         padding = (0, 0) if module.padding == "valid" else (whole[0] // 2, whole[1] // 2)
     else:
-        padding = _pair(module.padding)
+        padding = _to_pair(module.padding)
     return {
-        "kernel": _pair(module.kernel_size),
-        "stride": _pair(module.stride),
+        "kernel": _to_pair(module.kernel_size),
+        "stride": _to_pair(module.stride),
         "padding": padding,
-        "dilation": _pair(module.dilation),
+        "dilation": _to_pair(module.dilation),
     }
 
 
-def _pair(sides: tuple[int, ...]) -> Sides:
+def _to_pair(sides: tuple[int, ...]) -> Sides:
     return int(sides[0]), int(sides[1])

@@ -13,19 +13,19 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
 
 
-def forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (N, K) of `model` with weights and buffers `state` for normalised inputs x (N, *shape).
 
     Attacks store images channels last, batch problems with `vmap`, and need second derivatives. Operations that do not support
     this, such as `Tensor.view` or fused attention, are replaced by equivalent ones. Activation checkpointing is switched off.
     """
-    with differentiable_twice(model), _AnyLayout():
+    with allow_double_backward(model), _AnyLayout():
         logits: Tensor = functional_call(model, dict(state), (x,))
     return logits
 
 
 @contextmanager
-def differentiable_twice(model: nn.Module) -> Iterator[None]:
+def allow_double_backward(model: nn.Module) -> Iterator[None]:
     """Restrict PyTorch to kernels that have a second derivative, which fused attention and cuDNN's recurrent layers lack."""
     with ExitStack() as chosen:
         chosen.enter_context(sdpa_kernel([SDPBackend.MATH]))
@@ -69,27 +69,27 @@ _REPLACED: Mapping[Any, Any] = {
 
 
 def _is_attacked() -> bool:
-    """Return whether the caller is called by a network in `forward_pass`."""
+    """Return whether the caller is called by a network in `run_forward_pass`."""
     stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(isinstance(mode, _AnyLayout) for mode in stack)
 
 
 def _switch_off_checkpointing() -> None:
-    """Make torch.utils.checkpoint call the functions that it is given directly, if it is called in `forward_pass`.
+    """Make torch.utils.checkpoint call the functions that it is given directly, if it is called in `run_forward_pass`.
 
     It saves memory and does not change values, but torch.func does not support it, nor does its reentrant version support second
     derivatives. Its inner functions are replaced because networks import `checkpoint` by its name.
     """
 
-    def plain_call() -> Generator[None]:
+    def call_plainly() -> Generator[None]:
         yield
 
-    def without_recomputation(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: plain_call() if _is_attacked() else original(*args, **kwargs)
+    def skip_recomputation(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: call_plainly() if _is_attacked() else original(*args, **kwargs)
 
     for name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):
         if hasattr(checkpoint, name):  # the second is not in all versions of PyTorch
-            setattr(checkpoint, name, without_recomputation(getattr(checkpoint, name)))
+            setattr(checkpoint, name, skip_recomputation(getattr(checkpoint, name)))
     reentrant = checkpoint.CheckpointFunction.apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:

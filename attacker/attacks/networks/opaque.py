@@ -11,7 +11,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 """Maps tensors to tensors. Its outputs have an autograd graph if one of the inputs requires a gradient."""
 
 
-def opaque(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
+def call_opaquely(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return `function(*tensors)`; it also works under `vmap` and `torch.func.grad` if `function` itself does not.
 
     Differentiable once; the derivative evaluates the function again.
@@ -23,7 +23,7 @@ def opaque(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with _saved_tensors_hooks():
+        with _allow_saved_tensors_hooks():
             return tuple(t.detach() for t in function(*(t.detach() for t in tensors)))
 
     @staticmethod
@@ -39,8 +39,8 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, *tensors: Tensor) -> Any:
-        rows = _rows(info.batch_size, in_dims[1:], tensors)
-        return _stacked([_Call.apply(function, *row) for row in rows])
+        rows = _split_rows(info.batch_size, in_dims[1:], tensors)
+        return _stack_rows([_Call.apply(function, *row) for row in rows])
 
 
 class _Pullback(torch.autograd.Function):
@@ -49,7 +49,7 @@ class _Pullback(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs, slopes = tensors[: len(wanted)], tensors[len(wanted) :]
-        with _saved_tensors_hooks():
+        with _allow_saved_tensors_hooks():
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, wanted, strict=True)]
                 outputs = function(*leaves)
@@ -65,16 +65,16 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
-        raise NotImplementedError("a function wrapped by `opaque` can be differentiated only once")
+        raise NotImplementedError("a function wrapped by `call_opaquely` can be differentiated only once")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:
-        rows = _rows(info.batch_size, in_dims[2:], tensors)
-        return _stacked([_Pullback.apply(function, wanted, *row) for row in rows])
+        rows = _split_rows(info.batch_size, in_dims[2:], tensors)
+        return _stack_rows([_Pullback.apply(function, wanted, *row) for row in rows])
 
 
 @contextmanager
-def _saved_tensors_hooks() -> Iterator[None]:
+def _allow_saved_tensors_hooks() -> Iterator[None]:
     """Allow hooks of saved tensors, which torch.func forbids for its own tensors; a wrapped function sees ordinary ones."""
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     if reason is None:
@@ -87,11 +87,11 @@ def _saved_tensors_hooks() -> Iterator[None]:
         torch._C._autograd._saved_tensors_hooks_disable(reason)
 
 
-def _rows(count: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+def _split_rows(count: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     pairs = list(zip(tensors, dims, strict=True))
     return [tuple(t if dim is None else t.select(dim, i) for t, dim in pairs) for i in range(count)]
 
 
-def _stacked(rows: Sequence[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _stack_rows(rows: Sequence[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
     return columns, (0,) * len(columns)

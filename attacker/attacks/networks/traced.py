@@ -41,14 +41,14 @@ class Pooled:
         return self.function(x, *self.arguments, **self.keywords)
 
 
-def only_reshapes(maps: Iterable[Linear]) -> bool:
+def are_reshapes(maps: Iterable[Linear]) -> bool:
     """Return whether all the maps are reshapes, which keep all values in their order."""
     return all(isinstance(one, Reshaped) for one in maps)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
-        whole = isinstance(module, Stochastic) or kind_of(module) is not None
+        whole = isinstance(module, Stochastic) or find_kind(module) is not None
         return whole or super().is_leaf_module(module, qualified_name)
 
 
@@ -57,7 +57,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
     A copy of the model is traced, which shares its weights. Raises NotAChain if the model's code cannot be traced.
     """
-    if hooked := [name or "the model" for name, module in model.named_modules() if _hooked(module)]:
+    if hooked := [name or "the model" for name, module in model.named_modules() if _is_hooked(module)]:
         raise NotAChain(f"{hooked[0]} has hooks or a replaced forward method, which cannot be traced")
     values = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
     try:
@@ -70,13 +70,13 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
     return graph, {name[2:]: module for name, module in own.named_modules() if name}
 
 
-def _hooked(module: nn.Module) -> bool:
+def _is_hooked(module: nn.Module) -> bool:
     """Return whether code of others runs before or after a module; the hook of `with_logits` changes no tensor."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
 
 
-def kind_of(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
+def find_kind(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
     """Return nn.Conv2d or nn.Linear if the module computes exactly that, also if it is a subclass; otherwise None."""
     if isinstance(module, nn.Conv2d):
         own = type(module)
@@ -85,36 +85,36 @@ def kind_of(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | Non
     return nn.Linear if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward else None
 
 
-def name_of(node: fx.Node) -> str:
+def get_call_name(node: fx.Node) -> str:
     """Return the name of the module, method or function that a node calls, as it appears in the network's code."""
     if node.op == "call_module":
         return str(node.target)[2:] or "the model"
     return str(node.target) if node.op != "call_function" else getattr(node.target, "__name__", str(node.target))
 
 
-def activation_of(node: fx.Node, module: nn.Module | None) -> Activation | None:
+def find_activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
     """Return the activation that a node of a traced network applies, or None if it applies none that is known.
 
     module: the module that the node calls; None if it calls a function or method.
     A leaky ReLU of slope 0 counts as a ReLU. Raises NotAChain if its slope is negative, infinite or not a number.
     """
     if module is not None:
-        return _leaky(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
+        return _build_leaky_relu(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
     if node.op == "call_method":
         return _METHODS.get(str(node.target))
     if node.target in (functional.leaky_relu, functional.leaky_relu_):
         slope: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
-        return _leaky(slope)
+        return _build_leaky_relu(slope)
     return _FUNCTIONS.get(node.target)
 
 
-def _leaky(slope: Any) -> Activation:
+def _build_leaky_relu(slope: Any) -> Activation:
     if not isinstance(slope, float | int) or not 0 <= slope < math.inf:
         raise NotAChain(f"a leaky ReLU of slope {slope} has no inverse; the slope must be a number of at least 0")
     return leaky_relu(float(slope)) if slope else RELU
 
 
-def map_of(
+def build_map(
     node: fx.Node, module: nn.Module | None, shape: tuple[int, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Linear:
     """Return the linear map that a node computes.
@@ -124,12 +124,12 @@ def map_of(
     Raises NotAChain if the node does not compute a linear map.
     """
     if isinstance(module, Stochastic):
-        raise NotAChain(f"{name_of(node)} draws random numbers during training, which the server does not know")
+        raise NotAChain(f"{get_call_name(node)} draws random numbers during training, which the server does not know")
     called = type(module) if module is not None else node.target
     if called in _POOLING:
         function = module if module is not None else node.target
         return Pooled(function, arguments, keywords)  # type: ignore[arg-type]
-    if called in _DROPOUT or (called in _FUNCTIONAL_DROPOUT and not _drops(arguments, keywords)):
+    if called in _DROPOUT or (called in _FUNCTIONAL_DROPOUT and not _is_dropping(arguments, keywords)):
         return Reshaped(shape[1:])
     if called in _FUNCTIONAL_DROPOUT:
         raise NotAChain("its code applies dropout in evaluation mode as well; pass training=self.training")
@@ -137,14 +137,14 @@ def map_of(
         function = module if module is not None else _SHAPING[called]
         given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
         if not given or given[0] != shape[0]:
-            raise NotAChain(f"{name_of(node)} mixes the examples of a batch")
+            raise NotAChain(f"{get_call_name(node)} mixes the examples of a batch")
         return Reshaped(given[1:])
-    what = type(module).__name__ if module is not None else name_of(node)
-    where = f"{name_of(node)} is {what}" if module is not None else f"its code calls {what}"
-    raise NotAChain(f"{where}: {_reason(what)}")
+    what = type(module).__name__ if module is not None else get_call_name(node)
+    where = f"{get_call_name(node)} is {what}" if module is not None else f"its code calls {what}"
+    raise NotAChain(f"{where}: {_explain_refusal(what)}")
 
 
-def _drops(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+def _is_dropping(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     return bool(arguments[1] if len(arguments) > 1 else keywords.get("training", keywords.get("train", True)))
 
 
@@ -176,6 +176,6 @@ _REASONS = {
 }
 
 
-def _reason(what: str) -> str:
+def _explain_refusal(what: str) -> str:
     plain = what.lower().replace("_", "")
     return next((why for part, why in _REASONS.items() if part in plain), "it is not a supported layer, activation or linear map")

@@ -63,12 +63,12 @@ class History:
         rows, place = torch.arange(len(step), device=step.device), self.count % self.limit
         for kept, new in ((self.steps, step), (self.changes, change)):
             kept[rows, place] = torch.where(positive[:, None], new, kept[rows, place])
-        column = _products(self.steps, change)
+        column = _compute_products(self.steps, change)
         self.products[rows, :, place] = torch.where(positive[:, None], column, self.products[rows, :, place])
         self.count = self.count + positive
         self.width = min(int(self.count.max()), self.limit)
 
-    def direction(self, gradient: Tensor) -> Tensor:
+    def compute_direction(self, gradient: Tensor) -> Tensor:
         """Return the quasi-Newton direction (P, D) for gradients (P, D): minus the inverse Hessian approximation times gradient.
 
         The two loops of L-BFGS (Nocedal 1980) are written as two triangular systems, R a = S q and
@@ -84,11 +84,11 @@ class History:
         ordered = products.gather(1, order[:, :, None].expand_as(products)).gather(2, order[:, None, :].expand_as(products))
         diagonal = ordered.diagonal(dim1=1, dim2=2)
         upper = ordered.triu() + torch.diag_embed((diagonal == 0).to(diagonal.dtype))  # unused entries
-        a = _solve(upper, -_products(steps, gradient).gather(1, order), upper=True)
-        q = -gradient - _combined(changes, a.gather(1, back))
-        right = diagonal * a - self.scale * _products(changes, q).gather(1, order)
+        a = _solve(upper, -_compute_products(steps, gradient).gather(1, order), upper=True)
+        q = -gradient - _combine(changes, a.gather(1, back))
+        right = diagonal * a - self.scale * _compute_products(changes, q).gather(1, order)
         c = _solve(upper.transpose(1, 2), right, upper=False)
-        return self.scale * q + _combined(steps, c.gather(1, back))
+        return self.scale * q + _combine(steps, c.gather(1, back))
 
     def _order(self) -> tuple[Tensor, Tensor]:
         """Return the ring buffer's indices from the oldest pair to the newest, (P, width), and the inverse permutation."""
@@ -119,7 +119,7 @@ class History:
         for name in _TENSOR_FIELDS:
             setattr(self, name, getattr(self, name)[rows])
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         """Return the memory as tensors by name, without its unused part."""
         used = slice(self.width)
         return {
@@ -134,7 +134,7 @@ class History:
 
     @classmethod
     def of(cls, state: OptimiserState, *, limit: int, least: float) -> "History":
-        """Return the memory saved by `state`, allocated as large as it was: other tensor sizes could change rounding."""
+        """Return the memory saved by `get_state`, allocated as large as it was: other tensor sizes could change rounding."""
         width = int(state["width"])
         history = cls(limit, least, **{name: state[name] for name in _TENSOR_FIELDS}, width=width)
         history._widen(int(state["room"]) - width)
@@ -150,7 +150,7 @@ def norm(t: Tensor) -> Tensor:
     return length
 
 
-def _products(vectors: Tensor, one: Tensor) -> Tensor:
+def _compute_products(vectors: Tensor, one: Tensor) -> Tensor:
     """Return the inner products (P, C) of vectors (P, C, D) with `one` (P, D).
 
     With the operands of `bmm` in this order it is four times as fast on a CPU.
@@ -158,7 +158,7 @@ def _products(vectors: Tensor, one: Tensor) -> Tensor:
     return torch.bmm(one[:, None], vectors.transpose(1, 2))[:, 0]
 
 
-def _combined(vectors: Tensor, weights: Tensor) -> Tensor:
+def _combine(vectors: Tensor, weights: Tensor) -> Tensor:
     """Return the sums (P, D) of vectors (P, C, D), weighted by `weights` (P, C)."""
     return torch.bmm(weights[:, None], vectors)[:, 0]
 

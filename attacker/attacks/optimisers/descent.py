@@ -100,12 +100,12 @@ class Minima:
     given_up: list[bool]
 
     @classmethod
-    def nothing(cls, z: Tensor) -> "Minima":
+    def empty(cls, z: Tensor) -> "Minima":
         count = len(z)
         none = [False] * count
         return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, none, list(none))
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         """Return the results as tensors by name, for a checkpoint; `of` reads them back.
 
         The loss histories of all problems form one tensor, "history", one after the other; "iterations" holds their
@@ -147,7 +147,7 @@ class _Active:
     history: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def at(cls, z: Tensor) -> "_Active":
+    def from_start(cls, z: Tensor) -> "_Active":
         infinite = z.new_full((len(z),), float("inf"))
         return cls(torch.arange(len(z), device=z.device), z, z.clone(), infinite, infinite, torch.zeros_like(infinite), infinite)
 
@@ -166,7 +166,7 @@ class _Active:
             setattr(self, name, getattr(self, name)[rows])
         self.history = [t[rows] for t in self.history]
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         history = torch.stack(self.history) if self.history else self.best.new_empty(0, len(self.best))
         rows = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         return {**rows, "history": history}
@@ -200,7 +200,7 @@ def descend(
     progress:   callback for a status line. checkpoint: callback that may save the state after each iteration.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
     """
-    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.at(z), Minima.nothing(z), optimiser.start())
+    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
     try:
         while active.iteration < steps:
@@ -274,11 +274,11 @@ def _store_results(active: _Active, finished: Tensor, found: Minima) -> None:
 
 
 def _collect_state(active: _Active, found: Minima, stepper: Stepper) -> OptimiserState:
-    parts = {"active": active.state(), "found": found.state(), "stepper": stepper.state()}
+    parts = {"active": active.get_state(), "found": found.get_state(), "stepper": stepper.get_state()}
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
 
-def best_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def get_best(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the best latents so far, (P, D), and their losses, (P,), of all problems from a saved state of `descend`."""
     z, loss, ids = state["found.z"].clone(), state["found.loss"].clone(), state["active.ids"].to(state["found.loss"].device)
     z[state["active.ids"]] = state["active.best_z"]

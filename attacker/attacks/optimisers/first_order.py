@@ -27,12 +27,12 @@ class Stepper(Protocol):
         """Drop all problems but those with the indices `rows`, (Q,)."""
         ...
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         """Return everything that the next step depends on. Later steps may overwrite these tensors, so copy them to keep them."""
         ...
 
     def load(self, state: OptimiserState) -> None:
-        """Restore a state that `state` returned; the optimiser's settings must be the same."""
+        """Restore a state that `get_state` returned; the optimiser's settings must be the same."""
         ...
 
 
@@ -77,7 +77,7 @@ class SGDStepper:
     def keep(self, rows: Tensor) -> None:
         self.velocity = None if self.velocity is None else self.velocity[rows]
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         return {} if self.velocity is None else {"velocity": self.velocity}
 
     def load(self, state: OptimiserState) -> None:
@@ -110,7 +110,7 @@ class AdagradStepper:
     def keep(self, rows: Tensor) -> None:
         self.squares = None if self.squares is None else self.squares[rows]
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         return {} if self.squares is None else {"squares": self.squares}
 
     def load(self, state: OptimiserState) -> None:
@@ -159,7 +159,7 @@ class AdamStepper:
         if self.mean is not None and self.square is not None:
             self.mean, self.square = self.mean[rows], self.square[rows]
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         if self.mean is None or self.square is None:
             return {}
         return {"count": torch.tensor(self.count), "mean": self.mean, "square": self.square}

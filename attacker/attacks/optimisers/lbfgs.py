@@ -54,8 +54,8 @@ class LBFGSStepper:
             self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
         else:
             self.history.add(self.taken, gradient - self.previous)
-        direction = _descending(self.history, gradient, self.settings)
-        self.previous, self.taken = gradient, _first_length(self.history, gradient, self.settings)[:, None] * direction
+        direction = _find_descent(self.history, gradient, self.settings)
+        self.previous, self.taken = gradient, _choose_first_length(self.history, gradient, self.settings)[:, None] * direction
         return z + self.taken
 
     def keep(self, rows: Tensor) -> None:
@@ -63,14 +63,16 @@ class LBFGSStepper:
             self.history.keep(rows)
             self.previous, self.taken = self.previous[rows], self.taken[rows]
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         if self.history is None or self.previous is None or self.taken is None:
             return {}
-        return {**_under("history", self.history.state()), "previous": self.previous, "taken": self.taken}
+        return {**_add_prefix("history", self.history.get_state()), "previous": self.previous, "taken": self.taken}
 
     def load(self, state: OptimiserState) -> None:
         if state:
-            self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
+            self.history = History.of(
+                _remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+            )
             self.previous, self.taken = state["previous"], state["taken"]
 
 
@@ -92,7 +94,9 @@ class SearchingStepper:
         if self.history is None or self.lines is None:
             self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
             direction = -gradient
-            self.lines = Lines.begun(loss, -gradient.square().sum(dim=1), _first_length(self.history, gradient, self.settings))
+            self.lines = Lines.from_slope(
+                loss, -gradient.square().sum(dim=1), _choose_first_length(self.history, gradient, self.settings)
+            )
             self.at = dict(zip(_ON_A_LINE, (z, gradient, direction, z, gradient), strict=True))
         else:
             self._update(self.history, self.lines, z, gradient, loss)
@@ -101,7 +105,7 @@ class SearchingStepper:
     def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
         """Update the line searches with gradient and loss at the trial points `z`, and begin new ones where they have ended."""
         at = self.at
-        lower, over = lines.tried(loss, (gradient * at["direction"]).sum(dim=1))
+        lower, over = lines.process_trial(loss, (gradient * at["direction"]).sum(dim=1))
         at["low"] = torch.where(lower[:, None], z, at["low"])
         at["low_uphill"] = torch.where(lower[:, None], gradient, at["low_uphill"])
         if not over.any():
@@ -113,11 +117,11 @@ class SearchingStepper:
             history.forget(stuck)
         at["origin"] = torch.where(moved[:, None], at["low"], at["origin"])
         at["uphill"] = torch.where(moved[:, None], at["low_uphill"], at["uphill"])
-        direction = _descending(history, at["uphill"], self.settings, over)
+        direction = _find_descent(history, at["uphill"], self.settings, over)
         at["direction"] = torch.where(over[:, None], direction, at["direction"])
         at["low"], at["low_uphill"] = (torch.where(over[:, None], at[a], at[b]) for a, b in _FROM_ORIGIN)
         slope = (at["uphill"] * at["direction"]).sum(dim=1)
-        lines.begin(over, slope, _first_length(history, at["uphill"], self.settings))
+        lines.begin(over, slope, _choose_first_length(history, at["uphill"], self.settings))
 
     def keep(self, rows: Tensor) -> None:
         if self.history is not None and self.lines is not None:
@@ -125,33 +129,35 @@ class SearchingStepper:
             self.lines.keep(rows)
             self.at = {name: t[rows] for name, t in self.at.items()}
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         if self.history is None or self.lines is None:
             return {}
         return {
-            **_under("history", self.history.state()),
-            **_under("lines", self.lines.state()),
-            **_under("at", self.at),
+            **_add_prefix("history", self.history.get_state()),
+            **_add_prefix("lines", self.lines.get_state()),
+            **_add_prefix("at", self.at),
         }
 
     def load(self, state: OptimiserState) -> None:
         if state:
-            self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
-            self.lines = Lines(**_below("lines", state))
-            self.at = _below("at", state)
+            self.history = History.of(
+                _remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+            )
+            self.lines = Lines(**_remove_prefix("lines", state))
+            self.at = _remove_prefix("at", state)
 
 
 _ON_A_LINE = ("origin", "uphill", "direction", "low", "low_uphill")
 _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 
-def _descending(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
+def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
     """Return search directions (P, D) that descend.
 
     A problem whose L-BFGS direction does not descend has its memory cleared and uses its negative gradient instead.
     asked: mask (P,) of the problems to which this applies; None for all.
     """
-    direction = history.direction(gradient)
+    direction = history.compute_direction(gradient)
     uphill = norm(gradient)
     slope = (gradient * direction).sum(dim=1)
     lost = ~(slope <= -settings.min_descent * uphill * norm(direction)) & (uphill > 0)
@@ -162,7 +168,7 @@ def _descending(history: History, gradient: Tensor, settings: LBFGS, asked: Tens
     return direction
 
 
-def _first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
+def _choose_first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
     """Return the first step length of each problem, (P,): the learning rate.
 
     With empty memory it is scaled so that the L1 norm of the step is at most the learning rate, as in torch.optim.LBFGS.
@@ -172,9 +178,9 @@ def _first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor
     return length
 
 
-def _under(prefix: str, state: OptimiserState) -> OptimiserState:
+def _add_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
     return {f"{prefix}.{name}": t for name, t in state.items()}
 
 
-def _below(prefix: str, state: OptimiserState) -> OptimiserState:
+def _remove_prefix(prefix: str, state: OptimiserState) -> OptimiserState:
     return {name.removeprefix(f"{prefix}."): t for name, t in state.items() if name.startswith(f"{prefix}.")}

@@ -46,18 +46,18 @@ class Lines:
     trials: Tensor
 
     @classmethod
-    def begun(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "Lines":
+    def from_slope(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "Lines":
         """Return new line searches from loss and slope at the beginning of the lines, and the first step length to try."""
         zero, no = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
 
     def begin(self, where: Tensor, slope: Tensor, length: Tensor) -> None:
         """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true."""
-        fresh = Lines.begun(self.low_loss, slope, length)
+        fresh = Lines.from_slope(self.low_loss, slope, length)
         for name in _NAMES:
             setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
 
-    def tried(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def process_trial(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Process loss and slope at the trial points, and choose the next step lengths.
 
         Returns two masks: whether the trial point is the new lowest point, and whether the search has ended. The result of a
@@ -87,7 +87,7 @@ class Lines:
         for name in _NAMES:
             setattr(self, name, getattr(self, name)[rows])
 
-    def state(self) -> OptimiserState:
+    def get_state(self) -> OptimiserState:
         return {name: getattr(self, name) for name in _NAMES}
 
 
@@ -98,19 +98,19 @@ def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
     """Return step lengths beyond the trial points: the minimum of the cubic through trial and lowest point, in EXTRAPOLATION."""
     stretch = lines.length - lines.low_length
     least, most = (lines.length + growth * stretch for growth in EXTRAPOLATION)
-    guess = _minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
+    guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
     return torch.where(guess.isfinite(), guess.clamp(least, most), most)
 
 
 def _interpolate(lines: Lines) -> Tensor:
     """Return step lengths between both ends of the interval: the minimum of the cubic through them, or the midpoint if none."""
-    guess = _minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.high_length, lines.high_loss, lines.high_slope)
+    guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.high_length, lines.high_loss, lines.high_slope)
     width = lines.high_length - lines.low_length
     share = ((guess - lines.low_length) / width).clamp(MIN_MARGIN, 1 - MIN_MARGIN)
     return lines.low_length + torch.where(share.isfinite(), share, 0.5) * width
 
 
-def _minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
+def _find_minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
     """Return the minimum of the cubic with these values and slopes at a and b; not finite if it has none.
 
     Source: Nocedal & Wright 2006, equation 3.59.

@@ -55,7 +55,7 @@ def exact(
     search = None
     if fallback != "none" and route in ("auto", "optimisation"):
         search = FALLBACKS[fallback](steps=steps, restarts=restarts, knows_defense=knows_defense)
-        search = search.changed(tv=FALLBACK_TV) if fallback == "cpl" else search
+        search = search.copy_with(tv=FALLBACK_TV) if fallback == "cpl" else search
     return ClosedForm(name="exact", routes=routes, fallback=search, knows_defense=knows_defense)
 
 
@@ -92,7 +92,7 @@ def hgap(
     return Hybrid(
         name="hgap",
         closed=rgap(paper_mode=paper_mode, knows_defense=knows_defense),
-        search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).changed(rule=infer_labels),
+        search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).copy_with(rule=infer_labels),
         criterion=criterion,
         knows_defense=knows_defense,
         needs=SINGLE_EXAMPLE_NEEDS | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),

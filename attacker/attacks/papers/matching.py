@@ -11,7 +11,7 @@ from attacker.attacks.labels.rules import infer_from_rows, infer_labels
 from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.initialisation import STARTS, normal, normal_after_normalisation, start
+from attacker.attacks.matching.initialisation import STARTS, get_start, normal, normal_after_normalisation
 from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
@@ -53,7 +53,7 @@ def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> 
     """Infer the label of one example from the last layer's gradient, then run DLG (Zhao et al. 2020, "iDLG", algorithm 1)."""
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
     base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
-    return base.changed(name="idlg", rule=infer_from_rows, needs=needs)
+    return base.copy_with(name="idlg", rule=infer_from_rows, needs=needs)
 
 
 def cpl(
@@ -107,7 +107,7 @@ def cpl(
     Layers with small gradients distinguish examples of one class.
     give_up: as in `inverting_gradients`; how often it ends a search of this attack that would have succeeded was not measured.
     """
-    chosen, rule = named.optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
+    chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     needs = (
         {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}
         | ({Need.LINEAR_HEAD} if rule else set())
@@ -116,9 +116,9 @@ def cpl(
     needs |= {Need.OWN_IMAGES} if init == "insider" else set()
     attack = GradientMatching(
         name="cpl",
-        objective=Objective(distance=named.distance(distance), relative=relative),
-        simulation=Simulation(local_steps=named.local_steps(local_steps), knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=start(init, auxiliary), boxed=boxed),
+        objective=Objective(distance=named.get_distance(distance), relative=relative),
+        simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
+        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=get_start(init, auxiliary), boxed=boxed),
         prior=Prior(tv=tv, denoised=denoised),
         labels=Labels(rule=rule, agreement=agreement),
         search=Search(
@@ -161,7 +161,7 @@ def inverting_gradients(
         name="inverting_gradients",
         objective=Objective(distance=cosine),
         simulation=Simulation(knows_defense=knows_defense),
-        parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=normal_after_normalisation, boxed=True),
+        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv),
         labels=Labels(rule=infer_labels),
         search=Search(

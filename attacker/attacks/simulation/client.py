@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, gradient_of
+from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, build_gradient
 from defenses.channel import Channel, ChannelFacts, compose, transparent
 from defenses.networks import hidden
 from defenses.rules import Facts, Gradient, LocalStep, Weights
@@ -15,12 +15,25 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation, Training
 
 __all__ = [
-    "NO_BUFFERS", "Gradient", "Gradients", "Weights", "as_gradient", "buffers_of", "channel_of", "facts_of", "gradient_of",
-    "network_of", "omitted_of", "schedule", "shares", "through", "total_step",
+    "NO_BUFFERS",
+    "Gradient",
+    "Gradients",
+    "Weights",
+    "build_channel",
+    "build_facts",
+    "build_gradient",
+    "build_network",
+    "compute_shares",
+    "compute_total_step",
+    "convert_to_gradient",
+    "find_omitted",
+    "find_schedule",
+    "get_buffers",
+    "simulate_channel",
 ]  # fmt: skip
 
 
-def network_of(observation: Observation) -> nn.Module:
+def build_network(observation: Observation) -> nn.Module:
     """Return the observed model, set up so that its forward pass is deterministic and writes no buffers.
 
     If the client trained in mode "eval", batch norm uses the buffers that it is given. In mode "train" it uses the statistics of
@@ -34,34 +47,34 @@ def network_of(observation: Observation) -> nn.Module:
     return model
 
 
-def buffers_of(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
-    """Return the buffers by name for the forward pass of a model built by `network_of`, and whether all observations share them.
+def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
+    """Return the buffers, by name, for a model built by `build_network`, and whether all observations share them.
 
     If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
     Raises ValueError if an observation has some of the buffers but not all.
     """
     own = {name: dict(model.named_buffers())[name] for name in models.buffer_names(model)}
-    each = [_chosen(own, o.buffers) for o in observations]
+    each = [_choose_buffers(own, o.buffers) for o in observations]
     if all(all(torch.equal(b[name], each[0][name]) for name in own) for b in each[1:]):
         return each[0], True
     return {name: torch.stack([b[name] for b in each]) for name in own}, False
 
 
-def _chosen(own: Weights, seen: Weights) -> dict[str, Tensor]:
+def _choose_buffers(own: Weights, seen: Weights) -> dict[str, Tensor]:
     if missing := [name for name in own if seen and name not in seen]:
         raise ValueError(f"the observation's buffers lack {', '.join(missing)}; record all buffers of the model, or none")
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 
-def facts_of(observation: Observation, model: nn.Module) -> Facts:
+def build_facts(observation: Observation, model: nn.Module) -> Facts:
     """Return the facts on the client's local training that a gradient rule (such as DP-SGD) may use: model and local steps."""
     training, count = observation.training, observation.num_examples or observation.training.batch_size
-    sizes = training.batch_sizes(count) or _even(count, training.steps or 1)
+    sizes = training.batch_sizes(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
-    return Facts(model, [LocalStep(*step) for step in zip(sizes, shares(training, len(sizes)), strict=True)], exact)
+    return Facts(model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact)
 
 
-def schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
+def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     """Return the sizes of the batches that the update was computed from, and the number of local steps.
 
     For a secure sum, one batch holds the examples of all its clients; all clients are assumed to have made equally many steps.
@@ -74,34 +87,34 @@ def schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     return sizes, training.steps or len(sizes)
 
 
-def _even(count: int, steps: int) -> tuple[int, ...]:
+def _split_evenly(count: int, steps: int) -> tuple[int, ...]:
     return (max(1, round(count / steps)),) * steps
 
 
-def channel_of(observation: Observation, model: nn.Module) -> Channel:
+def build_channel(observation: Observation, model: nn.Module) -> Channel:
     """Return the channel, the attacker's model of the defenses on the update, for an attacker who knows all of them.
 
     It does not include the gradient rule itself, which the simulated gradient follows already.
     """
-    own = [observation.gradient.build().channel(facts_of(observation, model)), observation.defenses.channel()]
+    own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.channel()]
     return compose(*(channel for channel in own if channel is not transparent))
 
 
-def omitted_of(observation: Observation, model: nn.Module) -> frozenset[str]:
+def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
     """Return the names of parameters that an attacker who knows the defenses leaves out when it compares gradients.
 
     These are parameters that the defense makes random or misleading, and parameters that clients do not train.
     """
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
-    return hidden(model) | frozen | observation.gradient.build().omitted(facts_of(observation, model))
+    return hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
 
 
-def total_step(training: Training, steps: int) -> float:
+def compute_total_step(training: Training, steps: int) -> float:
     """Return the factor by which `steps` local steps multiply a constant gradient: `steps * learning_rate` for plain SGD."""
-    return sum(shares(training, steps))
+    return sum(compute_shares(training, steps))
 
 
-def shares(training: Training, steps: int) -> list[float]:
+def compute_shares(training: Training, steps: int) -> list[float]:
     """Return for each of `steps` local steps the factor with which its gradient enters the update.
 
     With momentum, a gradient acts in all later steps as well, so that earlier steps have larger factors. For Adam, the learning
@@ -116,22 +129,22 @@ def shares(training: Training, steps: int) -> list[float]:
     return found[::-1]
 
 
-def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
-    """Return the gradient that explains an update, by parameter name: the update over `-total_step`, without the weight decay.
+def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
+    """Return the gradient that explains an update, by parameter name: the update / -total step, without the weight decay.
 
     Exact for one step of SGD. Several steps are treated as one step on one large batch at the weights sent (AGIC, eq. 4).
     """
-    scale = total_step(training, steps)
+    scale = compute_total_step(training, steps)
     return {name: -u / scale - training.decay * weights[name] for name, u in update.items()}
 
 
-def through(
+def simulate_channel(
     channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
 ) -> Gradient:
-    """Return the gradient that `as_gradient` would recover from the client's update, given its true `gradient` and its defense.
+    """Return what `convert_to_gradient` would recover from the client's update, given its true `gradient` and its defense.
 
     channel: model of the defense. known: facts about the update that the channel may use.
     """
-    scale = total_step(training, steps)
+    scale = compute_total_step(training, steps)
     update = {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
-    return as_gradient(channel.expect(update, known), weights, training, steps)
+    return convert_to_gradient(channel.expect(update, known), weights, training, steps)

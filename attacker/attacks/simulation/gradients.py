@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from attacker.attacks.networks.forward import forward_pass
-from attacker.attacks.networks.opaque import opaque
+from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.opaque import call_opaquely
 from defenses.rules import Gradient, GradientProblem, GradientRule, Weights, plain
 from fedsim import models
 from fedsim.models.losses import Loss
@@ -34,37 +34,37 @@ class Gradients(Protocol):
     def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient: ...
 
 
-def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
+def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
     """Return a function from examples and labels to the gradient of the mean loss; `loss` is the name of the loss.
 
-    The function can be called under `vmap` and `torch.func.grad` for every network, see `opaque`.
+    The function can be called under `vmap` and `torch.func.grad` for every network, see `call_opaquely`.
 
     rule: how clients compute gradients (such as DP-SGD), if the attacker knows it. The loss then includes the terms that the
           network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
     """
     penalised = rule is not None
-    if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and reason_against_vmap(model, data, loss):
-        return _of_plain_pytorch(model, data, models.loss_of(loss), penalised)
-    return _of_torch_func(model, data, models.loss_of(loss), rule or PLAIN_RULE, penalised)
+    if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and explain_vmap_failure(model, data, loss):
+        return _build_by_plain_pytorch(model, data, models.loss_of(loss), penalised)
+    return _build_by_torch_func(model, data, models.loss_of(loss), rule or PLAIN_RULE, penalised)
 
 
-def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: GradientRule, penalised: bool) -> Gradients:
-    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
+def _build_by_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: GradientRule, penalised: bool) -> Gradients:
+    def compute_gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         def forward(weights: Weights, x: Tensor) -> Tensor:
-            return forward_pass(model, {**buffers, **weights}, data.normalise(x))
+            return run_forward_pass(model, {**buffers, **weights}, data.normalise(x))
 
         return rule.expected(GradientProblem(model, forward, measure, penalised), weights, x, y)
 
-    return gradient
+    return compute_gradient
 
 
-def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
+def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
     """Return a gradient function that uses ordinary autograd on contiguous weights, for one problem at a time."""
 
-    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
+    def compute_gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         names, kept = tuple(weights), tuple(buffers)
 
-        def found(x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def differentiate(x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             searched = any(t.requires_grad for t in (x, y, *tensors))
             own = {name: t.clone() for name, t in zip(kept, tensors[len(names) :], strict=True)}
             with torch.enable_grad():
@@ -72,26 +72,26 @@ def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised
                 given = dict(zip(names, (t if t.requires_grad else t.detach().requires_grad_() for t in each), strict=True))
 
                 def forward(weights: Weights, x: Tensor) -> Tensor:
-                    return forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
+                    return run_forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
 
                 value = GradientProblem(model, forward, measure, penalised).loss(given, x, y)
                 return torch.autograd.grad(value, list(given.values()), create_graph=searched, materialize_grads=True)
 
-        return dict(zip(names, opaque(found, x, y, *weights.values(), *buffers.values()), strict=True))
+        return dict(zip(names, call_opaquely(differentiate, x, y, *weights.values(), *buffers.values()), strict=True))
 
-    return gradient
+    return compute_gradient
 
 
 def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
     """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network."""
-    if not reason_against_vmap(model, data, loss):
-        return forward_pass(model, {**buffers, **weights}, data.normalise(x))
+    if not explain_vmap_failure(model, data, loss):
+        return run_forward_pass(model, {**buffers, **weights}, data.normalise(x))
     names = (*buffers, *weights)
 
-    def found(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return (forward_pass(model, dict(zip(names, tensors, strict=True)), data.normalise(x.contiguous())),)
+    def compute_logits(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return (run_forward_pass(model, dict(zip(names, tensors, strict=True)), data.normalise(x.contiguous())),)
 
-    return opaque(found, x, *buffers.values(), *weights.values())[0]
+    return call_opaquely(compute_logits, x, *buffers.values(), *weights.values())[0]
 
 
 MAX_VMAP_WEIGHTS = 3e7
@@ -102,7 +102,7 @@ AGREEMENT_TOLERANCE = 1e-2
 those that switch a ReLU, and far below the difference that a wrong formula makes."""
 
 
-def reason_against_vmap(model: nn.Module, data: DataSpec, loss: str) -> str:
+def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
     """Return why torch.func cannot compute the gradients of a network; empty if it can.
 
     It is tested once per network, on two problems of two examples each, and the result is cached.
@@ -110,7 +110,7 @@ def reason_against_vmap(model: nn.Module, data: DataSpec, loss: str) -> str:
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
     if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
         return f"it has more than {MAX_VMAP_WEIGHTS:.0e} weights"
-    return _reason(_Network(model, (type(model), repr(model), shapes)), data, loss)
+    return _find_vmap_failure(_Network(model, (type(model), repr(model), shapes)), data, loss)
 
 
 class _Network:
@@ -127,16 +127,16 @@ class _Network:
 
 
 @lru_cache(maxsize=16)
-def _reason(network: _Network, data: DataSpec, loss: str) -> str:
+def _find_vmap_failure(network: _Network, data: DataSpec, loss: str) -> str:
     model, measure = network.model, models.loss_of(loss)
     network.model = nn.Identity()  # the cache keeps the key, and no weights
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
             warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # about an argument that the network leaves out
-            expected = probed(_of_plain_pytorch(model, data, measure, False), model, data, loop=True)
-            found = probed(_of_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
-        reason = "" if agree(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
+            expected = evaluate_test_problems(_build_by_plain_pytorch(model, data, measure, False), model, data, loop=True)
+            found = evaluate_test_problems(_build_by_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
+        reason = "" if is_close(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
     except Exception as error:  # the code of others may fail in any way
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     if reason:
@@ -148,7 +148,7 @@ Probed = tuple[Gradient, Tensor]
 """Gradients (P, *shape) of P test problems by parameter name, and the derivative of their squared norm by x, (P, N, *shape)."""
 
 
-def probe(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+def draw_test_problems(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
     """Return random weights, buffers, x (2, 2, *shape) and y (2, 2): two problems of two examples to test gradient functions on.
 
     Noise is added to the model's weights, so that no parameter is all zeros.
@@ -162,15 +162,15 @@ def probe(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str
     return weights, buffers, x, torch.tensor([[0, 1], [1, 1]], device=some.device)
 
 
-def probed(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool = False) -> Probed:
-    """Evaluate the gradient function on the test problems of `probe`, under `vmap` or, if `loop` is set, one after the other."""
-    weights, buffers, x, y = probe(model, data)
+def evaluate_test_problems(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool = False) -> Probed:
+    """Evaluate the gradient function on the problems of `draw_test_problems`, under `vmap`, or one by one if `loop` is set."""
+    weights, buffers, x, y = draw_test_problems(model, data)
 
-    def length(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
+    def compute_squared_norm(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
         found = gradient(weights, x, y, buffers)
-        return squared(found), found
+        return sum_squares(found), found
 
-    function = grad_and_value(length, has_aux=True)
+    function = grad_and_value(compute_squared_norm, has_aux=True)
     if not loop:
         slope, (_, found) = vmap(function)(x, y)
         return found, slope
@@ -178,14 +178,14 @@ def probed(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool 
     return {name: torch.stack([row[1][1][name] for row in rows]) for name in weights}, torch.stack([row[0] for row in rows])
 
 
-def squared(gradient: Mapping[str, Tensor]) -> Tensor:
+def sum_squares(gradient: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
-def agree(found: Probed, expected: Probed) -> bool:
+def is_close(found: Probed, expected: Probed) -> bool:
     """Return whether the gradient of every parameter and the derivative by x are as expected, up to `AGREEMENT_TOLERANCE`."""
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
-    whole = squared(gradients[1]).sqrt()
+    whole = sum_squares(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
     off = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
     return off and bool((slopes[0] - slopes[1]).norm() <= AGREEMENT_TOLERANCE * 5 * slopes[1].norm())

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.recording.observation import Training
 
 
-def separate(weight: float, training: Training) -> int:
+def count_separate_epochs(weight: float, training: Training) -> int:
     """Return the number of epochs that get separate examples; 1 if the order-invariant prior has weight 0.
 
     weight: of the prior `disagreement`.
@@ -20,7 +20,7 @@ def separate(weight: float, training: Training) -> int:
     return (training.epochs or 1) if weight else 1
 
 
-def disagreement(x: Tensor, epochs: int) -> Tensor:
+def measure_disagreement(x: Tensor, epochs: int) -> Tensor:
     """Return the mean squared difference between the mean examples of two epochs, over all pairs of epochs, a scalar.
 
     x: (epochs * N, *shape). It is equation 8 of Dimitrov et al. with the mean as the order-invariant function g.
@@ -30,7 +30,7 @@ def disagreement(x: Tensor, epochs: int) -> Tensor:
     return between
 
 
-def merged(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
+def merge_epochs(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
     """Return N examples (N, *shape) and their labels from the separate examples of all epochs.
 
     Each example of a later epoch is assigned to one of the first epoch by the Hungarian method on squared distances, with equal

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacker.attacks.simulation.client import NO_BUFFERS, Gradient, Gradients, Weights, as_gradient
+from attacker.attacks.simulation.client import NO_BUFFERS, Gradient, Gradients, Weights, convert_to_gradient
 from fedsim.recording.observation import Training
 
 
-def rows_of_steps(sizes: Sequence[int], examples: int) -> list[list[int]]:
+def assign_rows(sizes: Sequence[int], examples: int) -> list[list[int]]:
     """Return the indices of the examples that each local step uses: in order, and from the first again after the last.
 
     sizes: batch sizes, one per step. examples: number of examples.
@@ -21,35 +21,35 @@ def rows_of_steps(sizes: Sequence[int], examples: int) -> list[list[int]]:
     return rows
 
 
-def after_local_steps(gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
-    """Return a gradient function that simulates several local steps and converts the resulting update by `as_gradient`.
+def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
+    """Return a gradient function that simulates several local steps and converts the resulting update by `convert_to_gradient`.
 
     A received update is converted in the same way, so that both can be compared.
     gradient: computes the gradient of one batch. sizes: batch sizes, one per step.
     Source: Geiping et al. 2020, section 6 and eq. 5; the local optimisers follow `torch.optim`.
     """
 
-    def trained(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
+    def train(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         optimiser = LocalOptimiser(training)
         at: Weights = weights
         update = {name: torch.zeros_like(w) for name, w in weights.items()}
-        for rows in rows_of_steps(sizes, len(x)):
+        for rows in assign_rows(sizes, len(x)):
             change = optimiser.step(gradient(at, x[rows], y[rows], buffers), at)
             update = {name: u + change[name] for name, u in update.items()}
             at = {name: w + update[name] for name, w in weights.items()}
-        return as_gradient(update, weights, training, len(sizes))
+        return convert_to_gradient(update, weights, training, len(sizes))
 
-    return trained
+    return train
 
 
-def as_stepped(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
-    """Return the gradient that `as_gradient` recovers after one local step on `gradient`.
+def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
+    """Return the gradient that `convert_to_gradient` recovers after one local step on `gradient`.
 
     It differs from `gradient` if clients clip gradients or train by Adam.
     """
     if training.is_linear:
         return gradient
-    return as_gradient(LocalOptimiser(training).step(gradient, weights), weights, training, 1)
+    return convert_to_gradient(LocalOptimiser(training).step(gradient, weights), weights, training, 1)
 
 
 class LocalOptimiser:
@@ -66,18 +66,18 @@ class LocalOptimiser:
         training, rate = self.training, self.training.rate(self.steps)
         self.steps += 1
         if training.clip_norm is not None:
-            gradient = clipped(gradient, training.clip_norm)
+            gradient = clip_gradient(gradient, training.clip_norm)
         decay = training.weight_decay
         if decay and training.optimiser != "adamw":
             gradient = {name: g + decay * weights[name] for name, g in gradient.items()}
         if training.optimiser == "sgd":
-            return {name: -rate * g for name, g in self._with_momentum(gradient).items()}
-        change = {name: -rate * direction for name, direction in self._adam(gradient).items()}
+            return {name: -rate * g for name, g in self._apply_momentum(gradient).items()}
+        change = {name: -rate * direction for name, direction in self._apply_adam(gradient).items()}
         if training.optimiser == "adamw":
             change = {name: c - rate * decay * weights[name] for name, c in change.items()}
         return change
 
-    def _with_momentum(self, gradient: Gradient) -> Gradient:
+    def _apply_momentum(self, gradient: Gradient) -> Gradient:
         momentum = self.training.momentum
         if not momentum:
             return gradient
@@ -87,7 +87,7 @@ class LocalOptimiser:
             return self.first
         return {name: g + momentum * self.first[name] for name, g in gradient.items()}
 
-    def _adam(self, gradient: Gradient) -> Gradient:
+    def _apply_adam(self, gradient: Gradient) -> Gradient:
         (b1, b2), t = self.training.betas, self.steps
         old, squares = self.first, self.second
         self.first = {name: (b1 * old[name] if old else 0) + (1 - b1) * g for name, g in gradient.items()}
@@ -95,12 +95,12 @@ class LocalOptimiser:
             name: (b2 * squares[name] if squares else 0) + (1 - b2) * g.detach().square() for name, g in gradient.items()
         }
         return {
-            name: _direction(m / (1 - b1**t), (self.second[name] / (1 - b2**t)).sqrt() + self.training.eps)
+            name: _compute_direction(m / (1 - b1**t), (self.second[name] / (1 - b2**t)).sqrt() + self.training.eps)
             for name, m in self.first.items()
         }
 
 
-def _direction(mean: Tensor, length: Tensor) -> Tensor:
+def _compute_direction(mean: Tensor, length: Tensor) -> Tensor:
     """Return Adam's direction `mean / length` with a surrogate derivative that gradient-based search can use.
 
     The exact derivative is nearly zero, like that of the sign function, because `length` grows with `mean`. The surrogate treats
@@ -111,7 +111,7 @@ def _direction(mean: Tensor, length: Tensor) -> Tensor:
     return smooth + (mean / length - smooth).detach()
 
 
-def clipped(gradient: Gradient, norm: float) -> Gradient:
+def clip_gradient(gradient: Gradient, norm: float) -> Gradient:
     """Return the gradient scaled to a norm of at most `norm` over all tensors, as `torch.nn.utils.clip_grad_norm_` does."""
     whole = torch.stack([g.square().sum() for g in gradient.values()]).sum()
     factor = (norm / (torch.where(whole > 0, whole, 1.0).sqrt() + 1e-6)).clamp(max=1)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from attacker.attacks import ATTACKS
-from attacker.attacks.arguments import settable
+from attacker.attacks.arguments import list_settable
 from attacker.service.events import TooMany
 from attacker.service.http.middleware import make_problem
 from attacker.service.index import UnknownName as UnknownRecording
@@ -95,7 +95,7 @@ def _list_known(field: str | None, error: Any, spec: Any) -> list[str] | None:
     if field == "spec.attack":
         return list(ATTACKS)
     if field is not None and field.startswith("spec.arguments") and spec.get("attack") in list(ATTACKS):
-        return list(settable(ATTACKS[spec["attack"]]))
+        return list(list_settable(ATTACKS[spec["attack"]]))
     if error["type"] == "extra_forbidden" and field is not None and field.startswith("spec"):
         return list(JobSpec.model_fields)
     if error["type"] == "literal_error":

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
-from attacker.attacks.arguments import settable
-from attacker.attacks.registry import why_unusable
+from attacker.attacks.arguments import list_settable
+from attacker.attacks.registry import explain_unusable
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
@@ -60,10 +60,12 @@ def _list_attacks() -> list[AttackKnown]:
             summary=summary(ATTACKS[name]),
             needs=sorted(need.name.lower() for need in ATTACKS[name]().needs),
             source=reference(ATTACKS[name]),
-            arguments={argument: signature(ATTACKS[name]).parameters[argument].default for argument in settable(ATTACKS[name])},
+            arguments={
+                argument: signature(ATTACKS[name]).parameters[argument].default for argument in list_settable(ATTACKS[name])
+            },
         )
         for name in ATTACKS
-        if not why_unusable(name)
+        if not explain_unusable(name)
     ]
 
 

@@ -41,7 +41,7 @@ def _local(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         found = images(asked, "cifar10", passing * count)
         cases = _trained(found, passing, epochs, rate, asked.seed)
         for way, options in WAYS.items():
-            attack = cpl(tv=PRIOR, steps=steps).changed(**options)
+            attack = cpl(tv=PRIOR, steps=steps).copy_with(**options)
             said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
             rows.append(said | _row(attack, cases, found, passing, asked))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
@@ -72,7 +72,7 @@ def _wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))
         cases = [Case(tuple(rounds[r][i] for r in chosen), links=links) for i in range(count)]
         for robust in (0.0, 0.1, 0.001):
-            attack = cpl(steps=steps).changed(later=1.0, robust=robust)
+            attack = cpl(steps=steps).copy_with(later=1.0, robust=robust)
             rows.append({"examples": 1, "links": said, "robust": robust} | _row(attack, cases, found, 1, asked))
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 

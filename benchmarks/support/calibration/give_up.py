@@ -134,5 +134,5 @@ def _searched(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[Wat
 
 def _first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:
     """Return the loss at the start of each search."""
-    probe = attack.changed(optimiser=Adam(), steps=1)
+    probe = attack.copy_with(optimiser=Adam(), steps=1)
     return {one.case: float(one.loss[0]) for one in probe(made, rng=torch.Generator().manual_seed(seed))}

@@ -55,7 +55,7 @@ def smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatchi
 
 def tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
     """Return an attack with the tuned preset for a client's network. settings: replace those of the preset."""
-    arguments = presets.arguments_of(attack, "tuned", seen.model, seen.data) | settings
+    arguments = presets.get_arguments(attack, "tuned", seen.model, seen.data) | settings
     return ATTACKS[attack](**arguments)
 
 

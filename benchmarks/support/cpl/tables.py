@@ -95,7 +95,7 @@ def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatchin
     """
     ours, quick = _in_turn(asked), {"steps": 200} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
-    published = others | dict(presets.settings_of("inverting_gradients")["published"]) | quick
+    published = others | dict(presets.get_settings("inverting_gradients")["published"]) | quick
     attacks = alone_and_routed(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
     attacks |= {"cpl tuned": tuned("cpl", seen, **({"steps": 5} if asked.quick else {})), "dlg": dlg(**ours)}
     attacks |= {"inverting_gradients": inverting_gradients(**others)}

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks import exact
 from attacker.attacks.closed_form.rgap.walk import solve_last_layer, solve_layers
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import Training
 from fedsim.training.local import train
@@ -99,7 +99,7 @@ def _mixture(size: int, asked: Options) -> dict[str, Any]:
     update = one.case([(found.x, found.y)], "mixture").observations[0].update
     gradient = {name: -t.double()[None] for name, t in update.items()}
     weights = {name: w.double()[None] for name, w in one.weights.items()}
-    chain = chain_of(models.layout(one.model, one.data), one.data.shape)
+    chain = read_chain(models.layout(one.model, one.data), one.data.shape)
     with cpu_seconds() as clock:
         ends = [solve_layers(chain, weights, gradient, point) for point in solve_last_layer(chain, weights, gradient, "logistic")]
     end = min(ends, key=lambda end: float(end.residual))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
-from attacker.attacks.networks.chain import Chain, chain_of
+from attacker.attacks.networks.chain import Chain, read_chain
 
 MAX_SYSTEM_ENTRIES = 2_500_000
 """Largest number of entries of a system that is stored as a matrix."""
@@ -72,7 +72,7 @@ def _drawn(rng: Random) -> RandomNetwork | None:
         width = hidden
     model = nn.Sequential(*layers, nn.Linear(width, 3, bias=bias)).to_empty(device="cpu").double()
     _fill(model, rng.randrange(2**31))
-    chain = chain_of(model, shape)
+    chain = read_chain(model, shape)
     sizes = [prod(one.inputs) * (prod(one.outputs) + prod(one.shape)) for one in chain.layers if one.kernel]
     if max(sizes) > MAX_SYSTEM_ENTRIES:
         return None
@@ -119,7 +119,7 @@ def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
     weights = dict(network.model.named_parameters())
     reached = []
     for layer in network.chain.layers:
-        given = layer.product(apply_maps(layer.before, x), weights[layer.weight])
+        given = layer.apply_weight(apply_maps(layer.before, x), weights[layer.weight])
         if layer.bias:
             given = given + weights[layer.bias].reshape(-1, *[1] * (given.ndim - 2))
         reached.append(apply_maps(layer.after, given))

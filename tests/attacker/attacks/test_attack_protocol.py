@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
-from attacker.attacks.base import Effort, effort_of, oracles_of, reconstruction_of
+from attacker.attacks.base import Effort, build_reconstruction, estimate_effort, list_oracles
 from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
@@ -53,7 +53,7 @@ class Brightness:
         length = sum(float(t.norm()) for o in case.observations for t in o.update.values())
         count = sum(o.num_examples or 0 for o in case.observations)
         x = torch.full((count, *case.observations[0].data.shape), length / (1 + length))
-        return reconstruction_of(case, x, torch.zeros(count).long(), attack="brightness", rng=rng, route="grey")
+        return build_reconstruction(case, x, torch.zeros(count).long(), attack="brightness", rng=rng, route="grey")
 
 
 @pytest.fixture(scope="module")
@@ -191,26 +191,26 @@ def test_the_device_is_set_once_and_reaches_the_attack_of_a_null(run: Path) -> N
 
 
 def test_an_attack_may_say_what_it_costs_and_needs_not() -> None:
-    assert effort_of(Brightness()) == Effort(evaluations=1, vectors=0)
+    assert estimate_effort(Brightness()) == Effort(evaluations=1, vectors=0)
     search = AttackSpec(name="inverting_gradients", arguments={"steps": 7}).build()
     null = AttackSpec(name="inverting_gradients", arguments={"steps": 7}, null=True).build()
-    assert effort_of(search) == effort_of(null) == Effort(evaluations=7, vectors=2)
+    assert estimate_effort(search) == estimate_effort(null) == Effort(evaluations=7, vectors=2)
 
 
 def test_oracles_are_named_by_the_needs(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_bytes(b"")
     insider = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}).build()
-    assert oracles_of(insider.needs) == ("images of the same class",)
-    assert oracles_of(AttackSpec(name="cpl").build().needs) == ()
+    assert list_oracles(insider.needs) == ("images of the same class",)
+    assert list_oracles(AttackSpec(name="cpl").build().needs) == ()
 
 
 def test_an_answer_at_its_least_fills_the_places_of_every_observation(image_case) -> None:
     case, x, y = image_case(0)
     several = Case((case.observations[0], case.observations[0]))
-    found = reconstruction_of(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
+    found = build_reconstruction(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
     assert [slot.example for slot in found.slots] == [0, 1]
     assert found.confidence.isnan().all()
-    fewer = reconstruction_of(several, x, y, attack="own", rng=torch.Generator(), route="r")
+    fewer = build_reconstruction(several, x, y, attack="own", rng=torch.Generator(), route="r")
     assert [slot.example for slot in fewer.slots] == [0, 0]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, cpl, inverting_gradients, presets
-from attacker.attacks.matching.smooth_images import smooth_spread
+from attacker.attacks.matching.smooth_images import build_smooth_spread
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import mse
@@ -23,7 +23,7 @@ SUCCESS = 0.009
 @pytest.mark.parametrize("attack", list(ATTACKS))
 @pytest.mark.parametrize("family", presets.FAMILIES)
 def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -> None:
-    settings = presets.settings_of(attack)
+    settings = presets.get_settings(attack)
     assert set(settings) == set(presets.PRESETS)
     assert set(settings["tuned"]) <= set(presets.FAMILIES)
     for arguments in (settings["published"], settings["tuned"].get(family, {})):
@@ -32,7 +32,7 @@ def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -
 
 @pytest.mark.parametrize("attack", ["dlg", "idlg", "cpl", "inverting_gradients", "agic", "exact"])
 def test_every_family_has_settings_of_its_own(attack: str) -> None:
-    assert set(presets.settings_of(attack)["tuned"]) == set(presets.FAMILIES)
+    assert set(presets.get_settings(attack)["tuned"]) == set(presets.FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -49,27 +49,27 @@ def test_every_family_has_settings_of_its_own(attack: str) -> None:
     ],
 )
 def test_networks_have_the_family_that_people_would_name(name: str, family: presets.NetworkFamily) -> None:
-    assert presets.family_of(models.layout(ModelSpec(name=name), IMAGES)) == family
+    assert presets.find_family(models.layout(ModelSpec(name=name), IMAGES)) == family
 
 
 def test_a_network_by_somebody_else_has_a_family() -> None:
-    assert presets.family_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4, 2))) == "sigmoid"
-    assert presets.family_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))) == "relu"
-    assert presets.family_of(nn.Linear(3, 2)) == "dense"
+    assert presets.find_family(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4, 2))) == "sigmoid"
+    assert presets.find_family(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))) == "relu"
+    assert presets.find_family(nn.Linear(3, 2)) == "dense"
 
 
 def test_rows_have_no_neighbours() -> None:
-    assert presets.arguments_of("inverting_gradients", "tuned", ModelSpec(name="mlp"), ROWS)["tv"] == 0.0
-    assert presets.arguments_of("inverting_gradients", "tuned", ModelSpec(name="mlp"), IMAGES)["tv"] > 0.0
+    assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="mlp"), ROWS)["tv"] == 0.0
+    assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="mlp"), IMAGES)["tv"] > 0.0
 
 
 def test_an_unknown_preset_names_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"unknown preset 'best' of cpl\. Known: published, tuned"):
-        presets.arguments_of("cpl", "best", ModelSpec(name="mlp"), IMAGES)
+        presets.get_arguments("cpl", "best", ModelSpec(name="mlp"), IMAGES)
 
 
 def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
-    published = inverting_gradients(**presets.settings_of("inverting_gradients")["published"])
+    published = inverting_gradients(**presets.get_settings("inverting_gradients")["published"])
     assert isinstance(published.search.optimiser, Adam)
     assert published.search.optimiser.signed
     assert published.search.steps == 4800
@@ -80,10 +80,10 @@ def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
 def test_examples_of_one_label_come_apart_in_smooth_latents(observe: Callable[..., Observation]) -> None:
     """The last layer tells three examples of one label as little more than their mean; earlier layers tell them apart."""
     data = DataSpec(shape=(3, 12, 12), num_classes=10)
-    x = (0.5 + smooth_spread(data)(torch.randn(4, *data.shape, generator=torch.Generator().manual_seed(3)))).clamp(0, 1)
+    x = (0.5 + build_smooth_spread(data)(torch.randn(4, *data.shape, generator=torch.Generator().manual_seed(3)))).clamp(0, 1)
     model, labels = ModelSpec(name="lenet_cpl"), torch.tensor([2, 2, 2, 7])
     case = Case((observe((x, labels), model=model, data=data),))
-    tuned = presets.arguments_of("cpl", "tuned", model, data) | {"steps": 3}
+    tuned = presets.get_arguments("cpl", "tuned", model, data) | {"steps": 3}
     errors = {}
     for name, changes in (("smooth", {}), ("pixels", {"decoder": "pixels", "relative": False})):
         (found,) = cpl(**{**tuned, **changes})([case], rng=torch.Generator().manual_seed(0))

@@ -228,7 +228,7 @@ def test_a_preset_is_resolved_by_the_model_and_written_out(run: Path) -> None:
     )
     assert told.exit_code == 0, told.output
     (facts,) = (run / "reconstructions").glob("cpl-*/attack.json")
-    expected = presets.arguments_of("cpl", "tuned", ModelSpec(name="mlp"), DataSpec(shape=(3, 32, 32), num_classes=2))
+    expected = presets.get_arguments("cpl", "tuned", ModelSpec(name="mlp"), DataSpec(shape=(3, 32, 32), num_classes=2))
     resolved = AttackSpec(name="cpl", arguments={**expected, "steps": 1, "restarts": 1})
     assert json.loads(facts.read_text())["spec"] == str(resolved)
     assert CliRunner().invoke(app, ["replay", str(run), "--attack", "cpl", "--preset", "best"]).exit_code == 2

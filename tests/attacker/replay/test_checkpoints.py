@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.matching.saved_state import within
+from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import FileMemory, Origin, find_unfinished, remove_finished
 from attacker.replay.replay import Replay
@@ -74,11 +74,11 @@ def test_what_was_kept_is_recalled_by_another_process_and_gone_once_it_is_done(t
 def test_what_is_dropped_is_gone_with_the_same_write(tmp_path: Path) -> None:
     kept = memory(tmp_path)
     kept.keep("restart 0", {"history": torch.zeros(10_000)})
-    within(kept, "joint/").keep("restart 0", STATE)
+    prefix_memory(kept, "joint/").keep("restart 0", STATE)
     kept.keep("best", STATE, drop="restart 0")
     assert (kept.recall("restart 0"), memory(tmp_path).recall("restart 0")) == (None, None)
     assert kept.path.stat().st_size < 10_000
-    within(kept, "joint/").keep("best", {}, drop="restart 0")
+    prefix_memory(kept, "joint/").keep("best", {}, drop="restart 0")
     assert memory(tmp_path).recall("joint/restart 0") is None
     assert memory(tmp_path).recall("best") is not None
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.base import effort_of
+from attacker.attacks.base import estimate_effort
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.replay import batching as chunks
@@ -20,7 +20,7 @@ CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 def footprint(attack: str, **arguments: object) -> CaseFootprint:
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
-    return CaseFootprint(manifest, "cpu", effort_of(AttackSpec(name=attack, arguments=arguments).build()).vectors)
+    return CaseFootprint(manifest, "cpu", estimate_effort(AttackSpec(name=attack, arguments=arguments).build()).vectors)
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
@@ -29,7 +29,7 @@ def test_an_optimiser_keeps_as_many_vectors_as_it_says(optimiser: Optimiser) -> 
     stretch = torch.linspace(0.1, 10, size)
     for _ in range(60):
         z = stepper.step(z, stretch * (z - 1), (stretch * (z - 1).square()).sum(dim=1) / 2, 0.5)
-    kept = sum(t.numel() for t in stepper.state().values())
+    kept = sum(t.numel() for t in stepper.get_state().values())
     assert round(kept / size) == optimiser.remembers
 
 
@@ -60,7 +60,7 @@ def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch
     ],
 )
 def test_what_is_remembered_is_that_of_the_search_within(attack: str, arguments: dict[str, object], vectors: int) -> None:
-    assert effort_of(AttackSpec(name=attack, arguments=arguments).build()).vectors == vectors
+    assert estimate_effort(AttackSpec(name=attack, arguments=arguments).build()).vectors == vectors
 
 
 def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_again() -> None:
@@ -68,7 +68,7 @@ def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_a
     stepper, other = settings.start(), settings.start()
     for _ in range(4):
         z = stepper.step(z, 2 * z - 1 + 0.1 * torch.cos(3 * z), z.square().sum(dim=1), 0.5)
-    state = stepper.state()
+    state = stepper.get_state()
     assert state["history.steps"].shape == (2, 3, 1000)
     other.load(state)
     assert stepper.history is not None

@@ -75,7 +75,7 @@ from pathlib import Path
 from their_values import GREY
 
 from attacker.attacks import Need
-from attacker.attacks.base import reconstruction_of
+from attacker.attacks.base import build_reconstruction
 
 
 class Grey:
@@ -96,7 +96,7 @@ class Grey:
         shipped = [Path(entry) for entry in sys.path if "py_modules_files" in entry]  # behind the folders of this machine
         files = {path.name for folder in shipped for path in folder.glob("their_*.py")}
         route = " and ".join(sorted(files)) or "nothing"
-        return reconstruction_of(case, x, torch.zeros(count, dtype=torch.int64), attack="grey", rng=rng, route=route)
+        return build_reconstruction(case, x, torch.zeros(count, dtype=torch.int64), attack="grey", rng=rng, route=route)
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from attacker.attacks import AttackSpec, Case, Need, cpl, unmet
+from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
 from attacker.attacks.base import MAX_EXAMPLES
 from attacker.cli import app
 from attacker.replay.cases import explain_misfit
@@ -139,11 +139,11 @@ def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed
 def test_the_most_examples_are_still_attacked_and_one_more_is_refused_in_words(image_case) -> None:
     case, _, _ = image_case(0)
     most, more = (Case((replace(case.observations[0], num_examples=MAX_EXAMPLES + extra),)) for extra in (0, 1))
-    assert unmet(cpl(), most) == []
-    assert unmet(cpl(), more) == [Need.FEW_EXAMPLES.value]
+    assert find_unmet(cpl(), most) == []
+    assert find_unmet(cpl(), more) == [Need.FEW_EXAMPLES.value]
     unknown = Case((replace(case.observations[0], num_examples=None),))
-    assert unmet(cpl(), unknown) == [Need.NUM_EXAMPLES.value]
-    assert unmet(replace(cpl(), needs=frozenset({Need.ONE_OBSERVATION})), more) == []
+    assert find_unmet(cpl(), unknown) == [Need.NUM_EXAMPLES.value]
+    assert find_unmet(replace(cpl(), needs=frozenset({Need.ONE_OBSERVATION})), more) == []
 
 
 @pytest.mark.parametrize(("column", "value"), [("attempt", 0), ("metrics", "[]"), ("file", "../elsewhere")])

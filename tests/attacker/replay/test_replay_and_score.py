@@ -262,7 +262,7 @@ def test_one_bad_case_does_not_take_its_neighbours_along(
             raise error
         return labels(self, i, rng)
 
-    monkeypatch.setattr(CaseBatch, "labels", fails_for_one)
+    monkeypatch.setattr(CaseBatch, "find_labels", fails_for_one)
     done = replay(run).run()
     assert done.done == 5
     assert done.failed == {rows[1].key: reason}

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from attacker.attacks import ATTACKS
-from attacker.attacks.arguments import FilePath, OneOf, check_settable, settable
+from attacker.attacks.arguments import FilePath, OneOf, check_settable, list_settable
 from attacker.replay.executors.process_usage import read_memory_limit
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import JOB_SECONDS, ServiceSettings
@@ -21,7 +21,7 @@ Ask = Callable[..., Any]
 
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_every_argument_of_every_attack_takes_a_number_a_boolean_or_a_declared_word(name: str) -> None:
-    allowed = settable(ATTACKS[name])
+    allowed = list_settable(ATTACKS[name])
     for key in signature(ATTACKS[name]).parameters:
         for value in HOSTILE:
             with pytest.raises(ValidationError):
@@ -47,7 +47,7 @@ def test_the_form_offers_no_argument_that_a_job_may_not_set(ask: Ask) -> None:
     items = ask().json("attacks")["items"]
     assert {one["name"]: "auxiliary" in one["arguments"] for one in items}["cpl"] is False
     for one in items:
-        assert set(one["arguments"]) == set(settable(ATTACKS[one["name"]]))
+        assert set(one["arguments"]) == set(list_settable(ATTACKS[one["name"]]))
 
 
 def undeclared(*, steps: int = 1, init: str = "patterned", decoder: str | None = None, free=1, words="a", **more: Any) -> None:
@@ -68,11 +68,11 @@ def declared(
 
 
 def test_a_text_argument_of_an_attack_of_others_is_refused_unless_its_words_are_declared() -> None:
-    assert set(settable(undeclared)) == {"steps", "free"}
+    assert set(list_settable(undeclared)) == {"steps", "free"}
     for key in ("init", "decoder", "words", "anything"):
         with pytest.raises(ValueError, match=f"theirs: {key} cannot be set by a job"):
             check_settable("theirs", undeclared, {key: "a"})
-    assert set(settable(declared)) == {"steps", "share", "init", "mode"}
+    assert set(list_settable(declared)) == {"steps", "share", "init", "mode"}
     check_settable("ours", declared, {"steps": None, "share": "all", "init": "b", "mode": "y"})
     with pytest.raises(ValueError, match="unknown init '/etc/passwd'"):
         check_settable("ours", declared, {"init": "/etc/passwd"})
@@ -84,7 +84,7 @@ def test_an_annotation_that_does_not_resolve_declares_nothing() -> None:
     def theirs(*, path: str = "", steps: int = 1) -> None: ...
 
     theirs.__annotations__ = {"path": "NoSuchName", "steps": "int"}
-    assert set(settable(theirs)) == {"steps"}
+    assert set(list_settable(theirs)) == {"steps"}
 
 
 def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.simulation.client import gradient_of
+from attacker.attacks.simulation.client import build_gradient
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import read_true_labels
@@ -80,6 +80,6 @@ def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> Non
     assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
     _, x, y = Scorer(run.out, [run.out / "truth"]).read_originals(1, 1, "sum", observation.cohort)
     network = models.build(observation.model, observation.data)
-    gradient = gradient_of(network, observation.data)(observation.weights, x, y)
+    gradient = build_gradient(network, observation.data)(observation.weights, x, y)
     for name, expected in gradient.items():
         assert torch.allclose(search.gradients[name][0], expected, atol=1e-5)

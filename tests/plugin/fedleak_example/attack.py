@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks import Case, Memory, Need, Progress
-from attacker.attacks.base import generator_for
+from attacker.attacks.base import seed_generator
 from attacker.reconstruction import Reconstruction, list_slots
 
 
@@ -41,7 +41,7 @@ class FirstLayer:
         tensors = list(seen.update.values())
         weight, bias, last = tensors[0].flatten(1), tensors[1], tensors[-1]
         if not bias.any():
-            x = torch.rand(seen.data.size, generator=generator_for(rng, case, "guess"))
+            x = torch.rand(seen.data.size, generator=seed_generator(rng, case, "guess"))
         elif self.row == "largest":
             x = weight[bias.abs().argmax()] / bias.abs().max() * bias[bias.abs().argmax()].sign()
         else:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 from attacker.attacks.networks.chain import Chain
-from attacker.attacks.networks.forward import forward_pass
+from attacker.attacks.networks.forward import run_forward_pass
 from defenses.base import Tensors
 from fedsim import models
 
@@ -100,7 +100,7 @@ class _Simulation:
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
-            logits = forward_pass(self.model, self.weights, x.reshape(-1, *self.layer.inputs))
+            logits = run_forward_pass(self.model, self.weights, x.reshape(-1, *self.layer.inputs))
         finally:
             hook.remove()
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]

@@ -50,7 +50,7 @@ def _compute_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str, cla
 def _compute_outputs(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
     """Compute the pre-activations of layer `end - 1` from the inputs x of layer `begin`."""
     for i, layer in enumerate(chain.layers[begin:end], start=begin):
-        z = layer.product(apply_maps(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
+        z = layer.apply_weight(apply_maps(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
         if layer.bias is not None:
             z = z + weights[layer.bias].reshape(-1, *[1] * (z.ndim - 2))
         x = apply_maps(layer.after, z)

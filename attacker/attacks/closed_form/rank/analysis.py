@@ -15,7 +15,7 @@ from attacker.attacks.closed_form.rank.counting import Count, compute_pooled_ran
 from attacker.attacks.closed_form.rank.generic import compute_generic_ranks
 from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, build_footprint, build_pooling_matrix, find_used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
-from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
+from attacker.attacks.networks.chain import Chain, Layer, are_reshapes
 
 MAX_PROVED_UNKNOWNS = 3000
 """Largest number of unknowns, after the gradient constraints are used, for which `attacker rank` proves the rank of a layer by
@@ -181,7 +181,7 @@ def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> lis
 def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
     """Return whether the rank of a layer depends on the data: on zeros of a ReLU, or on signs before a pooled leaky ReLU."""
     activation = chain.layers[at].activation
-    pooled = at + 1 < len(chain.layers) and not only_reshapes(chain.layers[at + 1].before)
+    pooled = at + 1 < len(chain.layers) and not are_reshapes(chain.layers[at + 1].before)
     return not activation.smooth and bool(dead if activation is RELU else pooled)
 
 

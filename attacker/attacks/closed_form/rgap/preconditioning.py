@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attacker.attacks.closed_form.rgap.system import System, fold, unfold
-from attacker.attacks.networks.chain import Layer, only_reshapes
+from attacker.attacks.networks.chain import Layer, are_reshapes
 
 Inverse = Callable[[Tensor], Tensor]
 """A symmetric positive definite linear map of a layer's inputs (N, *inputs)."""
@@ -38,7 +38,7 @@ def build_preconditioner(system: System) -> Inverse | None:
     The scale of the equations must be equal for all input channels.
     """
     layer = system.layer
-    if layer.kernel is None or not only_reshapes(layer.before) or system.scale is None:
+    if layer.kernel is None or not are_reshapes(layer.before) or system.scale is None:
         return None
     classes = find_pixel_classes(layer)
     if max(len(one.places) for one in classes) > MAX_CLASS_PLACES:
@@ -53,7 +53,7 @@ def build_preconditioner(system: System) -> Inverse | None:
 def estimate_bytes(layer: Layer) -> int:
     """Return the approximate memory in bytes that solving one problem for this layer takes."""
     working = 12 * (prod(layer.shape[1:]) * prod(layer.given[1:]) + prod(layer.inputs) + prod(layer.outputs) + prod(layer.shape))
-    if layer.kernel is None or not only_reshapes(layer.before):
+    if layer.kernel is None or not are_reshapes(layer.before):
         return 8 * working
     classes = find_pixel_classes(layer)
     most = max(len(one.places) for one in classes)
@@ -65,7 +65,7 @@ def estimate_bytes(layer: Layer) -> int:
 
 def _needs_whole(layer: Layer, classes: list["Class"]) -> bool:
     few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
-    return few and only_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
+    return few and are_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _compute_weight_diagonal(system: System) -> Tensor:
     layer = system.layer
     assert system.scale is not None
     spread = system.scale.weights.square()
-    if only_reshapes(layer.after):
+    if are_reshapes(layer.after):
         spread = spread.reshape(len(spread), layer.shape[0], -1)
     else:
         mean = spread.flatten(1).mean(dim=1) * (prod(layer.outputs) / prod(layer.given)) ** 2

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vjp
 from torch.nn import functional
 
-from attacker.attacks.networks.chain import Layer, Linear, only_reshapes
+from attacker.attacks.networks.chain import Layer, Linear, are_reshapes
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def apply_transposed_maps(maps: Sequence[Linear], y: Tensor, shape: tuple[int, .
     """Apply the transposes of the linear `maps` to y, from the last to the first; the result has the shape (N, *shape)."""
     if not maps:
         return y
-    if only_reshapes(maps):
+    if are_reshapes(maps):
         return y.reshape(len(y), *shape)
     transpose = vjp(lambda x: apply_maps(maps, x), torch.zeros(len(y), *shape, dtype=y.dtype, device=y.device))[1]
     result: Tensor = transpose(y)[0]

@@ -25,8 +25,8 @@ from attacker.attacks.closed_form.rgap.system import (
     broadcast_like,
     solve_least_squares,
 )
-from attacker.attacks.networks.activations import settled
-from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
+from attacker.attacks.networks.activations import settle_zeros
+from attacker.attacks.networks.chain import Chain, Layer, are_reshapes
 from defenses.base import Tensors
 
 
@@ -104,7 +104,7 @@ def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: st
 def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading, at: int) -> Point:
     system = System(layer, weight, head.k)
     below = system.compute_gradient_below()
-    if only_reshapes(layer.before):
+    if are_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
     lengths = head.k.abs()[..., None].expand_as(gradient)  # of all inputs of the pooling, the one of least norm
     system.scale = EquationValues(torch.zeros_like(head.k), invert_lengths(lengths))
@@ -117,10 +117,10 @@ def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point,
     system, target = build_equations(chain, weights, gradient, point, walk)
     unknowns = int(find_used_values(chain)[point.at].sum())
     x, residual = _solve_system(system, target, unknowns, walk)
-    if walk.mended and not system.layer.activation.smooth and only_reshapes(system.layer.after):
+    if walk.mended and not system.layer.activation.smooth and are_reshapes(system.layer.after):
         system, x, residual = _flip_signs(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
     if point.at:
-        x = settled(chain.layers[point.at - 1].activation, x)
+        x = settle_zeros(chain.layers[point.at - 1].activation, x)
     x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.compute_gradient_below()))
     return replace(point, at=point.at - 1, f=x, gradient=below, residuals=(*point.residuals, residual))
 
@@ -219,7 +219,7 @@ def _solve_system(
     unknowns: number of input values that the network uses.
     """
     layer = system.layer
-    if layer.kernel is None and only_reshapes(layer.before):
+    if layer.kernel is None and are_reshapes(layer.before):
         return _solve_linear_layer(system, target, paper=not walk.scaled)
     if not walk.scaled:
         solved = solve_least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations)

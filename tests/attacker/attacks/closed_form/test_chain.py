@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.networks.chain import Chain, NotAChain, chain_of
+from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -43,7 +43,7 @@ def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
 
 def agrees(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Chain:
     """Return the chain of `model`, and assert that both compute the same for batches of one and three."""
-    chain = chain_of(model, shape)
+    chain = read_chain(model, shape)
     model = model.double().eval()
     for count in (1, 3):
         x = torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
@@ -204,7 +204,7 @@ CHAINS = {"cnn6": 7, "cnn6_d": 7, "fcn3": 3, "lenet_cpl": 5, "lenet_dlg": 4, "ml
 def test_the_networks_of_the_papers_are_chains_with_and_without_values(name: str, layers: int, classes: int) -> None:
     data = DataSpec(shape=(1, 12, 16), num_classes=classes)
     chain = agrees(models.build(ModelSpec(name=name), data), data.shape)
-    outline = chain_of(models.layout(ModelSpec(name=name), data), data.shape)
+    outline = read_chain(models.layout(ModelSpec(name=name), data), data.shape)
     assert len(chain.layers) == len(outline.layers) == layers
     for real, drawn in zip(chain.layers, outline.layers, strict=True):
         assert (real.weight, real.bias, real.shape, real.outputs) == (drawn.weight, drawn.bias, drawn.shape, drawn.outputs)
@@ -215,7 +215,7 @@ def test_the_model_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(), nn.ReLU(), *head(126))
     model.train()[1].eval()
     modes, values = [m.training for m in model.modules()], {k: (id(p), p.clone()) for k, p in model.named_parameters()}
-    chain_of(model, SHAPE)
+    read_chain(model, SHAPE)
     assert [m.training for m in model.modules()] == modes
     assert all(id(p) == values[k][0] and torch.equal(p, values[k][1]) for k, p in model.named_parameters())
 
@@ -328,7 +328,7 @@ class Written(nn.Module):
 def test_no_code_computes_something_else_than_its_chain_says(pieces: list[str], more: list[str]) -> None:
     model, shape = Written([*pieces, "flat", *more]), (2, 2, 4)
     try:
-        chain = chain_of(model, shape)
+        chain = read_chain(model, shape)
     except NotAChain:
         return
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))

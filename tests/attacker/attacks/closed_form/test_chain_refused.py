@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from attacker.attacks.networks.chain import NotAChain, chain_of
+from attacker.attacks.networks.chain import NotAChain, read_chain
 from defenses.networks import penalty_of, precode
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_it_is_refused_with_its_reason(make: Callable[[], nn.Module], reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
-        chain_of(make(), SHAPE)
+        read_chain(make(), SHAPE)
 
 
 def test_old_ways_of_normalising_weights_are_refused() -> None:
@@ -174,7 +174,7 @@ def test_old_ways_of_normalising_weights_are_refused() -> None:
         with pytest.warns(FutureWarning) if norm is nn.utils.weight_norm else torch.no_grad():
             model = changed(norm)
         with pytest.raises(NotAChain, match="0 has hooks"):
-            chain_of(model, SHAPE)
+            read_chain(model, SHAPE)
 
 
 @fx.wrap
@@ -233,7 +233,7 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 @pytest.mark.parametrize(("code", "reason"), CODE.values(), ids=CODE.keys())
 def test_code_is_refused_with_its_reason(code: Callable[[Any, Tensor], Any], reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
-        chain_of(Own(code), SHAPE)
+        read_chain(Own(code), SHAPE)
 
 
 def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
@@ -252,13 +252,13 @@ def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
             return out
 
     with pytest.raises(NotAChain, match="missing 1 required positional argument: 'y'"):
-        chain_of(Two(), (6,))
-    assert len(chain_of(Optional(), (6,)).layers) == 1
+        read_chain(Two(), (6,))
+    assert len(read_chain(Optional(), (6,)).layers) == 1
 
 
 def test_one_dimensional_convolutions_are_refused() -> None:
     with pytest.raises(NotAChain, match=r"0 is Conv1d: of the convolutions only torch\.nn\.Conv2d"):
-        chain_of(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
+        read_chain(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
 
 
 PICTURES = {
@@ -274,7 +274,7 @@ PICTURES = {
 @pytest.mark.parametrize(("name", "reason"), PICTURES.items())
 def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
-        chain_of(models.layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+        read_chain(models.layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -292,19 +292,19 @@ def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> N
 def test_networks_of_torchvision_are_no_chains(architecture: str, reason: str) -> None:
     spec = ModelSpec(name="torchvision", arguments={"architecture": architecture})
     with pytest.raises(NotAChain, match=reason):
-        chain_of(models.layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
+        read_chain(models.layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
 
 
 @pytest.mark.parametrize("network", ["precode(bottleneck=4)", "dropout"])
 def test_blocks_that_draw_while_a_client_trains_are_refused(network: str) -> None:
     spec = ModelSpec(name="lenet_cpl", network=network)
     with pytest.raises(NotAChain, match="draws random numbers during training, which the server does not know"):
-        chain_of(models.layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+        read_chain(models.layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
 
 def test_asking_leaves_no_mark_on_a_network_that_remembers_something() -> None:
     model = precode(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), bottleneck=2)
     model(torch.ones(1, 4))
     with pytest.raises(NotAChain):
-        chain_of(model, (4,))
+        read_chain(model, (4,))
     assert isinstance(penalty_of(model), Tensor)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.features import find_map_estimate
-from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, smooth_spread
+from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Observe = Callable[..., Observation]
@@ -22,7 +22,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def smooth_images(count: int, data: DataSpec = DATA) -> Tensor:
     """Draw images from the smoothness prior."""
-    spread = smooth_spread(data)
+    spread = build_smooth_spread(data)
     return (0.5 + spread(torch.randn(count, *data.shape, generator=seeded(5), dtype=torch.float64))).clamp(0, 1).float()
 
 
@@ -69,7 +69,7 @@ def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.Mo
 def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
     """Compare with the posterior mean, which has a closed form for linear features."""
     data = DataSpec(shape=(1, 4, 4), num_classes=2)
-    spread = smooth_spread(data)
+    spread = build_smooth_spread(data)
     matrix = torch.randn(5, 16, generator=seeded(1), dtype=torch.float64)
     x = 0.5 + spread(torch.randn(1, 4, 4, generator=seeded(2), dtype=torch.float64))
     found = find_map_estimate(lambda one: matrix.to(one) @ one.flatten(), matrix @ x.flatten(), spread, data.shape)
@@ -81,11 +81,11 @@ def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
 
 
 def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> None:
-    drawn = smooth_spread(DATA)(torch.randn(200, *DATA.shape, generator=seeded(3), dtype=torch.float64))
+    drawn = build_smooth_spread(DATA)(torch.randn(200, *DATA.shape, generator=seeded(3), dtype=torch.float64))
     assert float(drawn.std()) == pytest.approx(PIXEL_DEVIATION, rel=0.1)
     neighbours = (drawn[..., 1:] - drawn[..., :-1]).std()
     assert float(neighbours) < 0.5 * PIXEL_DEVIATION
-    rows = smooth_spread(DataSpec(shape=(7,), num_classes=2))
+    rows = build_smooth_spread(DataSpec(shape=(7,), num_classes=2))
     assert torch.equal(rows(torch.ones(7)), torch.full((7,), PIXEL_DEVIATION))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attacker.attacks import Case, exact
 from attacker.attacks.closed_form import layer_input as route
 from attacker.attacks.closed_form.observations import observe as observed
-from attacker.attacks.matching.smooth_images import smooth_spread
+from attacker.attacks.matching.smooth_images import build_smooth_spread
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
@@ -54,7 +54,7 @@ def unbiased() -> Net:
 def case(observe: Observe, build: Callable[[], Net], count: int = 1, **settings: Any) -> tuple[Case, Tensor, Tensor]:
     reference = f"{__name__}:{build.__name__}"
     models.admit(reference)
-    spread = smooth_spread(DATA)
+    spread = build_smooth_spread(DATA)
     x = (0.5 + spread(torch.randn(count, *DATA.shape, generator=torch.Generator().manual_seed(5)))).clamp(0, 1)
     y = torch.arange(count) + 3
     return Case((observe((x, y), model=ModelSpec(name=reference), data=DATA, **settings),)), x, y

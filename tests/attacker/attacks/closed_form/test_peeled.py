@@ -15,7 +15,7 @@ from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.system import EquationValues
 from attacker.attacks.closed_form.rgap.walk import Point, solve_last_layer, solve_layer, solve_layers
-from attacker.attacks.networks.chain import Chain, chain_of
+from attacker.attacks.networks.chain import Chain, read_chain
 from defenses.base import Tensors
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -67,7 +67,7 @@ def see(model: nn.Module, x: Tensor, *, at: int, dtype: torch.dtype = torch.floa
         loss = functional.cross_entropy(model(one[None]), torch.zeros(1, dtype=torch.long))
         found = torch.autograd.grad(loss, list(model.parameters()))
         rows.append([g + noise * g.square().mean().sqrt() * torch.randn(g.shape, generator=rng, dtype=dtype) for g in found])
-    chain = chain_of(model, tuple(x.shape[1:]))
+    chain = read_chain(model, tuple(x.shape[1:]))
     weights = {name: p.detach().double()[None] for name, p in model.named_parameters()}
     gradient = {name: torch.stack([row[i] for row in rows]).double() for i, name in enumerate(names)}
     first = solve_last_layer(chain, weights, gradient, "cross_entropy")[0]

@@ -21,7 +21,7 @@ from attacker.attacks.closed_form.rank.verdict import write_headline, write_verd
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, apply_maps
 from attacker.attacks.closed_form.rgap.walk import Walk, solve_last_layer, solve_layers
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -30,14 +30,14 @@ THIRTY = range(30)
 
 def report_of(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 2, prove: int = 0) -> RankReport:
     model = models.layout(ModelSpec(name=name), DataSpec(shape=shape, num_classes=classes))
-    return analyse_rank(chain_of(model, shape), prove=prove)
+    return analyse_rank(read_chain(model, shape), prove=prove)
 
 
 def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, prove: int = 3000) -> RankReport:
     with torch.device("meta"):
         features = nn.Sequential(*layers, nn.Flatten())
         width = prod(features(torch.empty(1, *shape)).shape)
-    return analyse_rank(chain_of(nn.Sequential(*features, nn.Linear(width, 3)), shape), dead=dead, prove=prove)
+    return analyse_rank(read_chain(nn.Sequential(*features, nn.Linear(width, 3)), shape), dead=dead, prove=prove)
 
 
 # the paper
@@ -46,14 +46,14 @@ def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, 
 @pytest.mark.parametrize(("index", "channels"), [(-484, (4,)), (405, (3,)), (-208, (9, 4)), (316, (6, 10, 4))])
 def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]) -> None:
     assert PAPER[index] == channels
-    report = analyse_rank(chain_of(paper_network(channels), (3, 32, 32)), prove=0)
+    report = analyse_rank(read_chain(paper_network(channels), (3, 32, 32)), prove=0)
     assert report.index == index
     assert report.layers[report.critical].index == index
     assert report.critical == len(channels) - 1
 
 
 def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None:
-    chain = chain_of(paper_network((9, 4)), (3, 32, 32))
+    chain = read_chain(paper_network((9, 4)), (3, 32, 32))
     second = analyse_rank(chain, prove=0).layers[1]
     assert (second.unknowns, second.gradients, second.weights) == (9 * 29**2, 9 * 4 * 16, 4 * 26**2)
     assert second.virtual == count_virtual_constraints(chain)[1] == 9 * 29**2 - 3 * 32**2
@@ -61,7 +61,7 @@ def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None
 
 
 def test_what_a_layer_lacks_is_taken_off_its_surplus_of_virtual_constraints() -> None:
-    first, second = analyse_rank(chain_of(paper_network((3,)), (3, 32, 32)), prove=0).layers
+    first, second = analyse_rank(read_chain(paper_network((3,)), (3, 32, 32)), prove=0).layers
     assert (first.virtual, second.virtual) == (0, -first.index) == (0, -405)
 
 
@@ -204,7 +204,7 @@ def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetw
         x = torch.rand(1, *network.shape, requires_grad=True)
         for layer in network.chain.layers:
             inputs.append(x)
-            given = layer.product(apply_maps(layer.before, x), torch.rand(layer.shape))
+            given = layer.apply_weight(apply_maps(layer.before, x), torch.rand(layer.shape))
             x = apply_maps(layer.after, given)
         reached = torch.autograd.grad(x.sum(), inputs)
         for mask, slopes in zip(find_used_values(network.chain), reached, strict=True):
@@ -217,7 +217,7 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     assert none.rank == 108 + 192 - 9
     assert (half.known, half.rank) == (96, 108 + 96 - 3)
     assert not half.proved
-    chain = chain_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(192, 3)), (4, 10, 10))
+    chain = read_chain(nn.Sequential(*layers, nn.Flatten(), nn.Linear(192, 3)), (4, 10, 10))
     rng = torch.Generator().manual_seed(0)
     alive = (torch.rand(3, 64, generator=rng).argsort(dim=1) < 32).double().reshape(1, 3, 8, 8)
     weight, k = (torch.randn(1, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 4, 3, 3), (3, 8, 8)))
@@ -245,7 +245,7 @@ def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
 
 def test_a_convolution_as_the_last_layer_is_not_read_however_many_equations_there_are() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 6), nn.Flatten())
-    report = analyse_rank(chain_of(model, (1, 6, 6)))
+    report = analyse_rank(read_chain(model, (1, 6, 6)))
     assert not report.full
     assert "Its last layer is a convolution" in write_verdict(report)[0]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet
+from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting_gradients, rgap
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import run_rgap
 from attacker.attacks.closed_form.router import EXACT_DISTANCE
@@ -97,7 +97,7 @@ def test_a_batch_is_refused_by_the_walk_in_words(observe: Callable[..., Observat
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
     case = Case((observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
-    assert unmet(rgap(), case) == ["it works for one example only"]
+    assert find_unmet(rgap(), case) == ["it works for one example only"]
     with pytest.raises(ValueError, match="the update was computed from 2 examples"):
         exact(route="layers")([case], rng=seeded())
 

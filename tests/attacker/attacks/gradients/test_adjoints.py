@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.gradients import adjoints as written_out
-from attacker.attacks.gradients.adjoints import Adjoints, adjoints
+from attacker.attacks.gradients.adjoints import Adjoints, build_adjoints
 from attacker.attacks.gradients.convolutions import is_small
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.layer_weights import weigh_by_depth
 from attacker.attacks.matching.objectives import absolute, cosine, euclidean
 from attacker.attacks.matching.problem import View
 from attacker.attacks.networks.activations import TANH
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.optimisers.first_order import SGD
-from attacker.attacks.simulation.client import gradient_of
+from attacker.attacks.simulation.client import build_gradient
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -55,7 +55,7 @@ def guess(data: DataSpec, count: int, soft: bool, problems: int = 3) -> tuple[Te
 
 
 def written(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints:
-    found = adjoints(model, data, loss, weights)
+    found = build_adjoints(model, data, loss, weights)
     assert found is not None
     return found
 
@@ -67,7 +67,7 @@ def by_autograd(
     gradients, slopes = [], []
     for i, problem in enumerate(zip(x, y, strict=True)):
         searched = [t.clone().requires_grad_() for t in problem if t.is_floating_point()]
-        found = gradient_of(model, data, loss)(weights, searched[0], searched[1] if len(searched) > 1 else problem[1])
+        found = build_gradient(model, data, loss)(weights, searched[0], searched[1] if len(searched) > 1 else problem[1])
         product = torch.stack([(g * v(name, i)).sum() for name, g in found.items()]).sum()
         slopes.append(torch.autograd.grad(product, searched))
         gradients.append({name: g.detach() for name, g in found.items()})
@@ -89,10 +89,10 @@ def test_gradients_and_the_way_back_are_those_of_autograd(name: str, count: int,
     ours = written(model, data, loss, weights)
     found, back = ours(data.normalise(x), y)
     for i, one in enumerate(expected):
-        shaped = ours.shaped({key: g[i] for key, g in found.items()})
+        shaped = ours.restore_shapes({key: g[i] for key, g in found.items()})
         assert set(shaped) == set(weights)
         assert all(agree(shaped[key], one[key]) for key in weights)
-    rows = [ours.laid({key: t[i] for key, t in v.items()}) for i in range(len(x))]
+    rows = [ours.lay_out({key: t[i] for key, t in v.items()}) for i in range(len(x))]
     of_x, *of_y = back({key: torch.stack([row[key] for row in rows]) for key in weights})
     assert agree(of_x, slopes[0] * 0.5)  # by what the network is fed, which is (x - 0.4) / 0.5
     assert len(of_y) == soft
@@ -102,8 +102,8 @@ def test_gradients_and_the_way_back_are_those_of_autograd(name: str, count: int,
 def test_shapes_and_what_gradients_lie_as_are_each_others_inverse() -> None:
     ours, rng = written(*built("sigmoid")), torch.Generator().manual_seed(0)
     gradient = {name: torch.rand(w.shape, generator=rng) for name, w in built("sigmoid")[3].items()}
-    assert ours.laid(gradient)["0.weight"].shape == (12, 5, 5, 3)
-    again = ours.shaped(ours.laid(gradient))
+    assert ours.lay_out(gradient)["0.weight"].shape == (12, 5, 5, 3)
+    again = ours.restore_shapes(ours.lay_out(gradient))
     assert all(torch.equal(again[name], g) for name, g in gradient.items())
 
 
@@ -134,7 +134,7 @@ def test_weights_that_nothing_depends_on_have_zeros() -> None:
 def test_what_is_no_chain_of_small_layers_is_left_to_others(name: str, arguments: dict[str, Any]) -> None:
     data = DataSpec(shape=(3, 32, 32), num_classes=10)
     model = models.build(ModelSpec(name=name, arguments=arguments), data).eval()
-    assert adjoints(model, data, "cross_entropy", dict(model.named_parameters())) is None
+    assert build_adjoints(model, data, "cross_entropy", dict(model.named_parameters())) is None
 
 
 def test_a_convolution_is_small_up_to_a_number_of_multiplications() -> None:
@@ -143,7 +143,7 @@ def test_a_convolution_is_small_up_to_a_number_of_multiplications() -> None:
 
 
 def attack_of(**settings: Any) -> GradientMatching:
-    return cpl(init="uniform").changed(optimiser=SGD(learning_rate=0.01, momentum=0.5), steps=3, **settings)
+    return cpl(init="uniform").copy_with(optimiser=SGD(learning_rate=0.01, momentum=0.5), steps=3, **settings)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("settings", "defense", "steps"),
     [
         ({"distance": euclidean}, "", 1),
-        ({"distance": cosine, "layers": by_depth(5.0)}, "", 2),
+        ({"distance": cosine, "layers": weigh_by_depth(5.0)}, "", 2),
         ({"distance": absolute, "rule": None}, "prune(0.3)", 1),
         ({"distance": euclidean, "robust": 0.1, "rule": None}, "", 2),
     ],
@@ -184,7 +184,7 @@ def test_a_search_that_is_compiled_goes_where_the_other_goes(
     attack = attack_of(**settings)
     found = attack(cases, rng=torch.Generator().manual_seed(1))
     assert not asked
-    again = attack.changed(compiled=True)(cases, rng=torch.Generator().manual_seed(1))
+    again = attack.copy_with(compiled=True)(cases, rng=torch.Generator().manual_seed(1))
     assert asked
     assert all(asked)
     for one, other in zip(found, again, strict=True):
@@ -201,15 +201,15 @@ def test_a_chain_that_is_not_the_network_is_left_to_autograd(
 
     def found() -> Adjoints | None:
         model = nn.Sequential(nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)).eval()
-        return adjoints(model, data, "cross_entropy", {name: p.detach() for name, p in model.named_parameters()})
+        return build_adjoints(model, data, "cross_entropy", {name: p.detach() for name, p in model.named_parameters()})
 
     assert found() is not None
-    own = written_out.chain_of
+    own = written_out.read_chain
 
     def misread(model: nn.Module, shape: tuple[int, ...]) -> Chain:
         first, *others = own(model, shape).layers
         return Chain((replace(first, activation=TANH), *others))
 
-    monkeypatch.setattr(written_out, "chain_of", misread)
+    monkeypatch.setattr(written_out, "read_chain", misread)
     assert found() is None
     assert "so autograd is used" in caplog.text

@@ -58,8 +58,8 @@ def test_a_compiled_search_comes_to_what_the_other_comes_to(observe) -> None:
     model, data = ModelSpec(name="mlp", arguments={"hidden": [4]}), DataSpec(shape=(6,), num_classes=3)
     batches = [(torch.rand(1, 6, generator=rng().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]
-    attack = cpl(init="uniform").changed(optimiser=Adam(learning_rate=0.02), steps=10)
-    for one, other in zip(attack(cases, rng=rng()), attack.changed(compiled=True)(cases, rng=rng()), strict=True):
+    attack = cpl(init="uniform").copy_with(optimiser=Adam(learning_rate=0.02), steps=10)
+    for one, other in zip(attack(cases, rng=rng()), attack.copy_with(compiled=True)(cases, rng=rng()), strict=True):
         torch.testing.assert_close(one.x, other.x, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-3, atol=1e-4)
 

@@ -5,7 +5,7 @@ import torch
 
 from attacker.attacks.base import Case
 from attacker.attacks.gradients import hardware as precision
-from attacker.attacks.gradients.vectorised import apart, per_problem
+from attacker.attacks.gradients.vectorised import build_per_problem, split_problems
 from attacker.attacks.matching import case_batch
 from attacker.attacks.multi_round.agic import agic, agic_of_one_round
 from fedsim import models
@@ -18,20 +18,20 @@ RESNET = ModelSpec(name="resnet20_4")
 def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> None:
     model = models.build(RESNET, DATA, seed=0).eval()
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    gradient = per_problem(model, DATA, "cross_entropy")
+    gradient = build_per_problem(model, DATA, "cross_entropy")
     assert gradient is not None
     x, y = torch.rand(2, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([[1], [3]])
-    exact, coarse = (apart(gradient(weights, x, y, precision=one))[1] for one in (None, torch.bfloat16))
+    exact, coarse = (split_problems(gradient(weights, x, y, precision=one))[1] for one in (None, torch.bfloat16))
     assert {t.dtype for t in coarse.values()} == {torch.float32}
     flat, near = (torch.cat([t.flatten() for t in g.values()]) for g in (exact, coarse))
     assert 1e-4 < float((flat - near).norm() / flat.norm()) < 0.1
 
 
 def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case_batch, "fast", lambda device: torch.bfloat16)
+    monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
     batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
-    attack = agic_of_one_round(steps=4).changed(coarse=0.5)
+    attack = agic_of_one_round(steps=4).copy_with(coarse=0.5)
     seen: list[torch.dtype | None] = []
     evaluate = case_batch.View.evaluate
 
@@ -42,7 +42,7 @@ def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytes
     monkeypatch.setattr(case_batch.View, "evaluate", noted)
     found = attack(cases, rng=torch.Generator().manual_seed(0))
     assert seen == [torch.bfloat16] * 2 + [None] * 2
-    monkeypatch.setattr(case_batch, "fast", lambda device: None)
+    monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: None)
     seen.clear()
     attack(cases, rng=torch.Generator().manual_seed(0))
     assert seen == [None] * 4
@@ -56,7 +56,7 @@ def test_a_processor_without_such_arithmetic_keeps_float32(
     features: dict[str, bool], able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
-    assert (precision.fast("cpu") is torch.bfloat16) == able
+    assert (precision.get_fast_dtype("cpu") is torch.bfloat16) == able
 
 
 @pytest.mark.parametrize("coarse", [-0.1, 1.0])

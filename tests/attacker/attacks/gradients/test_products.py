@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.gradients.convolutions import channels_last
-from attacker.attacks.gradients.products import products
+from attacker.attacks.gradients.convolutions import to_channels_last
+from attacker.attacks.gradients.products import compute_products
 from attacker.attacks.matching.objectives import cosine
 
 SHAPES = {"a": (4, 3, 3, 2), "b": (5,), "c": (2, 6)}
@@ -16,8 +16,8 @@ def drawn(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=rng, dtype=torch.double) for name, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize("of_simulated", [channels_last, torch.Tensor.contiguous])
-@pytest.mark.parametrize("of_observed", [channels_last, torch.Tensor.contiguous])
+@pytest.mark.parametrize("of_simulated", [to_channels_last, torch.Tensor.contiguous])
+@pytest.mark.parametrize("of_observed", [to_channels_last, torch.Tensor.contiguous])
 def test_the_cosine_of_large_gradients_and_its_slope_are_the_plain_ones(of_simulated, of_observed) -> None:
     simulated = {name: of_simulated(t).requires_grad_() for name, t in drawn(0).items()}
     observed = {name: of_observed(t) for name, t in drawn(1).items()}
@@ -32,7 +32,7 @@ def test_the_cosine_of_large_gradients_and_its_slope_are_the_plain_ones(of_simul
 def test_what_was_not_observed_does_not_count() -> None:
     simulated, observed = drawn(0), drawn(1)
     del observed["b"]
-    dot, own, theirs = products(simulated, observed)
+    dot, own, theirs = compute_products(simulated, observed)
     assert torch.allclose(dot, sum((simulated[n] * observed[n]).sum() for n in observed))
     assert torch.allclose(own, sum(simulated[n].square().sum() for n in observed))
     assert torch.allclose(theirs, sum(o.square().sum() for o in observed.values()))

@@ -10,14 +10,14 @@ from torch.nn import functional
 from attacker.attacks.gradients.convolutions import (
     ConvolutionSetting,
     Geometry,
-    channels_last,
-    convolution,
-    library,
-    weight_gradient,
+    compute_weight_gradients,
+    convolve,
+    convolve_by_library,
+    to_channels_last,
 )
-from attacker.attacks.gradients.layer_gradients import of_convolution_weight
-from attacker.attacks.gradients.vectorised import PerProblem, StackedGradients, apart, per_problem, together
-from attacker.attacks.simulation.client import Weights, gradient_of
+from attacker.attacks.gradients.layer_gradients import compute_convolution_weight_gradients
+from attacker.attacks.gradients.vectorised import PerProblem, StackedGradients, build_per_problem, join_problems, split_problems
+from attacker.attacks.simulation.client import Weights, build_gradient
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -60,7 +60,7 @@ def guess(data: DataSpec, count: int, soft: bool, problems: int = 2) -> tuple[Te
 
 
 def at_once(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> PerProblem:
-    gradients = per_problem(model, data, loss)
+    gradients = build_per_problem(model, data, loss)
     assert gradients is not None
     return gradients
 
@@ -68,7 +68,7 @@ def at_once(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> Pe
 def one_by_one(
     model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, y: Tensor, buffers: Weights
 ) -> dict[str, Tensor]:
-    each = [gradient_of(model, data, loss)(weights, *problem, buffers) for problem in zip(x, y, strict=True)]
+    each = [build_gradient(model, data, loss)(weights, *problem, buffers) for problem in zip(x, y, strict=True)]
     return {name: torch.stack([g[name] for g in each]) for name in weights}
 
 
@@ -110,17 +110,17 @@ def test_small_convolutions_are_torchs_with_all_derivatives(
     geometry = Geometry(kernel, stride, padding, (7, 10))
     x = torch.randn(problems * 2, 3, 7, 10, generator=rng, dtype=torch.double).requires_grad_()
     weight = torch.randn(4, 3, *kernel, generator=rng, dtype=torch.double)
-    output = convolution(x, weight, geometry)
+    output = convolve(x, weight, geometry)
     assert torch.allclose(output, functional.conv2d(x, weight, stride=stride, padding=padding))
-    assert torch.autograd.gradcheck(lambda x: convolution(x, weight, geometry), x, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda x: convolution(x, weight, geometry), x, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: convolve(x, weight, geometry), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: convolve(x, weight, geometry), x, fast_mode=True)
     g = torch.randn(output.shape, generator=rng, dtype=torch.double).requires_grad_()
-    found = weight_gradient(x, g, problems, geometry)
-    other = of_convolution_weight(x, g, problems, kernel, (stride, stride), padding, (1, 1), 1)
+    found = compute_weight_gradients(x, g, problems, geometry)
+    other = compute_convolution_weight_gradients(x, g, problems, kernel, (stride, stride), padding, (1, 1), 1)
     each = [torch.nn.grad.conv2d_weight(i, weight.shape, o, stride, padding) for i, o in zip(x.split(2), g.split(2), strict=True)]
     assert torch.allclose(found, torch.stack(each))
     assert torch.allclose(torch.stack(list(other)), torch.stack(each))
-    assert torch.autograd.gradcheck(lambda x, g: weight_gradient(x, g, problems, geometry), (x, g), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x, g: compute_weight_gradients(x, g, problems, geometry), (x, g), fast_mode=True)
 
 
 @pytest.mark.parametrize("setting", [((2, 1), (1, 0), (1, 2), 2), ((1, 1), (2, 1), (1, 1), 1), ((3, 3), (0, 1), (2, 1), 4)])
@@ -128,11 +128,11 @@ def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weig
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, 7, 8, generator=rng, dtype=torch.double).requires_grad_()
     weight = torch.randn(4, 4 // setting[-1], 3, 2, generator=rng, dtype=torch.double).requires_grad_()
-    output = library(x, weight, setting)
+    output = convolve_by_library(x, weight, setting)
     assert torch.equal(output, functional.conv2d(x, weight, None, *setting))
     assert torch.autograd.grad(output.sum(), weight, allow_unused=True) == (None,)
-    assert torch.autograd.gradcheck(lambda x: library(x, weight, setting), x, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda x: library(x, weight, setting), x, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: convolve_by_library(x, weight, setting), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: convolve_by_library(x, weight, setting), x, fast_mode=True)
 
 
 def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivatives() -> None:
@@ -141,14 +141,14 @@ def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivat
     g = torch.randn(4, 6, 4, 4, generator=rng, dtype=torch.double).requires_grad_()
     setting = ((3, 2), (2, 1), (1, 0), (1, 2), 2)
     each = [torch.nn.grad.conv2d_weight(i, (6, 2, 3, 2), o, *setting[1:]) for i, o in zip(x.split(2), g.split(2), strict=True)]
-    assert torch.allclose(torch.stack(list(of_convolution_weight(x, g, 2, *setting))), torch.stack(each))
-    assert torch.autograd.gradcheck(lambda x, g: of_convolution_weight(x, g, 2, *setting), (x, g), fast_mode=True)
+    assert torch.allclose(torch.stack(list(compute_convolution_weight_gradients(x, g, 2, *setting))), torch.stack(each))
+    assert torch.autograd.gradcheck(lambda x, g: compute_convolution_weight_gradients(x, g, 2, *setting), (x, g), fast_mode=True)
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("torchvision", {"architecture": "resnet18"}), ("vgg7", {})])
 def test_wide_networks_are_taken_too(name: str, arguments: dict[str, Any]) -> None:
     model, data, loss = built(name, arguments, (3, 8, 8), 3)
-    assert per_problem(model, data, loss) is not None  # which compares both ways
+    assert build_per_problem(model, data, loss) is not None  # which compares both ways
 
 
 class Twice(nn.Module):
@@ -199,11 +199,11 @@ def test_layers_used_twice_add_up_and_unused_ones_have_zeros() -> None:
 
 @pytest.mark.parametrize("kind", ["layer norm", "batch norm", "parameter", "batch", "weight"])
 def test_a_model_whose_problems_cannot_be_told_apart_is_left_to_others(kind: str) -> None:
-    assert per_problem(Mixed(kind).eval(), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is None
+    assert build_per_problem(Mixed(kind).eval(), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is None
 
 
 def test_a_model_of_the_same_kind_without_such_a_thing_is_not() -> None:
-    assert per_problem(Mixed("nothing"), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is not None
+    assert build_per_problem(Mixed("nothing"), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is not None
 
 
 def test_one_problem_alone_is_as_it_is_among_others() -> None:
@@ -234,15 +234,15 @@ def test_large_gradients_are_told_apart_and_small_ones_stay_together() -> None:
     for model, is_large in ((large, True), (small, False)):
         weights = {name: p.detach() for name, p in model.named_parameters()}
         found = at_once(model, data)(weights, x, y)
-        assert (together(found) is None) == is_large
-        rows = apart(found)
+        assert (join_problems(found) is None) == is_large
+        rows = split_problems(found)
         assert len(rows) == 2
         assert all(torch.equal(row[name], stacked(found)[name][i]) for i, row in enumerate(rows) for name in weights)
 
 
 def test_channels_last_keeps_values_and_strides_the_channels_by_one() -> None:
     t = torch.rand(2, 5, 4, 3, 2)
-    assert torch.equal(channels_last(t), t)
-    assert channels_last(t).stride(-3) == 1
-    assert channels_last(t[0]).is_contiguous(memory_format=torch.channels_last)
-    assert channels_last(t[0, 0]).is_contiguous()
+    assert torch.equal(to_channels_last(t), t)
+    assert to_channels_last(t).stride(-3) == 1
+    assert to_channels_last(t[0]).is_contiguous(memory_format=torch.channels_last)
+    assert to_channels_last(t[0, 0]).is_contiguous()

@@ -21,7 +21,7 @@ def shown(observation: Observation) -> Evidence:
         seen.append(evidence)
         return torch.zeros(evidence.examples, dtype=torch.long)
 
-    dlg(steps=1).changed(rule=rule)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    dlg(steps=1).copy_with(rule=rule)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     return seen[0]
 
 

@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight, total_variation
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
 from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
@@ -41,7 +41,7 @@ def test_the_weight_makes_a_posterior_of_distance_and_total_variation() -> None:
 
     def loss(x: Tensor, g: Tensor) -> Tensor:
         wrapped = torch.stack([(x.roll(1, -1) - x).abs().mean(), (x.roll(1, -2) - x).abs().mean()]).sum()
-        return (g - observed).square().sum() + map_tv_weight(torch.tensor(sigma**2), x.numel()) * wrapped
+        return (g - observed).square().sum() + compute_map_tv_weight(torch.tensor(sigma**2), x.numel()) * wrapped
 
     expected = posterior(images[0], gradients[0]) - posterior(images[1], gradients[1])
     found = loss(images[0], gradients[0]) - loss(images[1], gradients[1])
@@ -84,7 +84,7 @@ def test_layer_weights_weigh_the_noise_as_well(image_case: Make) -> None:
     case, x, y = image_case(1, defense="gaussian(0.002)")
     search = CaseBatch(agic(distance="euclidean", beta=50.0).matching, [case])
     (view,) = search.views
-    distance = view.distance(view.case(0), x, y, x.flatten())
+    distance = view.compute_distance(view.get_case(0), x, y, x.flatten())
     assert view.power.item() == pytest.approx(distance.item(), rel=0.1)
 
 

@@ -37,19 +37,19 @@ def test_fields_of_parts_have_names_of_their_own_so_that_one_can_be_changed_by_i
         one.name for one in fields(MatchingParts)
     ]
     assert len(names) == len(set(names))
-    changed = cpl().changed(steps=3, later=1.0, tv=0.5, name="own", optimiser=Adam())
+    changed = cpl().copy_with(steps=3, later=1.0, tv=0.5, name="own", optimiser=Adam())
     assert (changed.search.steps, changed.objective.later, changed.prior.tv, changed.name) == (3, 1.0, 0.5, "own")
     assert changed.search.optimiser == Adam()
     assert changed.parametrisation == cpl().parametrisation
-    assert cpl().changed(prior=Prior(tv=0.1), denoised=True).prior == Prior(tv=0.1, denoised=True)
+    assert cpl().copy_with(prior=Prior(tv=0.1), denoised=True).prior == Prior(tv=0.1, denoised=True)
     with pytest.raises(TypeError, match="stepz"):
-        cpl().changed(stepz=3)
+        cpl().copy_with(stepz=3)
 
 
 def test_robust_loss_bounds_what_a_bad_round_costs() -> None:
     distance = torch.tensor([0.0, 1e-4, 1.0, 100.0])
-    assert torch.equal(Objective().robust_loss(distance), distance)
-    found = Objective(robust=0.1).robust_loss(distance)
+    assert torch.equal(Objective().apply_robust_loss(distance), distance)
+    found = Objective(robust=0.1).apply_robust_loss(distance)
     assert found[0] == 0
     assert float(found[1]) == pytest.approx(1e-4, rel=1e-3)
     assert float(found[3]) == pytest.approx(0.1 * torch.log1p(torch.tensor(1000.0)).item())
@@ -57,7 +57,7 @@ def test_robust_loss_bounds_what_a_bad_round_costs() -> None:
 
 def test_rounds_after_the_first_epoch_weigh_less() -> None:
     links = Links((torch.tensor([0]),) * 3, torch.ones(1), None, (1, 2, 1))
-    assert [Objective(later=0.2).weight(links, o) for o in range(3)] == [1.0, 0.2, 1.0]
+    assert [Objective(later=0.2).get_weight(links, o) for o in range(3)] == [1.0, 0.2, 1.0]
 
 
 def test_the_loss_of_a_zero_gradient_is_its_distance_to_the_observed_one() -> None:
@@ -76,8 +76,8 @@ def test_a_simulation_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="set local_steps=one_batch"):
         Simulation(surrogate=True, local_steps="simulated")
     epochs = Training(learning_rate=0.1, batch_size=1, epochs=3)
-    assert Simulation().epochs(epochs) == 1
-    assert Simulation(local_steps="simulated", order_invariant=0.1).epochs(epochs) == 3
+    assert Simulation().count_epochs(epochs) == 1
+    assert Simulation(local_steps="simulated", order_invariant=0.1).count_epochs(epochs) == 3
 
 
 def test_a_search_that_would_never_start_or_end_in_full_precision_is_refused() -> None:
@@ -96,13 +96,13 @@ def test_a_belief_of_ones_own_is_added_in_its_own_units(observe: Observe) -> Non
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data),))
-    plain, other = (loss_at(attack, case, x, y) for attack in (cpl(), cpl().changed(belief=lambda x: 3 * x.sum())))
+    plain, other = (loss_at(attack, case, x, y) for attack in (cpl(), cpl().copy_with(belief=lambda x: 3 * x.sum())))
     assert float(other - plain) == pytest.approx(3 * float(x.sum()), rel=1e-4)
 
 
 def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
     batch, z = CaseBatch(attack, [case]), x.flatten()[None]
-    return batch.evaluate(z, batch.problem([0], z, y[None]))[1][0]
+    return batch.evaluate(z, batch.build_problem([0], z, y[None]))[1][0]
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_presets_of_normalised_inputs_cost_what_they_cost(attack: str, std: tupl
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data),))
     guess = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    settings, large = presets.settings_of(attack), replace(data, shape=(3, 32, 32))
+    settings, large = presets.get_settings(attack), replace(data, shape=(3, 32, 32))
     for preset, model in (("published", LENET), ("tuned", ModelSpec(name="cnn6"))):
         own = settings[preset] if preset == "published" else settings[preset]["relu"]
         if "tv" not in own:
             continue
-        arguments: dict[str, Any] = presets.arguments_of(attack, preset, model, large)
+        arguments: dict[str, Any] = presets.get_arguments(attack, preset, model, large)
         made = inverting_gradients(**arguments) if attack == "inverting_gradients" else agic(**arguments).matching
-        added = loss_at(made, case, guess, y) - loss_at(made.changed(tv=0.0), case, guess, y)
+        added = loss_at(made, case, guess, y) - loss_at(made.copy_with(tv=0.0), case, guess, y)
         before = own["tv"] * float(total_variation(data.normalise(guess)))
         assert float(added) == pytest.approx(before, rel=1e-3, abs=2e-7)
 
@@ -155,8 +155,8 @@ def test_defaults_stay_where_pixels_are_not_normalised(observe: Observe) -> None
     assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (3e-3, 1e-4, 0.0)
     images = DataSpec(shape=(3, 32, 32), num_classes=10)
     for attack in ("cpl", "inverting_gradients", "agic"):
-        raw = presets.settings_of(attack)["tuned"]["relu"]
-        assert presets.arguments_of(attack, "tuned", ModelSpec(name="cnn6"), images) == raw
+        raw = presets.get_settings(attack)["tuned"]["relu"]
+        assert presets.get_arguments(attack, "tuned", ModelSpec(name="cnn6"), images) == raw
 
 
 def test_a_null_by_cosine_has_the_prior_of_the_attack_and_one_by_squares_takes_one_for_what_it_cannot_know(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
-from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DECODERS, TANH_MARGIN, Decoder, decoder
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DECODERS, TANH_MARGIN, Decoder, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -33,7 +33,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name: str) -> None:
-    own = decoder(name)(IMAGES)
+    own = get_decoder(name)(IMAGES)
     z = torch.rand(4, *own.shape, generator=seeded())
     x = own.decode(z)
     assert x.shape == (4, *IMAGES.shape)
@@ -45,26 +45,26 @@ def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name:
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_slopes_are_those_of_numbers(name: str) -> None:
     """Directional derivatives by autograd equal finite differences, in float64."""
-    own = decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
+    own = get_decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
     z = (0.2 + 0.6 * torch.rand(1, *own.shape, generator=seeded(), dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(own.decode, (z,))
 
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_a_search_begins_near_the_examples_that_it_is_given(name: str) -> None:
-    own = decoder(name)(IMAGES)
+    own = get_decoder(name)(IMAGES)
     smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
     assert (own.decode(own.encode(smooth)) - smooth).abs().max() < 0.1
 
 
 def test_pixels_are_what_they_are_to_the_bit() -> None:
-    own, x = decoder("pixels")(IMAGES), torch.randn(2, *IMAGES.shape, generator=seeded())
+    own, x = get_decoder("pixels")(IMAGES), torch.randn(2, *IMAGES.shape, generator=seeded())
     assert own.decode(x) is x
     assert torch.equal(own.project(x), x.clamp(0, 1))
 
 
 def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> None:
-    own = decoder("bicubic4")(IMAGES)
+    own = get_decoder("bicubic4")(IMAGES)
     assert own.shape == (3, 3, 4)
     torch.testing.assert_close(own.decode(torch.full((1, 3, 3, 4), 0.3)), torch.full((1, *IMAGES.shape), 0.3))
     x = own.decode(own.project(torch.randn(50, 3, 3, 4, generator=seeded())))
@@ -74,11 +74,11 @@ def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> No
 
 def test_bicubic_interpolation_is_refused_of_rows() -> None:
     with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are rows of shape \(9,\)"):
-        decoder("bicubic4")(ROWS)
+        get_decoder("bicubic4")(ROWS)
 
 
 def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
-    own = decoder("tanh_box")(ROWS)
+    own = get_decoder("tanh_box")(ROWS)
     x = own.decode(100 * torch.randn(50, 9, generator=seeded()))
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
     assert own.decode(own.encode(torch.tensor([[-3.0, 0.25, 7.0]]))).tolist()[0] == pytest.approx(
@@ -87,7 +87,7 @@ def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
 
 
 def test_soft_labels_and_surrogate_weights_follow_the_examples_in_the_latent() -> None:
-    space = LatentSpace(Parametrisation(decoder=decoder("bicubic4"), boxed=True), IMAGES, 2, joint=True, surrogate=True)
+    space = LatentSpace(Parametrisation(decoder=get_decoder("bicubic4"), boxed=True), IMAGES, 2, joint=True, surrogate=True)
     starts = [torch.rand(2, *IMAGES.shape, generator=seeded(i)) for i in range(3)]
     z = space.encode(starts, [seeded(i) for i in range(3)], "cpu")
     assert z.shape == (3, 2 * 36 + 2 * 4 + 1)
@@ -106,7 +106,7 @@ def easy(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
     """Return a case of a smooth image that a quarter of the resolution can represent."""
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     small = torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.3, 0.5, 0.7, 0.6], [0.4, 0.6, 0.7, 0.5], [0.4, 0.5, 0.5, 0.4]])
-    x = decoder("bicubic4")(data).decode(small[None, None])
+    x = get_decoder("bicubic4")(data).decode(small[None, None])
     return Case((observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data),)), x
 
 
@@ -123,7 +123,7 @@ def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str
 
 def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(observe: Callable[..., Observation]) -> None:
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
-    x = decoder("bicubic4")(data).decode(torch.rand(1, 1, 4, 4, generator=seeded(2)))
+    x = get_decoder("bicubic4")(data).decode(torch.rand(1, 1, 4, 4, generator=seeded(2)))
     noisy = observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data, defense="gaussian(0.005)")
     errors = {}
     for name in ("pixels", "bicubic4"):
@@ -134,16 +134,16 @@ def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(obse
 
 def test_smooth_latents_are_white_for_smooth_images_and_encoded_without_loss() -> None:
     """Of white latents the images' low frequencies vary more than their high ones; encoding is the inverse."""
-    own, z = decoder("smooth")(IMAGES), torch.randn(200, *IMAGES.shape, generator=seeded(), dtype=torch.float64)
+    own, z = get_decoder("smooth")(IMAGES), torch.randn(200, *IMAGES.shape, generator=seeded(), dtype=torch.float64)
     x = own.decode(z)
     torch.testing.assert_close(own.encode(x), z)
     assert float(x.mean()) == pytest.approx(0.5, abs=0.05)
     assert float((x[..., 1:] - x[..., :-1]).var()) < 0.3 * float(x.var())
-    assert decoder("smooth")(ROWS).decode(torch.zeros(1, 9)).tolist() == [[0.5] * 9]
+    assert get_decoder("smooth")(ROWS).decode(torch.zeros(1, 9)).tolist() == [[0.5] * 9]
 
 
 def test_the_default_is_pixels_and_names_that_do_not_exist_are_listed() -> None:
-    assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is decoder("pixels")
+    assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is get_decoder("pixels")
     assert list(DECODERS) == ["bicubic4", "pixels", "smooth", "tanh_box"]
     with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
@@ -166,7 +166,7 @@ def test_an_own_decoder_is_named_by_module_and_function(
     torch.testing.assert_close(found.x, plain.x, rtol=0, atol=2e-2)  # the same search, mirrored
     references.admit("own_decoders:nothing")
     with pytest.raises(ValueError, match="must be something that can be called, got int"):
-        decoder("own_decoders:nothing")
+        get_decoder("own_decoders:nothing")
 
 
 def decoded(**parts: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl
-from attacker.attacks.matching.warm_starts import Given, placed
+from attacker.attacks.matching.warm_starts import Given, place_start
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -24,7 +24,7 @@ def given(start: Tensor, **arguments: Any) -> GradientMatching:
     def first(cases: Sequence[Case], _: torch.Generator) -> list[Given | None]:
         return [Given(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
 
-    return cpl(optimiser="wolfe", **arguments).changed(warm_start=first)
+    return cpl(optimiser="wolfe", **arguments).copy_with(warm_start=first)
 
 
 def test_a_start_that_leads_to_the_end_is_the_only_one(image_case: Make) -> None:
@@ -60,7 +60,7 @@ def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, obser
     x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
     one = image_case(0)[0].observations[0]
     case = Case((observe((x, y), model=one.model, data=one.data),))
-    attack = cpl(optimiser="wolfe", steps=2).changed(warm_start=lambda cases, _: [Given(x + 1e-4, y)])
+    attack = cpl(optimiser="wolfe", steps=2).copy_with(warm_start=lambda cases, _: [Given(x + 1e-4, y)])
     (found,) = attack([case], rng=seeded())
     assert found.y.tolist() == [0, 1, 2, 3]
     assert found.restarts == 1
@@ -70,14 +70,14 @@ def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, obser
 def test_places_without_an_example_keep_their_own_start() -> None:
     own, x = torch.arange(5.0)[:, None], torch.tensor([[20.0], [10.0], [21.0], [40.0]])
     labels = torch.tensor([1, 2, 2, 3, 3])
-    assert placed(Given(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
-    assert placed(Given(x, torch.tensor([2, 1, 2, 4])), own, None).flatten().tolist() == [20.0, 10.0, 21.0, 40.0, 4.0]
+    assert place_start(Given(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
+    assert place_start(Given(x, torch.tensor([2, 1, 2, 4])), own, None).flatten().tolist() == [20.0, 10.0, 21.0, 40.0, 4.0]
     assert own.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> None:
     (one, x, y), (other, _, _) = image_case(1), image_case(2)
-    attack = cpl(optimiser="wolfe", steps=1).changed(
+    attack = cpl(optimiser="wolfe", steps=1).copy_with(
         warm_start=lambda cases, _: [Given(x, y) if c is one else None for c in cases]
     )
     found = attack([one, other], rng=seeded())
@@ -90,7 +90,7 @@ def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> Non
 def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_case: Make) -> None:
     _, x, _ = image_case(1)
     with pytest.raises(ValueError, match="cannot be combined with order_invariant"):
-        given(x).changed(local_steps="simulated", order_invariant=0.1)
+        given(x).copy_with(local_steps="simulated", order_invariant=0.1)
 
 
 def test_a_null_is_told_nothing(image_case: Make) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from attacker.attacks import cpl
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.layer_weights import MODIFIER_CAP, by_depth, relative
+from attacker.attacks.matching.layer_weights import MODIFIER_CAP, weigh_by_depth, weigh_relatively
 from attacker.attacks.matching.objectives import cosine
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -35,7 +35,7 @@ def values(weights: dict[str, torch.Tensor]) -> dict[str, float]:
 
 def test_weights_rise_linearly_from_one_to_beta_and_linear_layers_get_their_mean() -> None:
     model = network()
-    assert values(by_depth(5.0)(model, full(model))) == {
+    assert values(weigh_by_depth(5.0)(model, full(model))) == {
         "0.weight": 1.0, "0.bias": 1.0, "1.weight": 1.0, "1.bias": 1.0, "3.weight": 3.0, "3.bias": 3.0,
         "5.weight": 5.0, "5.bias": 5.0, "7.weight": 3.0, "7.bias": 3.0,
     }  # fmt: skip
@@ -47,14 +47,14 @@ def test_weights_rise_linearly_from_one_to_beta_and_linear_layers_get_their_mean
 def test_every_shape_goes_through_both_ends(shape: str, middle: float) -> None:
     """Table I: a f(i) + b through (1, 1) and (3, 2); half way, log 2 / log 3 and (e^2 - e) / (e^3 - e) of the way."""
     model = network()
-    found = values(by_depth(2.0, shape)(model, full(model)))
+    found = values(weigh_by_depth(2.0, shape)(model, full(model)))
     assert (found["0.weight"], found["5.weight"]) == (1.0, 1.0 if shape == "constant" else 2.0)
     assert found["3.weight"] == pytest.approx(middle, abs=1e-5)
 
 
 def test_falling_weights_are_a_beta_below_one() -> None:
     model = network()
-    assert [values(by_depth(0.5)(model, full(model)))[f"{i}.weight"] for i in (0, 3, 5)] == [1.0, 0.75, 0.5]
+    assert [values(weigh_by_depth(0.5)(model, full(model)))[f"{i}.weight"] for i in (0, 3, 5)] == [1.0, 0.75, 0.5]
 
 
 def test_zeros_in_a_gradient_are_made_up_for_and_a_dead_layer_is_capped() -> None:
@@ -62,30 +62,30 @@ def test_zeros_in_a_gradient_are_made_up_for_and_a_dead_layer_is_capped() -> Non
     observed = full(model)
     observed["3.weight"].flatten()[:9] = 0  # a quarter of 36
     observed["5.weight"].zero_()
-    found = values(by_depth(5.0)(model, observed))
+    found = values(weigh_by_depth(5.0)(model, observed))
     assert found["3.weight"] == pytest.approx(3 / 0.75)
     assert found["3.bias"] == pytest.approx(3 / 0.75)
     assert found["5.weight"] == pytest.approx(5 * MODIFIER_CAP)
     assert found["7.weight"] == 3.0
-    assert values(by_depth(5.0, relu_modifier=False)(model, observed))["3.weight"] == 3.0
+    assert values(weigh_by_depth(5.0, relu_modifier=False)(model, observed))["3.weight"] == 3.0
 
 
 def test_without_convolutions_all_layers_count_alike() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    assert set(values(by_depth(50.0)(model, full(model))).values()) == {1.0}
+    assert set(values(weigh_by_depth(50.0)(model, full(model))).values()) == {1.0}
 
 
 @pytest.mark.parametrize(("arguments", "words"), [((0.0,), "beta must be positive"), ((2.0, "cubic"), "unknown shape")])
 def test_nonsense_is_refused(arguments, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        by_depth(*arguments)
+        weigh_by_depth(*arguments)
 
 
 def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> None:
     """Compare with equation 6, computed independently here."""
     case, x, y = image_case(1)
-    weigh = by_depth(7.0)
-    attack = cpl().changed(distance=cosine, layers=weigh)
+    weigh = weigh_by_depth(7.0)
+    attack = cpl().copy_with(distance=cosine, layers=weigh)
     search = CaseBatch(attack, [case])
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
     model = models.build(case.observations[0].model, case.observations[0].data)
@@ -107,7 +107,9 @@ def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> No
 def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> None:
     """21 of them in ResNet20-4: the stem, 18, and two that change the shape (AGIC, table I)."""
     model = models.layout(ModelSpec(name="resnet20_4"), DataSpec(shape=(3, 32, 32), num_classes=10))
-    found = values(by_depth(21.0, relu_modifier=False)(model, {name: torch.ones(1) for name, _ in model.named_parameters()}))
+    found = values(
+        weigh_by_depth(21.0, relu_modifier=False)(model, {name: torch.ones(1) for name, _ in model.named_parameters()})
+    )
     convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
     assert [found[f"{name}.weight"] for name in convolutions] == [float(i) for i in range(1, 22)]
     (head,) = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -117,7 +119,7 @@ def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> Non
 def test_relative_weights_by_hand() -> None:
     """Mean squares are 16 and 2; that of all is (16 + 4) / 3, of which a tensor of zeros counts a share."""
     observed = {"b": torch.tensor(4.0), "w": torch.tensor([0.0, -2.0]), "none": torch.zeros(1)}
-    assert {name: float(w) for name, w in relative(observed).items()} == {
+    assert {name: float(w) for name, w in weigh_relatively(observed).items()} == {
         "b": pytest.approx(1 / (4 * 16)),
         "w": pytest.approx(1 / (4 * 2)),
         "none": pytest.approx(1 / (4 * 1e-8 * 20 / 4)),

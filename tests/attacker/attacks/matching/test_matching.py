@@ -7,12 +7,12 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet
+from attacker.attacks import Case, Stop, cpl, dlg, find_unmet, idlg, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.initialisation import start
-from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight
+from attacker.attacks.matching.initialisation import get_start
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.client import build_network
 from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -88,9 +88,9 @@ def test_the_null_never_looks_at_the_payload(image_case) -> None:
 
 def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> None:
     cases = [image_case(i)[0] for i in range(3)]
-    attack = cpl(steps=1).changed(stop=Stop(stuck=0.0))
+    attack = cpl(steps=1).copy_with(stop=Stop(stuck=0.0))
     singles = [attack(cases, rng=seeded())]
-    several = attack.changed(restarts=4)(cases, rng=seeded())
+    several = attack.copy_with(restarts=4)(cases, rng=seeded())
     for i, found in enumerate(several):
         assert found.restarts == 4
         assert found.iterations == 4 * singles[0][i].iterations
@@ -99,8 +99,8 @@ def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> Non
 
 def test_a_cosine_that_is_far_off_is_stuck_too(image_case) -> None:
     case, _, _ = image_case(0)
-    far = inverting_gradients(steps=1, restarts=3).changed(stop=Stop(stuck=1e-4, patience=5))
-    near = far.changed(stop=Stop(stuck=0.9, patience=5))
+    far = inverting_gradients(steps=1, restarts=3).copy_with(stop=Stop(stuck=1e-4, patience=5))
+    near = far.copy_with(stop=Stop(stuck=0.9, patience=5))
     assert far([case], rng=seeded())[0].restarts == 3
     assert near([case], rng=seeded())[0].restarts == 1
 
@@ -134,7 +134,7 @@ def test_an_attacker_who_knows_the_noise_does_not_take_it_for_a_stuck_search(ima
     (knowing,) = cpl(restarts=2)([case], rng=seeded())
     (ignoring,) = cpl(restarts=2, knows_defense=False)([case], rng=seeded())
     coordinates, variance = sum(w.numel() for w in case.observations[0].weights.values()), torch.tensor((0.002 / 0.1) ** 2)
-    assert knowing.loss[-1] <= coordinates * variance + 2 * NEIGHBOUR_CONTRAST * map_tv_weight(variance, x.numel())
+    assert knowing.loss[-1] <= coordinates * variance + 2 * NEIGHBOUR_CONTRAST * compute_map_tv_weight(variance, x.numel())
     assert (knowing.restarts, ignoring.restarts) == (1, 2)
     assert mse(knowing.x, x).item() < 0.5 * mse(ignoring.x, x).item()
 
@@ -162,8 +162,8 @@ def test_an_oracle_is_written_down_and_used(image_case) -> None:
 def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_case) -> None:
     case, _, _ = image_case(1)
     observation = case.observations[0]
-    model, data = network_of(observation), observation.data
-    pull = cpl(steps=40, agreement=1e3).changed(optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
+    model, data = build_network(observation), observation.data
+    pull = cpl(steps=40, agreement=1e3).copy_with(optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
     logits = torch.linspace(-1, 1, data.num_classes)[None]
     (found,) = pull([replace(case, known_logits=logits)], rng=seeded())
     (plain,) = pull([case], rng=seeded())
@@ -175,18 +175,18 @@ def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_cas
 
     assert away(found.x) < 0.5 * away(plain.x)
     assert (found.oracles, plain.oracles) == (("logits",), ())
-    without = pull.changed(agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
+    without = pull.copy_with(agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
     assert without[0].oracles == ()  # nothing was made of it
     assert pull.null()([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
 
 
 def test_needs_are_said_in_words(image_case) -> None:
     case, _, _ = image_case(0)
-    assert unmet(idlg(), case) == []
+    assert find_unmet(idlg(), case) == []
     two = Case((replace(case.observations[0], num_examples=2),))
-    assert unmet(idlg(), two) == ["it works for one example only"]
+    assert find_unmet(idlg(), two) == ["it works for one example only"]
     unknown = Case((replace(case.observations[0], num_examples=None),))
-    assert "reported no number" in unmet(cpl(), unknown)[0]
+    assert "reported no number" in find_unmet(cpl(), unknown)[0]
 
 
 def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None:
@@ -210,10 +210,10 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
     starts = []
 
     def watched(data, labels, rng):
-        starts.append(start("patterned")(data, labels, rng))
+        starts.append(get_start("patterned")(data, labels, rng))
         return starts[-1]
 
-    attack = cpl(steps=1).changed(init=watched)
+    attack = cpl(steps=1).copy_with(init=watched)
     attack([case], rng=seeded()), attack.null()([case], rng=seeded())
     assert torch.equal(starts[0], starts[1])
 
@@ -221,7 +221,7 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
 def test_an_attack_with_an_image_prior_says_so_of_rows(observe) -> None:
     data = DataSpec(shape=(12,), num_classes=6)
     rows = observe((torch.rand(1, 12), torch.tensor([1])), model=ModelSpec(name="mlp"), data=data)
-    assert unmet(inverting_gradients(), Case((rows,))) == ["its prior is one of images, and these data are rows"]
+    assert find_unmet(inverting_gradients(), Case((rows,))) == ["its prior is one of images, and these data are rows"]
 
 
 @pytest.mark.parametrize("defense", ["", "prune(0.5)", "sign('mean')", "withhold(['*'])"])

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacker.attacks.matching.initialisation import STARTS, start
+from attacker.attacks.matching.initialisation import STARTS, get_start
 from attacker.attacks.matching.objectives import cosine_distance, squared_distance
 from attacker.attacks.matching.priors import total_variation
-from attacker.attacks.simulation.client import as_gradient, gradient_of, through, total_step
+from attacker.attacks.simulation.client import build_gradient, compute_total_step, convert_to_gradient, simulate_channel
 from defenses import DefenseSpec, clip
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
@@ -49,7 +49,7 @@ def test_total_variation_is_the_mean_of_absolute_differences() -> None:
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 9, 7)])
 def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[int, ...]) -> None:
     data, labels = DataSpec(shape=shape, num_classes=3), torch.tensor([0, 2])
-    first, again, other = (start(name)(data, labels, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    first, again, other = (get_start(name)(data, labels, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert first.shape == (2, *shape)
     assert torch.equal(first, again)
     drawn = name in ("random", "uniform", "patterned", "patterned4", "smooth")
@@ -57,19 +57,19 @@ def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[i
 
 
 def test_a_pattern_repeats_its_block_and_is_no_constant() -> None:
-    x = start("patterned4")(DataSpec(shape=(3, 32, 32), num_classes=2), torch.tensor([0]), torch.Generator().manual_seed(0))
+    x = get_start("patterned4")(DataSpec(shape=(3, 32, 32), num_classes=2), torch.tensor([0]), torch.Generator().manual_seed(0))
     assert torch.equal(x[..., :8, :8], x[..., 24:, 8:16])
     assert x[..., :8, :8].std() > 0.2
 
 
 def test_colours() -> None:
     data, labels, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.tensor([0]), torch.Generator()
-    assert start("red")(data, labels, rng)[0, :, 0, 0].tolist() == [1, 0, 0]
-    assert start("blue")(data, labels, rng)[0, :, 3, 3].tolist() == [0, 0, 1]
-    assert start("dark")(data, labels, rng).max() == 0
-    assert start("light")(data, labels, rng).min() == 1
+    assert get_start("red")(data, labels, rng)[0, :, 0, 0].tolist() == [1, 0, 0]
+    assert get_start("blue")(data, labels, rng)[0, :, 3, 3].tolist() == [0, 0, 1]
+    assert get_start("dark")(data, labels, rng).max() == 0
+    assert get_start("light")(data, labels, rng).min() == 1
     with pytest.raises(ValueError, match="images with 3 channels"):
-        start("red")(DataSpec(shape=(1, 4, 4), num_classes=2), labels, rng)
+        get_start("red")(DataSpec(shape=(1, 4, 4), num_classes=2), labels, rng)
 
 
 def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
@@ -78,11 +78,11 @@ def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
     images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 51, 255)])
     np.savez(tmp_path / "own.npz", images=images, labels=np.array([0, 1, 1]))
     data, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.Generator().manual_seed(0)
-    x = start("insider", str(tmp_path / "own.npz"))(data, torch.tensor([0, 1]), rng)
+    x = get_start("insider", str(tmp_path / "own.npz"))(data, torch.tensor([0, 1]), rng)
     assert x[0].max() == 0
     assert float(x[1].mean()) in (pytest.approx(0.2), 1.0)
     with pytest.raises(ValueError, match="auxiliary"):
-        start("insider")
+        get_start("insider")
 
 
 def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> None:
@@ -96,14 +96,14 @@ def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> N
     np.savez(tmp_path / "short.npz", images=np.zeros((3, 4, 4, 3), np.uint8), labels=np.zeros(2, int))
     for name, words in (("pipe", "is not a regular file"), ("wide", "got float64"), ("short", "labels of shape")):
         with pytest.raises(ValueError, match=words):
-            start("insider", str(tmp_path / f"{name}.npz"))(data, torch.tensor([0]), rng)
+            get_start("insider", str(tmp_path / f"{name}.npz"))(data, torch.tensor([0]), rng)
 
 
 def test_the_simulated_gradient_is_autograds_own_on_normalised_inputs() -> None:
     network = models.build(MODEL, DATA, seed=1)
     weights = {name: p.detach() for name, p in network.named_parameters()}
     x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 2])
-    simulated = gradient_of(network, DATA)(weights, x, y)
+    simulated = build_gradient(network, DATA)(weights, x, y)
     loss = torch.nn.functional.cross_entropy(network((x - 0.4) / 0.3), y)
     expected = torch.autograd.grad(loss, list(network.parameters()))
     for name, gradient in zip(weights, expected, strict=True):
@@ -118,14 +118,14 @@ def test_one_step_gives_the_gradient_back(momentum: float, decay: float, rate: f
     training = Training(learning_rate=rate, batch_size=1, steps=1, momentum=momentum, weight_decay=decay)
     x, y = torch.rand(1, 1, 8, 8, dtype=torch.float64), torch.tensor([1])
     update = train(network, weights, [(x, y)], training, DATA).update
-    expected = gradient_of(network, DATA)(weights, x, y)
-    for name, gradient in as_gradient(update, weights, training, 1).items():
+    expected = build_gradient(network, DATA)(weights, x, y)
+    for name, gradient in convert_to_gradient(update, weights, training, 1).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-10)
 
 
 def test_total_step_of_momentum_by_hand() -> None:
     training = Training(learning_rate=0.5, batch_size=1, steps=3, momentum=0.1)
-    assert total_step(training, 3) == pytest.approx(0.5 * (1 + 1.1 + 1.11))
+    assert compute_total_step(training, 3) == pytest.approx(0.5 * (1 + 1.1 + 1.11))
 
 
 def test_through_a_clip_is_what_the_clipped_update_reads_as() -> None:
@@ -135,7 +135,7 @@ def test_through_a_clip_is_what_the_clipped_update_reads_as() -> None:
     training = Training(learning_rate=0.2, batch_size=1, steps=1, weight_decay=0.01)
     update = {name: -0.2 * (g + 0.01 * weights[name]) for name, g in gradient.items()}
     sent, _ = clip(0.05).apply(update, {}, rng)
-    expected = as_gradient(sent, weights, training, 1)
-    seen = through(DefenseSpec.parse("clip(0.05)").channel(), {}, gradient, weights, training, 1)
+    expected = convert_to_gradient(sent, weights, training, 1)
+    seen = simulate_channel(DefenseSpec.parse("clip(0.05)").channel(), {}, gradient, weights, training, 1)
     for name in weights:
         torch.testing.assert_close(seen[name], expected[name])

@@ -7,7 +7,7 @@ import torch
 
 from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.names import DISTANCES, OPTIMISERS, distance, optimiser
+from attacker.attacks.matching.names import DISTANCES, OPTIMISERS, get_distance, get_optimiser
 from attacker.attacks.matching.objectives import absolute, cosine, euclidean
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import Simulation
@@ -32,12 +32,12 @@ def test_absolute_distance_by_hand() -> None:
 
 
 def test_names_stand_for_the_parts_that_they_name() -> None:
-    assert [distance(name) for name in DISTANCES] == [euclidean, cosine, absolute]
-    assert optimiser("lbfgs") == LBFGS()
-    assert optimiser("wolfe") == LBFGS(line_search=True)
-    assert isinstance(optimiser("adam"), Adam)
-    assert isinstance(optimiser("momentum"), SGD)
-    assert optimiser("adagrad", 0.25) == Adagrad(learning_rate=0.25)
+    assert [get_distance(name) for name in DISTANCES] == [euclidean, cosine, absolute]
+    assert get_optimiser("lbfgs") == LBFGS()
+    assert get_optimiser("wolfe") == LBFGS(line_search=True)
+    assert isinstance(get_optimiser("adam"), Adam)
+    assert isinstance(get_optimiser("momentum"), SGD)
+    assert get_optimiser("adagrad", 0.25) == Adagrad(learning_rate=0.25)
 
 
 def test_the_default_is_the_paper() -> None:
@@ -120,7 +120,7 @@ def test_steps_that_are_simulated_are_seen_through(observe) -> None:
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_makes_the_loss_smaller(image_case, name: str) -> None:
     case, _, _ = image_case(1)
-    (found,) = cpl(optimiser=name, steps=3 if optimiser(name).period > 1 else 60)([case], rng=seeded())
+    (found,) = cpl(optimiser=name, steps=3 if get_optimiser(name).period > 1 else 60)([case], rng=seeded())
     assert found.loss[-1] < 0.6 * found.loss[0]
 
 

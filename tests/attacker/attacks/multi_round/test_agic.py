@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case, unmet
+from attacker.attacks import AttackSpec, Case, find_unmet
 from attacker.attacks.linking import Links
 from attacker.attacks.multi_round.agic import agic
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -192,8 +192,8 @@ def test_known_labels_are_an_oracle_and_say_so(client: Client) -> None:
 def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
     case, other = client()[0], client("d")[0]
     mixed = Case((case.observations[0], other.observations[1]))
-    assert unmet(agic(), mixed) == ["it attacks rounds of one client together"]
-    assert unmet(agic(), case) == []
+    assert find_unmet(agic(), mixed) == ["it attacks rounds of one client together"]
+    assert find_unmet(agic(), case) == []
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tup
 def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
     """Compare with AGIC, equation 5, with weights 1 and 0.1 for the first and second epoch, computed by autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
-    slope, loss = evaluated(cpl().changed(robust=robust), two_rounds, x.detach(), y)
+    slope, loss = evaluated(cpl().copy_with(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
     for observation, rows, gamma in zip(two_rounds.observations, ([0, 1], [1, 2]), (1.0, 0.1), strict=True):
         distance = squared_distance(gradient_at(observation, x[rows], y[rows]), observed(observation))
@@ -84,7 +84,7 @@ def test_the_truth_costs_nothing_where_links_are_right_and_something_where_they_
 
 
 def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds: Case, examples) -> None:
-    attack = cpl(init="uniform", steps=40, restarts=4).changed(later=1.0)
+    attack = cpl(init="uniform", steps=40, restarts=4).copy_with(later=1.0)
     (found,) = attack([two_rounds], rng=seeded())
     assert found.x.shape == (3, 1, 8, 8)
     assert torch.equal(found.y, examples[1])
@@ -100,7 +100,7 @@ def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rou
         replace(observe((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
         for rows, seed, number in (([0, 1], 0, 1), ([1, 2], 1, 4))
     )
-    attack = cpl().changed(optimiser=Adam(learning_rate=0.05), steps=5)
+    attack = cpl().copy_with(optimiser=Adam(learning_rate=0.05), steps=5)
     cases = [two_rounds, Case(other, links=two_rounds.links)]
     together = attack(cases, rng=seeded())
     for case, one in zip(cases, together, strict=True):
@@ -116,7 +116,7 @@ def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> 
         for seed in range(4)
     )
     links = Links(tuple(torch.tensor([0]) for _ in rounds), torch.ones(1), y[:1], (1, 2, 3, 4))
-    attack = cpl(init="uniform", optimiser="wolfe", steps=60).changed(later=1.0)
+    attack = cpl(init="uniform", optimiser="wolfe", steps=60).copy_with(later=1.0)
     (alone,), (together,) = attack([Case(rounds[:1])], rng=seeded()), attack([Case(rounds, links=links)], rng=seeded())
     assert (together.x - x[:1]).square().mean() < 0.5 * (alone.x - x[:1]).square().mean()
 
@@ -126,14 +126,14 @@ def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, e
     x, y = examples
     batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
     observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
-    run = MatchingRun(cpl().changed(surrogate=True), [Case((observation,))], seeded(), None)
+    run = MatchingRun(cpl().copy_with(surrogate=True), [Case((observation,))], seeded(), None)
     search = run.batch
-    (start,) = run._starts([0], 0, y[None])
+    (start,) = run._draw_starts([0], 0, y[None])
     assert len(start) == 3 * 64 + 1
     z = torch.cat([x.flatten(), torch.zeros(1)])
     half = {name: w + 0.5 * observation.update[name] for name, w in observation.weights.items()}
     gradient = gradient_at(replace(observation, weights=half), x, y)
-    found = search.views[0].simulate(search.views[0].case(0), x, y, z)
+    found = search.views[0].simulate(search.views[0].get_case(0), x, y, z)
     for name, expected in gradient.items():
         torch.testing.assert_close(found[name], expected.detach(), rtol=1e-4, atol=1e-5)
     slope, _ = search.evaluate(z[None], {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}})
@@ -145,7 +145,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
     observation = observe((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
     training = replace(observation.training, steps=None, epochs=2)
     observation = replace(observation, num_examples=3, training=training)
-    attack = cpl(init="uniform", steps=3).changed(local_steps="simulated", order_invariant=0.1)
+    attack = cpl(init="uniform", steps=3).copy_with(local_steps="simulated", order_invariant=0.1)
     search = CaseBatch(attack, [Case((observation,))])
     assert (search.count, search.epochs) == (6, 2)
     truth = torch.cat([x, x[[2, 0, 1]]])
@@ -158,7 +158,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
     assert found.x.shape == (3, 1, 8, 8)
     assert [slot.example for slot in found.slots] == [0, 1, 2, 0, 1, 2]
     with pytest.raises(ValueError, match="set local_steps=simulated"):
-        cpl().changed(order_invariant=0.1)
+        cpl().copy_with(order_invariant=0.1)
 
 
 class Shelf:
@@ -185,7 +185,7 @@ class Shelf:
 def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(image_case, calls: int) -> None:
     """It is killed in its first start, between two starts, and in its second, which needs the result of the first."""
     cases = [image_case(i)[0] for i in range(2)]
-    attack = cpl(init="uniform", steps=5, restarts=2).changed(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
+    attack = cpl(init="uniform", steps=5, restarts=2).copy_with(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())
     shelf = Shelf(calls)
     with pytest.raises(RuntimeError, match="killed"):
@@ -201,8 +201,8 @@ def test_labels_of_linked_examples_are_those_of_the_links(two_rounds: Case) -> N
     links = two_rounds.links
     assert links is not None
     told = replace(two_rounds, links=replace(links, labels=torch.tensor([3, 3, 1])))
-    (found,) = cpl(init="uniform").changed(optimiser=Adam(), steps=1)([told], rng=seeded())
+    (found,) = cpl(init="uniform").copy_with(optimiser=Adam(), steps=1)([told], rng=seeded())
     assert found.y.tolist() == [3, 3, 1]
     oracle = replace(told, known_labels=torch.tensor([2, 0, 0, 1]))
-    (found,) = cpl(init=uniform.__name__).changed(optimiser=Adam(), steps=1)([oracle], rng=seeded())
+    (found,) = cpl(init=uniform.__name__).copy_with(optimiser=Adam(), steps=1)([oracle], rng=seeded())
     assert (found.y.tolist(), found.oracles) == ([2, 0, 1], ("labels",))

@@ -229,7 +229,7 @@ def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.Capt
 def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows() -> None:
     from types import SimpleNamespace
 
-    from attacker.attacks.base import refused
+    from attacker.attacks.base import explain_refusal
 
     rows: Any = SimpleNamespace(
         observations=[SimpleNamespace(num_examples=1, data=SimpleNamespace(is_image=False), client="c")], known_labels=None
@@ -237,9 +237,9 @@ def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows()
     prior = "its prior is one of images, and these data are rows; "
     agic, hgap = (AttackSpec(name=name).build() for name in ("agic", "hgap"))
     agic.needs, hgap.needs = (frozenset({need}) for need in (Need.IMAGE_PRIOR, Need.IMAGE_CRITERION))
-    assert refused(agic, rows) == prior + "--set tv=0 leaves it out"
-    assert refused(hgap, rows) == prior.replace("prior", "criterion") + "--set criterion=gradient does without"
-    assert refused(replace(agic, needs=frozenset()), rows) == ""
+    assert explain_refusal(agic, rows) == prior + "--set tv=0 leaves it out"
+    assert explain_refusal(hgap, rows) == prior.replace("prior", "criterion") + "--set criterion=gradient does without"
+    assert explain_refusal(replace(agic, needs=frozenset()), rows) == ""
     for name, setting in (("agic", {"tv": 0.0}), ("inverting_gradients", {"tv": 0.0}), ("hgap", {"criterion": "gradient"})):
         assert not {Need.IMAGE_PRIOR, Need.IMAGE_CRITERION} & AttackSpec(name=name, arguments=setting).build().needs
 

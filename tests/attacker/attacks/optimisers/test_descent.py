@@ -92,7 +92,7 @@ def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is
     assert found.iterations == ([160] * 3 + [40] if give_up else [160] * 4)
     assert found.given_up == [False] * 3 + [give_up > 0]
     assert found.loss[3] < 7
-    assert Minima.of(found.state()).given_up == found.given_up
+    assert Minima.of(found.get_state()).given_up == found.given_up
     short = search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
     assert short.given_up == [False] * 3 + [give_up > 0]
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)

@@ -52,11 +52,11 @@ def test_lbfgs_with_line_searches_finds_the_minimum_that_torchs_finds() -> None:
 def search_on(loss: Curve, slope: Curve, first: float) -> tuple[Tensor, int]:
     """Return the step lengths found for functions of the length, one per problem, and the number of trials."""
     at = torch.zeros(len(loss(torch.zeros(1))), dtype=torch.float64)
-    lines = Lines.begun(loss(at), slope(at), torch.full_like(at, first))
+    lines = Lines.from_slope(loss(at), slope(at), torch.full_like(at, first))
     ended = torch.zeros_like(at, dtype=torch.bool)
     answers, trials = torch.zeros_like(at), 0
     while not ended.all():
-        _, over = lines.tried(loss(lines.length), slope(lines.length))
+        _, over = lines.process_trial(loss(lines.length), slope(lines.length))
         answers = torch.where(over & ~ended, lines.low_length, answers)
         trials, ended = trials + 1, ended | over
     return answers, trials

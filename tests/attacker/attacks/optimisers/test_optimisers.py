@@ -138,7 +138,7 @@ def test_a_stepper_that_was_put_down_goes_on_where_it_was(
     stepper, other = optimiser.start(), optimiser.start()
     for _ in range(after):
         z = next_of(stepper, scale, shift, z)
-    other.load({name: t.clone() for name, t in stepper.state().items()})
+    other.load({name: t.clone() for name, t in stepper.get_state().items()})
     mine, its = z, z
     for _ in range(9):
         mine, its = next_of(stepper, scale, shift, mine), next_of(other, scale, shift, its)

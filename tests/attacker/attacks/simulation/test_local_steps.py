@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import as_gradient, gradient_of, total_step
-from attacker.attacks.simulation.local_steps import after_local_steps, rows_of_steps
+from attacker.attacks.simulation.client import build_gradient, compute_total_step, convert_to_gradient
+from attacker.attacks.simulation.local_steps import assign_rows, build_stepped_gradient
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 
@@ -26,13 +26,13 @@ def test_simulated_steps_are_those_of_torch_and_not_one_batch(momentum: float, d
         cross_entropy(model(x[rows]), y[rows]).backward()
         optimiser.step()
     update = {name: p.detach() - weights[name] for name, p in model.named_parameters()}
-    one = gradient_of(model, DATA)
-    simulated = after_local_steps(one, training, (2, 2, 2))(weights, x, y)
+    one = build_gradient(model, DATA)
+    simulated = build_stepped_gradient(one, training, (2, 2, 2))(weights, x, y)
     together = one(weights, x, y)
-    for name, expected in as_gradient(update, weights, training, 3).items():
+    for name, expected in convert_to_gradient(update, weights, training, 3).items():
         torch.testing.assert_close(simulated[name], expected, rtol=1e-4, atol=1e-6)
     if not decay:
-        total = {name: -total_step(training, 3) * g for name, g in simulated.items()}
+        total = {name: -compute_total_step(training, 3) * g for name, g in simulated.items()}
         assert all(torch.allclose(total[name], update[name], atol=1e-6) for name in update)
     assert max(float((together[name] - simulated[name]).abs().max()) for name in update) > 1e-3
 
@@ -41,41 +41,41 @@ def test_one_step_is_the_gradient_itself() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
     weights = {name: p.detach() for name, p in model.named_parameters()}
     x, y = torch.rand(4, 6, generator=torch.Generator().manual_seed(4)), torch.tensor([0, 1, 2, 0])
-    one = gradient_of(model, DATA)
-    found = after_local_steps(one, Training(learning_rate=0.1, batch_size=4, steps=1), (4,))(weights, x, y)
+    one = build_gradient(model, DATA)
+    found = build_stepped_gradient(one, Training(learning_rate=0.1, batch_size=4, steps=1), (4,))(weights, x, y)
     for name, expected in one(weights, x, y).items():
         torch.testing.assert_close(found[name], expected)
 
 
 def test_epochs_begin_again_from_the_first_example() -> None:
-    assert rows_of_steps((2, 1, 2, 1), 3) == [[0, 1], [2], [0, 1], [2]]
-    assert rows_of_steps((2, 1, 2, 1), 6) == [[0, 1], [2], [3, 4], [5]]
+    assert assign_rows((2, 1, 2, 1), 3) == [[0, 1], [2], [0, 1], [2]]
+    assert assign_rows((2, 1, 2, 1), 6) == [[0, 1], [2], [3, 4], [5]]
 
 
 def test_epochs_that_hold_the_same_examples_in_any_order_do_not_disagree() -> None:
     x = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     shuffled = torch.cat([x, x[[2, 0, 3, 1]], x.flip(0)])
-    assert float(local_epochs.disagreement(shuffled, 3)) == pytest.approx(0, abs=1e-12)
+    assert float(local_epochs.measure_disagreement(shuffled, 3)) == pytest.approx(0, abs=1e-12)
     apart = torch.cat([x, x + 0.5])
-    assert float(local_epochs.disagreement(apart, 2)) == pytest.approx(0.25)
+    assert float(local_epochs.measure_disagreement(apart, 2)) == pytest.approx(0.25)
 
 
 def test_examples_of_later_epochs_are_put_to_those_of_the_first_and_averaged() -> None:
     x = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 0, 1, 1])
     both = torch.cat([x, x[[1, 0, 3, 2]] + 0.01])
-    merged, labels = local_epochs.merged(both, y.repeat(2), 2)
+    merged, labels = local_epochs.merge_epochs(both, y.repeat(2), 2)
     assert torch.equal(labels, y)
     torch.testing.assert_close(merged, x + 0.005)
 
 
 def test_examples_of_different_labels_are_not_averaged() -> None:
     x = torch.tensor([[0.0], [1.0]])
-    merged, _ = local_epochs.merged(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 0, 1]), 2)
+    merged, _ = local_epochs.merge_epochs(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 0, 1]), 2)
     assert merged.flatten().tolist() == [0.5, 0.5]
 
 
 def test_only_a_weight_and_several_epochs_make_epochs_separate() -> None:
-    assert local_epochs.separate(0.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 1
-    assert local_epochs.separate(1.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 3
-    assert local_epochs.separate(1.0, Training(learning_rate=1, batch_size=1, steps=3)) == 1
+    assert local_epochs.count_separate_epochs(0.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 1
+    assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 3
+    assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, steps=3)) == 1

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet
+from attacker.attacks import Case, cpl, dlg, find_unmet, inverting_gradients
 from attacker.attacks.base import Need
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
+from attacker.attacks.simulation.client import build_gradient, build_network, convert_to_gradient, get_buffers
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models import building
@@ -87,13 +87,13 @@ def observed(
 
 
 def simulated(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    model = network_of(observation)
-    buffers, _ = buffers_of(model, [observation])
-    return gradient_of(model, observation.data, observation.training.loss)(observation.weights, x, y, buffers)
+    model = build_network(observation)
+    buffers, _ = get_buffers(model, [observation])
+    return build_gradient(model, observation.data, observation.training.loss)(observation.weights, x, y, buffers)
 
 
 def seen(observation: Observation) -> dict[str, Tensor]:
-    return as_gradient(observation.update, observation.weights, observation.training, 1)
+    return convert_to_gradient(observation.update, observation.weights, observation.training, 1)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -142,10 +142,10 @@ def test_the_logistic_gradient_at_the_truth_is_the_clients(name: str, count: int
 def test_simulating_writes_nothing(mode: str) -> None:
     x, y = examples(4)
     observation = observed((x, y), mode=mode, buffers={name: b.clone() for name, b in STATISTICS.items()})
-    model = network_of(observation)
+    model = build_network(observation)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    buffers, _ = buffers_of(model, [observation])
-    gradient_of(model, DATA)(observation.weights, x, y, buffers)
+    buffers, _ = get_buffers(model, [observation])
+    build_gradient(model, DATA)(observation.weights, x, y, buffers)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(torch.equal(b, STATISTICS[name]) for name, b in observation.buffers.items())
 
@@ -165,18 +165,18 @@ def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_ow
 
 def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
     observation = observed(examples(2), buffers=STATISTICS)
-    model = network_of(observation)
-    kept, same = buffers_of(model, [observation, observed(examples(3), buffers=dict(STATISTICS))])
+    model = build_network(observation)
+    kept, same = get_buffers(model, [observation, observed(examples(3), buffers=dict(STATISTICS))])
     assert same
     assert kept["1.running_mean"].shape == (4,)
-    own, _ = buffers_of(model, [observed(examples(2))])
+    own, _ = get_buffers(model, [observed(examples(2))])
     assert torch.equal(own["1.running_var"], torch.ones(4))
-    stacked, same = buffers_of(model, [observation, observed(examples(2))])
+    stacked, same = get_buffers(model, [observation, observed(examples(2))])
     assert not same
     assert stacked["1.running_mean"].shape == (2, 4)
     lacking = {name: b for name, b in STATISTICS.items() if name != "1.running_var"}
     with pytest.raises(ValueError, match=r"buffers lack 1\.running_var"):
-        buffers_of(model, [replace(observation, buffers=lacking)])
+        get_buffers(model, [replace(observation, buffers=lacking)])
 
 
 @pytest.mark.parametrize(("mode", "buffers"), [("eval", STATISTICS), ("eval", None), ("train", None)])
@@ -187,7 +187,7 @@ def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, b
     x, y = examples(4)
     told = None if attack.labels.rule is None else y  # labels of several examples are a guess, and not what is tested here
     case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=told)
-    assert unmet(attack, case) == []
+    assert find_unmet(attack, case) == []
     (found,) = attack([case], rng=torch.Generator().manual_seed(1))
     assert found.x.shape == x.shape
     assert torch.isfinite(found.loss).all()
@@ -279,4 +279,4 @@ def test_a_model_that_draws_in_any_mode_can_be_attacked_all_the_same(monkeypatch
 def test_whether_a_model_has_a_linear_head_is_told_without_building_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((replace(observed(examples(1), name="mlp"), model=ModelSpec(name="resnet18")),))
     monkeypatch.setattr(models, "build", None)
-    assert Need.LINEAR_HEAD.met_by(case)
+    assert Need.LINEAR_HEAD.is_met(case)

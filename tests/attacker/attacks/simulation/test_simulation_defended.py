@@ -9,15 +9,15 @@ from torch.func import vmap
 
 from attacker.attacks import Case, cpl, inverting_gradients
 from attacker.attacks.simulation.client import (
-    as_gradient,
-    channel_of,
-    facts_of,
-    gradient_of,
-    network_of,
-    omitted_of,
-    shares,
-    through,
-    total_step,
+    build_channel,
+    build_facts,
+    build_gradient,
+    build_network,
+    compute_shares,
+    compute_total_step,
+    convert_to_gradient,
+    find_omitted,
+    simulate_channel,
 )
 from defenses import DefenseSpec
 from defenses.gradients import GradientSpec
@@ -70,17 +70,17 @@ def observed(
 
 
 def seen(o: Observation) -> dict[str, Tensor]:
-    return as_gradient(o.update, o.weights, o.training, o.training.steps or 1)
+    return convert_to_gradient(o.update, o.weights, o.training, o.training.steps or 1)
 
 
 def simulated(o: Observation, *, knows: bool) -> dict[str, Tensor]:
     """Return the simulated gradient at the true examples."""
-    model = network_of(o)
-    gradient = gradient_of(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *examples())
+    model = build_network(o)
+    gradient = build_gradient(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *examples())
     if not knows:
         return gradient
-    channel = channel_of(o, model)
-    return through(channel, channel.learn(o.update), gradient, o.weights, o.training, 1)
+    channel = build_channel(o, model)
+    return simulate_channel(channel, channel.learn(o.update), gradient, o.weights, o.training, 1)
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor], without: frozenset[str] = frozenset()) -> float:
@@ -99,16 +99,16 @@ def test_at_the_truth_who_knows_the_rule_gets_the_clients_gradient_and_who_ignor
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0.5)", "fed_cdp(0.05, noise=0.5)", "fed_cdp(0.05, snr_db=3)"])
 def test_what_is_left_at_the_truth_is_the_noise_that_the_channel_tells_of(gradient: str) -> None:
     o = observed(gradient)
-    model = network_of(o)
+    model = build_network(o)
     left = sum(float((g - seen(o)[name]).square().sum()) for name, g in simulated(o, knows=True).items())
-    power = float(channel_of(o, model).noise(o.update)) / total_step(o.training, 1) ** 2
+    power = float(build_channel(o, model).noise(o.update)) / compute_total_step(o.training, 1) ** 2
     assert left == pytest.approx(power, rel=0.25)  # 323 values, and for the ratio an estimate
 
 
 def test_a_defense_of_the_update_comes_after_the_rule() -> None:
     o = observed("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
-    power = channel_of(o, network_of(o)).noise(o.update)
-    parts = [channel_of(observed("dp_sgd(0.3, noise=0.5)"), network_of(o)), DefenseSpec.parse("gaussian(0.1)").channel()]
+    power = build_channel(o, build_network(o)).noise(o.update)
+    parts = [build_channel(observed("dp_sgd(0.3, noise=0.5)"), build_network(o)), DefenseSpec.parse("gaussian(0.1)").channel()]
     assert torch.allclose(power, sum(part.noise(o.update) for part in parts))
 
 
@@ -118,8 +118,8 @@ def test_a_defense_of_the_update_comes_after_the_rule() -> None:
 )
 def test_the_layer_that_soteria_prunes_is_left_out_where_zeros_do_not_show(changes: dict[str, Any], exact: bool) -> None:
     o = observed("soteria(0.5)", **changes)
-    head, _ = models.head(network_of(o))
-    assert omitted_of(o, network_of(o)) == (frozenset() if exact else {head})
+    head, _ = models.head(build_network(o))
+    assert find_omitted(o, build_network(o)) == (frozenset() if exact else {head})
 
 
 def test_the_noise_of_precode_is_averaged_out_and_its_divergence_counts_for_who_knows() -> None:
@@ -130,11 +130,11 @@ def test_the_noise_of_precode_is_averaged_out_and_its_divergence_counts_for_who_
 
 def test_the_block_of_precode_is_left_out_and_simulating_draws_nothing() -> None:
     o = observed(network="precode(bottleneck=6)")
-    model = network_of(o)
-    assert omitted_of(o, model) == {
+    model = build_network(o)
+    assert find_omitted(o, model) == {
         f"3.bottleneck.{part}.{kind}" for part in ("encoder", "decoder") for kind in ("weight", "bias")
     }
-    assert omitted_of(observed(network="dropout"), network_of(observed(network="dropout"))) == frozenset()
+    assert find_omitted(observed(network="dropout"), build_network(observed(network="dropout"))) == frozenset()
     state = torch.get_rng_state()
     one, two = (simulated(o, knows=True) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -147,8 +147,8 @@ def test_the_block_of_precode_is_left_out_and_simulating_draws_nothing() -> None
 )
 def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
     o = observed(gradient, network)
-    model = network_of(o)
-    simulate = gradient_of(model, DATA, rule=o.gradient.build())
+    model = build_network(o)
+    simulate = build_gradient(model, DATA, rule=o.gradient.build())
     xs, ys = zip(*(examples(seed=s) for s in (1, 2, 3)), strict=True)
     together = vmap(simulate, in_dims=(None, 0, 0))(o.weights, torch.stack(xs), torch.stack(ys))
     for i in range(3):
@@ -160,12 +160,12 @@ def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
 def test_the_shares_of_the_steps_are_those_of_the_optimiser(momentum: float) -> None:
     """A unit gradient in one step, and zero in the others, gives an update equal to the step's share."""
     training = Training(learning_rate=0.1, batch_size=1, steps=4, momentum=momentum)
-    for step, share in enumerate(shares(training, 4)):
+    for step, share in enumerate(compute_shares(training, 4)):
         optimiser = _SGD({"w": torch.zeros(())}, training)
         for now in range(4):
             optimiser.step((torch.tensor(float(now == step)),))
         assert optimiser.update[0].item() == pytest.approx(-share)
-    assert sum(shares(training, 4)) == pytest.approx(total_step(training, 4))
+    assert sum(compute_shares(training, 4)) == pytest.approx(compute_total_step(training, 4))
 
 
 def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
@@ -173,7 +173,7 @@ def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
         o = observed()
         training = Training(**{"learning_rate": 0.1, "batch_size": 4, **changes})
         made = Observation(**{**{f: getattr(o, f) for f in o.__dataclass_fields__}, "num_examples": count, "training": training})
-        return [step.size for step in facts_of(made, network_of(o)).steps]
+        return [step.size for step in build_facts(made, build_network(o)).steps]
 
     assert sizes(10, epochs=2) == [4, 4, 2, 4, 4, 2]
     assert sizes(8, steps=2) == [4, 4]

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks.simulation.client import as_gradient, gradient_of, omitted_of, schedule, shares, total_step
-from attacker.attacks.simulation.local_steps import after_local_steps, as_stepped
+from attacker.attacks.simulation.client import (
+    build_gradient,
+    compute_shares,
+    compute_total_step,
+    convert_to_gradient,
+    find_omitted,
+    find_schedule,
+)
+from attacker.attacks.simulation.local_steps import build_stepped_gradient, simulate_one_step
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Payload, Training
 from fedsim.recording.training import MAX_FLOAT, MIN_FLOAT
@@ -69,8 +76,8 @@ def test_simulated_steps_and_those_of_our_clients_are_torchs(name: str) -> None:
     update = by_torch(training, model, x, y)
     plain = by_torch(Training(learning_rate=training.learning_rate, batch_size=2, epochs=1), problem()[0], x, y)
     assert max(float((update[key] - plain[key]).norm() / plain[key].norm()) for key in update) > 0.05  # the setting matters
-    simulated = after_local_steps(gradient_of(model, DATA), training, SIZES)(weights, x, y)
-    for key, expected in as_gradient(update, weights, training, 3).items():
+    simulated = build_stepped_gradient(build_gradient(model, DATA), training, SIZES)(weights, x, y)
+    for key, expected in convert_to_gradient(update, weights, training, 3).items():
         torch.testing.assert_close(simulated[key], expected, rtol=1e-3, atol=1e-5)
     batches = [(x[:2], y[:2]), (x[2:4], y[2:4]), (x[4:], y[4:])]
     ours = train(problem()[0], weights, batches, training, DATA).update
@@ -89,8 +96,8 @@ def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> No
         optimiser.param_groups[0]["lr"] = training.rate(step)
         weight.grad = torch.ones(1)
         optimiser.step()
-    assert total_step(training, 3) == pytest.approx(-weight.item(), rel=1e-5)
-    assert len(shares(training, 3)) == 3
+    assert compute_total_step(training, 3) == pytest.approx(-weight.item(), rel=1e-5)
+    assert len(compute_shares(training, 3)) == 3
 
 
 @pytest.mark.parametrize("name", ["clipping", "adam", "adamw"])
@@ -98,13 +105,13 @@ def test_one_batch_is_compared_after_the_step_that_clients_take_on_it(name: str)
     """The surrogate derivative is not zero either, although that of the sign is."""
     training = settings(name)
     model, weights, x, y = problem()
-    one = gradient_of(model, DATA)
-    expected = after_local_steps(one, training, (5,))(weights, x, y)
-    for key, found in as_stepped(one(weights, x, y), weights, training).items():
+    one = build_gradient(model, DATA)
+    expected = build_stepped_gradient(one, training, (5,))(weights, x, y)
+    for key, found in simulate_one_step(one(weights, x, y), weights, training).items():
         torch.testing.assert_close(found, expected[key], rtol=1e-4, atol=1e-6)
 
     def distance(x: Tensor) -> Tensor:
-        seen = as_stepped(one(weights, x, y), weights, training)
+        seen = simulate_one_step(one(weights, x, y), weights, training)
         return torch.stack([(seen[key] - expected[key]).square().sum() for key in seen]).sum()
 
     start = x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5))
@@ -130,18 +137,18 @@ def test_frozen_parameters_are_left_out_of_the_comparison() -> None:
     seen = observation(training)
     model = models.build(seen.model, DATA)
     names = [name for name, _ in model.named_parameters()]
-    assert omitted_of(seen, model) == frozenset()
-    assert omitted_of(replace(seen, training=replace(training, frozen=(names[0], "*.bias"))), model) == {
+    assert find_omitted(seen, model) == frozenset()
+    assert find_omitted(replace(seen, training=replace(training, frozen=(names[0], "*.bias"))), model) == {
         names[0], *(name for name in names if name.endswith("bias"))
     }  # fmt: skip
     dict(model.named_parameters())[names[2]].requires_grad_(False)
-    assert omitted_of(seen, model) == {names[2]}
+    assert find_omitted(seen, model) == {names[2]}
 
 
 def test_accumulated_batches_make_one_step() -> None:
     training = Training(learning_rate=0.1, batch_size=2, epochs=1, accumulation=2)
-    assert schedule(observation(training, 5)) == ((4, 1), 2)
-    assert schedule(observation(replace(training, epochs=None, steps=2), 8)) == ((4, 4), 2)
+    assert find_schedule(observation(training, 5)) == ((4, 1), 2)
+    assert find_schedule(observation(replace(training, epochs=None, steps=2), 8)) == ((4, 4), 2)
 
 
 def test_a_learning_rate_that_falls_from_round_to_round() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.data import digits
 from fedsim.recording import ModelSpec
@@ -49,5 +49,5 @@ def gradient_of(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entro
 
 
 def recover(model: nn.Module, weights: Tensors, gradient: Tensors, examples: int | None, **settings: object) -> LinearAnswer:
-    chain = chain_of(model, DATA.shape)
+    chain = read_chain(model, DATA.shape)
     return recover_linear(chain, weights, gradient, examples, torch.Generator().manual_seed(0), **settings)  # type: ignore[arg-type]

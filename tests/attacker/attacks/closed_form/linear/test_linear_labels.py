@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Walk, solve_last_layer, solve_layers
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import ModelSpec
 
@@ -17,7 +17,7 @@ BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Explained, Tensors]:
     weights, gradient = gradient_of(model, x, y, loss)
     answer = recover(model, weights, gradient, len(x))
-    return explain(model, chain_of(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
+    return explain(model, read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
 def missed(model: nn.Module, found: Explained, gradient: Tensors, loss: str = "cross_entropy") -> float:
@@ -78,7 +78,7 @@ def test_what_was_not_told_apart_has_no_labels() -> None:
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
     with pytest.raises(ValueError, match="labels cannot be found"):
-        explain(model, chain_of(model, DATA.shape), weights, "cross_entropy", answer, 4)
+        explain(model, read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -90,7 +90,7 @@ def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
     (x, y) = batch(size)
     weights, gradient = gradient_of(model, x, y % 2, "logistic")
     stacked = [{name: t[None].double() for name, t in tensors.items()} for tensors in (weights, gradient)]
-    chain = chain_of(model, data.shape)
+    chain = read_chain(model, data.shape)
     point = solve_last_layer(chain, *stacked, "logistic")[0]
     answer = solve_layers(chain, *stacked, point, walk).f.flatten().double()
     true = x.flatten(1).double()

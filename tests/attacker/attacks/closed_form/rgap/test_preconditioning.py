@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.rgap.preconditioning import (
     find_pixel_classes,
 )
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, solve_least_squares
-from attacker.attacks.networks.chain import Layer, chain_of
+from attacker.attacks.networks.chain import Layer, read_chain
 
 F64 = torch.float64
 
@@ -36,7 +36,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
     shape, module = CONVOLUTIONS[name]
     width = module(torch.zeros(1, *shape))[0].numel()
-    layer = chain_of(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
+    layer = read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
     system = System(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
     rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
     rows = rows.expand(-1, -1, layer.taken[0], -1).flatten(2)
@@ -157,7 +157,7 @@ def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
 def test_it_says_what_a_problem_takes_and_large_layers_take_more() -> None:
     def layer(side: int) -> Layer:
         module = nn.Conv2d(3, 8, 3, padding=1)
-        return chain_of(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(8 * side**2, 2)), (3, side, side)).layers[0]
+        return read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(8 * side**2, 2)), (3, side, side)).layers[0]
 
     assert 8 * 2 * (32**2) ** 2 < estimate_bytes(layer(32)) < 4 * 8 * (32**2) ** 2
     assert estimate_bytes(layer(16)) < estimate_bytes(layer(24)) < estimate_bytes(layer(32))

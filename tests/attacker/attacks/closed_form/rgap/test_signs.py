@@ -17,7 +17,7 @@ from attacker.attacks.closed_form.rgap.walk import (
     solve_layers,
 )
 from attacker.attacks.networks.activations import RELU, leaky_relu
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 from fedsim.models import loss_of
 
 F64 = torch.float64
@@ -39,7 +39,7 @@ class Seen:
                 nn.Linear(160, 3),
             ).double()
         rng = torch.Generator().manual_seed(5)
-        self.x, self.chain = torch.rand(2, 2, 8, 8, generator=rng, dtype=F64), chain_of(model, (2, 8, 8))
+        self.x, self.chain = torch.rand(2, 2, 8, 8, generator=rng, dtype=F64), read_chain(model, (2, 8, 8))
         self.weights = {name: p.detach()[None] for name, p in model.named_parameters()}
         losses = [loss_of("cross_entropy")(model(x[None]), torch.tensor([1])) for x in self.x]
         grads = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]

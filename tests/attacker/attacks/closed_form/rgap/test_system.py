@@ -17,7 +17,7 @@ from attacker.attacks.closed_form.rgap.system import (
     solve_least_squares,
     unfold,
 )
-from attacker.attacks.networks.chain import Layer, chain_of
+from attacker.attacks.networks.chain import Layer, read_chain
 
 F64 = torch.float64
 
@@ -55,7 +55,7 @@ def layer_of(name: str) -> tuple[Layer, nn.Module]:
     body = nn.Sequential(*modules).double()
     width = body(torch.zeros(1, *shape, dtype=F64))[0].numel()
     network = nn.Sequential(body, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2))
-    return chain_of(network, shape).layers[0], body
+    return read_chain(network, shape).layers[0], body
 
 
 def built(name: str, count: int = 1, weights: int = 1, seed: int = 1) -> tuple[System, nn.Module]:
@@ -195,7 +195,7 @@ def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str
 
 def deficient(count: int = 1) -> System:
     """Return a layer with 50 unknowns, 9 of them without equations, and others with shared ones."""
-    layer = chain_of(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
+    layer = read_chain(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
     return System(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
 
 

@@ -20,7 +20,7 @@ from attacker.attacks.closed_form.rgap.walk import (
     solve_layer,
     solve_layers,
 )
-from attacker.attacks.networks.chain import chain_of
+from attacker.attacks.networks.chain import read_chain
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_biases_and_smooth_activations_make_no_multiples() -> None:
         ("tanh", False, False),
         ("sigmoid", False, False),
     ):
-        assert is_homogeneous(chain_of(two_convolutions(ACTIVATIONS[activation], bias=bias), SHAPE)) is wanted
+        assert is_homogeneous(read_chain(two_convolutions(ACTIVATIONS[activation], bias=bias), SHAPE)) is wanted
 
 
 @pytest.mark.parametrize("bias", [False, True])

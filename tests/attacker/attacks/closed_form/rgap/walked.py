@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Walk, solve_last_layer, solve_layers
-from attacker.attacks.networks.chain import Chain, chain_of
+from attacker.attacks.networks.chain import Chain, read_chain
 from fedsim.models import loss_of
 
 SHAPE = (2, 6, 5)
@@ -66,7 +66,7 @@ def seen(
     each = [gradient_of(model, weights, x[i], labels[i], loss) for i in range(count)]
     gradient = {name: torch.stack([g[name] for g in each]).double() for name in weights}
     stacked = {name: w.double()[None] for name, w in weights.items()}
-    return Seen(model, chain_of(model, shape), x.double(), labels, stacked, gradient, loss)
+    return Seen(model, read_chain(model, shape), x.double(), labels, stacked, gradient, loss)
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
