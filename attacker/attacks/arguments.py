@@ -46,7 +46,7 @@ def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
     try:
         function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
         hints = get_type_hints(function, include_extras=True)
-    except Exception:  # annotations of a third party that do not resolve: its text arguments are not declared
+    except Exception:  # third-party annotations may not resolve: jobs may then set no text argument
         hints = {}
     found = {}
     for parameter in signature(factory).parameters.values():
@@ -85,7 +85,7 @@ def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, A
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     for key, value in given.items():
         if key not in parameters and not takes_any:
-            continue  # an unknown name, which `AttackSpec` explains
+            continue  # `AttackSpec` reports unknown names
         if key not in allowed:
             raise ValueError(
                 f"{name}: {key} cannot be set by a job, because it may name a file, a module or an address of the service's "

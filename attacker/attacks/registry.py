@@ -36,7 +36,7 @@ def explain_unusable(name: str) -> str:
     """
     try:
         _ = ATTACKS[name]().needs
-    except Exception as error:  # whatever the code of others raises
+    except Exception as error:  # a user's attack may fail in any way
         return str(error) if isinstance(error, ValueError) else f"{name}: {type(error).__name__}: {error}"
     return ""
 

@@ -60,7 +60,7 @@ def require_features(observed: Observed) -> None:
     if count == 1:
         raise ValueError("with a single logit, only a weighted mean of the batch's features can be computed")
     if weight in observed.omitted:
-        raise ValueError(f"features are computed from the gradient of {weight}, which the defense makes misleading")
+        raise ValueError(f"features are computed from the gradient of {weight}, which the defense distorts; use another route")
     if first.training.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         raise ValueError("features of an example depend on the other examples: batch norm uses the statistics of the batch")
     if width < MIN_FEATURE_RATIO * observed.data.size:

@@ -123,7 +123,7 @@ def _solve_from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, 
 def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
     """Return the solutions for a single logit without bias: one for each label and each root of the loss equation."""
     lower, upper, two, clamped = solve_logistic((weight * gradient).sum(dim=(1, 2)))
-    first = gradient[:, 0].sum(dim=1) < 0  # a guess that is right if most features are positive
+    first = gradient[:, 0].sum(dim=1) < 0  # right if most features are positive
     heads = []
     for mu, valid in ((lower, torch.ones_like(two)), (upper, two)):
         for y in (first.long(), 1 - first.long()):

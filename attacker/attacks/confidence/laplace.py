@@ -26,7 +26,7 @@ class Posterior:
         self.x, self.iterations = x, iterations
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]
-        # a product with J as a double vjp: forward mode takes a second to load and warns
+        # multiply by J through a double vjp, since forward mode takes a second to load, and warns
         self.push = vjp(lambda u: vjp(residuals, x)[1](u)[0], torch.zeros_like(self.left))[1]
 
     def estimate_error(self, rng: Generator) -> Tensor:

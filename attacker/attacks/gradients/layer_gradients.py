@@ -73,7 +73,9 @@ class _OneByOne(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, output)
         ctx.setting = stride, padding, dilation, groups
-        like = to_channels_last(x.new_empty(output.shape[1], x.shape[1] // groups, *kernel))  # otherwise 3 times slower
+        like = to_channels_last(
+            x.new_empty(output.shape[1], x.shape[1] // groups, *kernel)
+        )  # 3 times faster than contiguous weights
         pairs = zip(x.chunk(problems), output.chunk(problems), strict=True)
         return tuple(compute_derivatives(o, i, like, ctx.setting, (False, True, False))[1] for i, o in pairs)
 

@@ -63,7 +63,7 @@ class Taps(TorchFunctionMode):
 
 
 def _linear(taps: Taps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    problems = taps.problems  # rules that held the taps would keep all activations until the next collection of cycles
+    problems = taps.problems  # a rule that refers to `taps` would keep all activations until garbage is collected
     return taps.note(
         functional.linear(input, weight, bias),
         (weight, lambda g: layers.compute_linear_weight_gradients(input, g, problems)),

@@ -135,7 +135,7 @@ def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss
             found = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
             (slope,) = torch.autograd.grad(sum_squares(found), x)
             alone = gradients(laid, x[:1], y[:1], buffers)
-    except (RuntimeError, ValueError, TypeError):  # whatever a model of others does that taps do not foresee
+    except (RuntimeError, ValueError, TypeError):  # a user's model may do what the taps do not support
         return False
     expected = evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)
     first = {name: g[0] for name, g in alone.items()}, slope[0]

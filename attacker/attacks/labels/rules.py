@@ -163,7 +163,7 @@ def _infer_one_label(evidence: Evidence) -> Tensor:
 
 
 def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
-    """Return counts (K,) from the gradient (K,) of the bias."""
+    """Return the number of examples of each class, (K,), from the gradient (K,) of the bias."""
     guess = evidence.guess
     if evidence.examples == 1:
         return torch.nn.functional.one_hot(bias.argmin(), len(bias))

@@ -79,8 +79,8 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
     if start + 1 >= count:
         return None
     position = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    since = alike.flip(1).cummax(dim=1).values.flip(1)  # since[t, i]: with observation i or a later one
-    before = alike[:, start:].cummax(dim=1).values  # before[t, i]: with observations start to start + i
+    since = alike.flip(1).cummax(dim=1).values.flip(1)  # since[t, i]: largest likeness to observation i or a later one
+    before = alike[:, start:].cummax(dim=1).values  # before[t, i]: largest likeness to observations start to start + i
     usual = alike[alike > 0].mean().nan_to_num() if bool((alike > 0).any()) else torch.zeros(())
     scores, holds = torch.full((count,), -1.0), torch.zeros(count, dtype=torch.bool)
     for i in range(start + 1, count):

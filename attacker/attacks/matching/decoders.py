@@ -116,7 +116,7 @@ def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
         try:
             with torch.no_grad():
                 result: object = function(given)
-        except Exception as error:  # the code of others may fail in any way
+        except Exception as error:  # a user's decoder may fail in any way
             raise ValueError(f"{name}: {part} fails on shape {tuple(given.shape)}: {type(error).__name__}: {error}") from error
         if not isinstance(result, Tensor) or tuple(result.shape) != tuple(wanted):
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

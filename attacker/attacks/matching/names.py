@@ -43,5 +43,5 @@ def _look_up(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
 
 
 def check_local_steps(name: str) -> LocalSteps:
-    """Return `name` if it is a treatment of local steps. Raises ValueError for an unknown name."""
+    """Return `name` if it names a known treatment of local steps. Raises ValueError for an unknown name."""
     return _look_up("local_steps", name, {known: known for known in get_args(LocalSteps)})

@@ -204,14 +204,14 @@ class _ChainBuilder:
             function = build_map(node, module, (BATCH_SIZE, *self.shape), arguments, keywords)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{get_call_name(node)} does not take {self.shape}: {error}") from error
-        x = torch.zeros(2, *self.shape)  # and none on the meta device, for which torch takes seconds to load adaptive pooling
+        x = torch.zeros(2, *self.shape)  # not on the meta device, on which adaptive pooling takes seconds to load
         self.shape = self._compute_shape(get_call_name(node), function, x)
         if self.layers and self.open:
             last = self.layers[-1]
             self.layers[-1] = replace(last, after=(*last.after, function), outputs=self.shape)
             self.inputs = self.shape
         else:
-            self.pending.append(function)  # the unknowns are what comes before it
+            self.pending.append(function)  # it belongs to the next layer, whose unknowns are its inputs
 
     def _compute_shape(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
         """Return the shape of one example after `function`, which is applied to the batch x; `name` is for errors."""

@@ -64,7 +64,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
         kept = {id(t): t for t in (*model.parameters(), *model.buffers(), *values)}
         own = nn.Sequential(copy.deepcopy(model, kept)).eval()  # a copy, since tracing changes modules that store state
         graph = _Tracer().trace(own)
-    except Exception as error:  # the code of others may fail in any way
+    except Exception as error:  # a user's network may fail in any way
         said = (str(error).splitlines() or [""])[0]
         raise NotAChain(f"its code cannot be traced: {type(error).__name__}: {said}") from error
     return graph, {name[2:]: module for name, module in own.named_modules() if name}

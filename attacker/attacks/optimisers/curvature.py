@@ -83,7 +83,7 @@ class History:
         products = self.products[:, : self.width, : self.width]
         ordered = products.gather(1, order[:, :, None].expand_as(products)).gather(2, order[:, None, :].expand_as(products))
         diagonal = ordered.diagonal(dim1=1, dim2=2)
-        upper = ordered.triu() + torch.diag_embed((diagonal == 0).to(diagonal.dtype))  # unused entries
+        upper = ordered.triu() + torch.diag_embed((diagonal == 0).to(diagonal.dtype))  # 1 for unused pairs
         a = _solve(upper, -_compute_products(steps, gradient).gather(1, order), upper=True)
         q = -gradient - _combine(changes, a.gather(1, back))
         right = diagonal * a - self.scale * _compute_products(changes, q).gather(1, order)

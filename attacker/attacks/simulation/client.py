@@ -121,7 +121,7 @@ def compute_shares(training: Training, steps: int) -> list[float]:
     rates are returned, which is the approximate size of each step per coordinate.
     """
     rates, momentum = [training.rate(step) for step in range(steps)], training.momentum
-    later = 0.0  # what the velocity of a step adds to the update by itself and in the steps after it
+    later = 0.0  # contribution of a step's velocity to the update, in this step and all later ones
     found = []
     for rate in reversed(rates):
         found.append(rate + momentum * later if not training.nesterov else rate + momentum * (rate + momentum * later))

@@ -129,15 +129,15 @@ class _Network:
 @lru_cache(maxsize=16)
 def _find_vmap_failure(network: _Network, data: DataSpec, loss: str) -> str:
     model, measure = network.model, models.loss_of(loss)
-    network.model = nn.Identity()  # the cache keeps the key, and no weights
+    network.model = nn.Identity()  # lru_cache keeps the key, which then holds no weights
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
-            warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # about an argument that the network leaves out
+            warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # it warns of a missing argument use_reentrant
             expected = evaluate_test_problems(_build_by_plain_pytorch(model, data, measure, False), model, data, loop=True)
             found = evaluate_test_problems(_build_by_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
         reason = "" if is_close(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
-    except Exception as error:  # the code of others may fail in any way
+    except Exception as error:  # a user's network may fail in any way
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     if reason:
         log.warning("%s is attacked by plain PyTorch, one case after the other: %s", type(model).__name__, reason)

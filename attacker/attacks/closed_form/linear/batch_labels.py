@@ -1,4 +1,4 @@
-"""Labels of a batch whose inputs are known: those that best explain each example's part of the first layer's gradient dL/dz.
+"""Labels of a batch with known inputs, chosen to explain each example's part of the first layer's gradient dL/dz.
 
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
 """

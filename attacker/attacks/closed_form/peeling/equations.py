@@ -275,7 +275,7 @@ def _compute_bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> T
 
 
 def _measure_jump(layer: Layer) -> float:
-    """Return the jump of an activation's slope at its kink, 0."""
+    """Return by how much the derivative of a layer's activation jumps at z = 0; 0 for smooth activations."""
     if layer.activation.smooth:
         return 0.0
     ends = layer.activation.slope(torch.tensor([-1.0, 1.0], dtype=torch.float64))

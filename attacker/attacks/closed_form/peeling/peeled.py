@@ -133,7 +133,7 @@ class _Peeler:
         )
 
     def _anneal(self) -> tuple[Tensor, Tangent]:
-        """Minimise with decreasing lambda, from a grey image on; return x, and the linearisation at the last but one lambda."""
+        """Minimise from a grey image with decreasing lambda; return x and the linearisation at the second-to-last lambda."""
         how, x = self.how, build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
         tangent = before = self.problem.linearise(x, None if edges else self.problem.whole)
@@ -209,7 +209,7 @@ class _Peeler:
         curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
         def measure_rest(seen: Tensor) -> Tensor:
-            return _compute_root_mean_square(change - seen)  # changes are of size 1
+            return _compute_root_mean_square(change - seen)  # the change has a root mean square of 1
 
         enough = _compute_freedom_threshold(problem)
         most = 6 * self.how.thorough
@@ -262,7 +262,7 @@ def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
 
 
 def _compute_freedom_threshold(problem: Composed) -> float:
-    """Return a threshold for `Peeled.free`: a quarter of its mean value if the null space of the equations has one dimension."""
+    """Return the threshold for `Peeled.free`: a quarter of its expected value for a null space of one dimension."""
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 
 

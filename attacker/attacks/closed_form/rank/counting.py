@@ -117,7 +117,7 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
         values = (layer.sees[taps] >= 0).sum(dim=0)
     else:
         there = torch.zeros(layer.taken + 1)
-        there[layer.sees[taps].flatten()] = 1  # -1, the padding, is the last
+        there[layer.sees[taps].flatten()] = 1  # index -1 stands for padding, and is the last entry
         values = ((layer.count_uses() > 0) * there[:-1]).sum(dim=1).long()
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))
 
@@ -129,4 +129,4 @@ def _count_relations(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: fl
     every = filters * min(layer.filters, places)
     if not dead:
         return every
-    return min(every, filters * (1 + max(0, layer.filters - 1 - int(dead * places))))  # z_b is unknown at zeros, k_a is not
+    return min(every, filters * (1 + max(0, layer.filters - 1 - int(dead * places))))  # where a ReLU is 0, z_b is unknown

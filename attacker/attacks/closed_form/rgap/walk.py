@@ -106,7 +106,7 @@ def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReadi
     below = system.compute_gradient_below()
     if are_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
-    lengths = head.k.abs()[..., None].expand_as(gradient)  # of all inputs of the pooling, the one of least norm
+    lengths = head.k.abs()[..., None].expand_as(gradient)  # selects the pooling's input of least norm
     system.scale = EquationValues(torch.zeros_like(head.k), invert_lengths(lengths))
     solved = solve_least_squares(system, EquationValues(torch.zeros_like(head.k), gradient))
     return Point(at, solved.x, below, head)
@@ -251,7 +251,7 @@ def _split_range(count: int, size: int) -> list[slice]:
 
 
 def _count_spare_equations(system: System, unknowns: int) -> Tensor:
-    """Return the number of equations beyond the unknowns (N,); inf if too few for the residual to be a measure of noise."""
+    """Return the number of equations minus that of unknowns, (N,); inf if it is too small to estimate noise from the residual."""
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
