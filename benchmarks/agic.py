@@ -17,11 +17,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.agic import beyond, linking
 from support.agic.clients import ResNetFederation
 from support.contract import Options, ResultRow, cpu_seconds, options, told
 from support.single_cases import LocalClient, client
+from support.splits import Images, images
 
 from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links

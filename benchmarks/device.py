@@ -17,9 +17,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.contract import Options, ResultRow, options, told
 from support.single_cases import LocalClient, client
+from support.splits import Images, images
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.hardware import get_fast_dtype

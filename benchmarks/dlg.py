@@ -12,11 +12,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.attacked import attacked, guessed
 from support.attacked import iterations as until_tolerance
 from support.contract import Options, options, told
 from support.cpl.cases import Originals, network, single
+from support.splits import Images, images
 
 from attacker.attacks import GradientMatching, cpl, dlg
 from attacker.scoring.metrics import is_recovered, mse, ssim

@@ -36,9 +36,9 @@ from types import SimpleNamespace
 
 import torch
 from scipy.stats import t as student
-from splits import images
 from support.contract import Options, ResultRow, cpu_seconds, options, told
 from support.single_cases import client
+from support.splits import images
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from splits import FILES, Images, images
 from support.contract import Options, cpu_seconds, options, told
+from support.splits import FILES, Images, images
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients

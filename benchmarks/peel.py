@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.contract import Options, cpu_seconds, options, told
 from support.single_cases import client
+from support.splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, Case, cpl, rgap

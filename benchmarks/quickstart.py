@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAvg
-from splits import Images, images
 from support.contract import Options, cpu_seconds, options, told
+from support.splits import Images, images
 from torch import Tensor
 
 from attacker.attacks import AttackSpec

@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.attacked import attacked, guessed
 from support.contract import Options, options, told
 from support.single_cases import LocalClient, client
+from support.splits import Images, images
 from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, exact, inverting_gradients

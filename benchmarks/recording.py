@@ -19,12 +19,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import splits
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
+from support import splits
 from support.contract import Options, options, told
 
 from defenses import DefenseSpec

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.contract import Options, cpu_seconds, options, told
 from support.rgap.limits import limits
 from support.rgap.linear import linear
 from support.rgap.rank_trials import PAPER as PAPER_NETWORKS
 from support.rgap.rank_trials import paper_network, rank_right
 from support.single_cases import client
+from support.splits import Images, images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import analyse_rank

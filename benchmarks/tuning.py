@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from splits import Images, digest, images, record_tuned
 from support.attacked import attacked, guessed
 from support.calibration.curves import confidence
 from support.calibration.give_up import early_losses
 from support.contract import Options, TableAndSummary, options, told
 from support.cpl.cases import Originals, batches
 from support.single_cases import client
+from support.splits import Images, digest, images, record_tuned
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.router import ClosedForm

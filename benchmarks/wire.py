@@ -10,8 +10,8 @@ from time import process_time
 from typing import Any
 
 import torch
-from splits import images
 from support.contract import Options, options, told
+from support.splits import images
 from torch import Tensor
 
 from defenses import DefenseSpec

@@ -1,6 +1,7 @@
 """Presets: named settings of attacks for each family of networks, read from `presets.toml`.
 
-The values were chosen on the tuning images of benchmarks/splits.py. A preset is replaced by its arguments before an attack is
+The values were chosen on the tuning images of benchmarks/support/splits.py.
+A preset is replaced by its arguments before an attack is
 built, so that score rows and attack.json hold the arguments themselves.
 """
 

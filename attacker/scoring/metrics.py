@@ -16,7 +16,7 @@ MAX_MSE = 0.009
 
 One constant image for the whole data set passes this threshold on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100. A constant image of
 each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the
-tuning parts of benchmarks/splits.py). Such originals are nearly flat, see `is_flat`, and verdicts count them separately.
+tuning parts of benchmarks/support/splits.py). Such originals are nearly flat, see `is_flat`, and verdicts count them separately.
 """
 TABLE_TOLERANCE = 0.05
 """Largest error of any continuous column in a recovered table row, as a fraction of the column's range."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import splits
+from support import splits
 
 SCRIPTS = sorted(path for path in splits.TUNED.parent.rglob("*.py") if path.name != "splits.py")
 LOADS_BY_ITSELF = re.compile(

@@ -23,7 +23,7 @@ GIVE_UP = 0.1
 """Share of the steps after which Inverting Gradients ends hopeless problems."""
 HOPELESS = 0.2
 """Share of the loss at the start above which a problem is hopeless. It and the two above were chosen on the tuning part of
-benchmarks/splits.py (benchmarks/tuning.py give_up)."""
+benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""
 UNEXPLAINED = 0.05
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
 

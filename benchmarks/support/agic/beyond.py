@@ -6,11 +6,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from splits import Images, images
 from support.agic.clients import ResNetFederation
 from support.attacked import attacked, guessed
 from support.contract import Options, ResultRow
 from support.single_cases import client
+from support.splits import Images, images
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links

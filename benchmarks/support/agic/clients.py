@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from splits import Images, images
 from support.contract import Options
+from support.splits import Images, images
 from torch import Tensor
 
 from defenses import DefenseSpec

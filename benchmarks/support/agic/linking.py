@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from splits import Images, images
 from support.agic.clients import ResNetFederation
 from support.contract import Options, ResultRow, cpu_seconds
+from support.splits import Images, images
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described

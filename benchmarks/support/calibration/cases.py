@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from splits import Images, Part, images
 from support.contract import Options
 from support.single_cases import LocalClient, client
+from support.splits import Images, Part, images
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 

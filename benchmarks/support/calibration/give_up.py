@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from splits import Part
 from support.calibration.cases import NETWORKS, Cell, cases, drawn, judged
 from support.calibration.confidence import placed
 from support.calibration.grid import noise, prune
 from support.contract import Options, ResultRow
+from support.splits import Part
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from splits import Images, images
 from support.contract import Options, ResultRow, cpu_seconds
 from support.single_cases import client
+from support.splits import Images, images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splits import Images, draw, images
 from support.attacked import attacked, row_of, settings_of
 from support.contract import Options
 from support.cpl.paper import PaperTable
 from support.single_cases import LocalClient, client
+from support.splits import Images, draw, images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets

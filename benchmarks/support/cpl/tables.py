@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from splits import Images
 from support.attacked import attacked, guessed, iterations
 from support.contract import Options, TableAndSummary
 from support.cpl import paper
@@ -27,6 +26,7 @@ from support.cpl.cases import (
     tuned,
 )
 from support.single_cases import LocalClient
+from support.splits import Images
 from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from splits import Images, Part, images
 from support.contract import Options
+from support.splits import Images, Part, images
 
 from defenses import global_norm
 from fedsim.config.experiment import validate

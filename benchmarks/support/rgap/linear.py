@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from splits import Images, images
 from support.contract import Options, cpu_seconds
 from support.single_cases import LocalClient, client
+from support.splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact

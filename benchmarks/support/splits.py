@@ -21,18 +21,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.contract import Options
 from torch import Tensor
 
 from fedsim import data as datasets
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
+from support.contract import Options
 
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)
 TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
 """The part of each tenth of the range of content hashes."""
-TUNED = Path(__file__).with_name("tuned.json")
+TUNED = Path(__file__).parents[1] / "tuned.json"
 FILES = {
     "cifar10": "cifar10/train.npz",
     "cifar100": "cifar100/cifar100_4k.npz",
