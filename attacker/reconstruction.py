@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import write_tensors
-from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json, shorten
+from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json, shorten
 
 MAX_BYTES = 8 * 2**30
 """Size of the largest file of a reconstruction that is read."""
@@ -81,7 +81,7 @@ class Reconstruction:
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
-        """Write the reconstruction as one safetensors file, atomically. below, settle: see `replacing`."""
+        """Write the reconstruction as one safetensors file, atomically. below, settle: see `open_replacement`."""
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
         facts: dict[str, Any] = {
@@ -109,7 +109,7 @@ class Reconstruction:
         undecided.
         """
         try:
-            with opened_tensors(path, limit=MAX_BYTES) as file:
+            with open_tensors(path, limit=MAX_BYTES) as file:
                 facts = parse_json(file.metadata()["facts"], finite=False)
                 tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "loss")}
                 old = "explained" not in file.keys()  # noqa: SIM118

@@ -95,7 +95,7 @@ def _planned(of: LocalClient) -> float:
     from attacker.replay.batching import count_activations
     from fedsim import models
 
-    layout = models.layout(of.model, of.data)
+    layout = models.build_layout(of.model, of.data)
     values = sum(weight.numel() for weight in of.weights.values())
     return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 

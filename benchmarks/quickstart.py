@@ -109,7 +109,7 @@ def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[st
     clients = client_app.make_app(batch_size=setting.batch_size, limit=None, momentum=0.9, steps=setting.steps)
     engines.run_local(server_app.make_app(strategy, rounds=1, lr=RATE, seed=asked.seed + 2), clients, CLIENTS)
     recording = Recording(folder / "recording")
-    chosen = recording.rows()[: setting.attacked]
+    chosen = recording.read_rows()[: setting.attacked]
     names = frozenset(row.client for row in chosen)
     folders, seconds = [], 0.0
     for null in (False, True):
@@ -123,7 +123,7 @@ def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[st
         seconds += clock.seconds
     rows = []
     for row in chosen:
-        x, y = _truth(recording.observation(row), setting)
+        x, y = _truth(recording.read_observation(row), setting)
         found, null = (Reconstruction.read(folder / f"{row.key}.safetensors") for folder in folders)
         scores = [_mean_psnr(one.x, x) for one in (found, null)]
         shared = Counter(found.y.tolist()) & Counter(y.tolist())

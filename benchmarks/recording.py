@@ -68,7 +68,7 @@ def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]
     e = experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
     parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
-    network = models.build(FederationRun(experiment=e, out=out).model(), loaded.spec, seed=seed)
+    network = models.build(FederationRun(experiment=e, out=out).make_model_spec(), loaded.spec, seed=seed)
     app, server = ClientApp(), ServerApp()
 
     @app.train()
@@ -211,21 +211,21 @@ def _indexed(folder: Path, clients: int, rounds: int) -> Recording:
     )
     recorder, names = Recorder(folder, manifest), [f"{number:012x}" for number in range(clients)]
     for number in range(1, rounds + 1):
-        recorder.sent(number, {"w": torch.zeros(1)})
+        recorder.record_sent(number, {"w": torch.zeros(1)})
         for name in names:
-            recorder.received(number, Reply(client=name, node=name, status="failed", reason="no payload", metrics={"x": 0.5}))
+            recorder.record_reply(number, Reply(client=name, node=name, status="failed", reason="no payload", metrics={"x": 0.5}))
         recorder.commit(number, names)
     return Recording(folder)
 
 
 def _queries(recording: Recording) -> tuple[int, float]:
     """Return the number of observations in the index, and the CPU-milliseconds of the slowest query, each made eleven times."""
-    counts, clients = recording.counts(), recording.clients()
+    counts, clients = recording.count_replies(), recording.list_clients()
     rounds, rng = [own.round for own in counts], np.random.default_rng(0)
     kinds = {
-        "of a round": lambda: recording.rows(rounds={int(rng.choice(rounds))}),
-        "of a client": lambda: recording.rows(clients={str(rng.choice(clients))}),
-        "of both": lambda: recording.rows(rounds={int(rng.choice(rounds))}, clients={str(rng.choice(clients))}),
+        "of a round": lambda: recording.read_rows(rounds={int(rng.choice(rounds))}),
+        "of a client": lambda: recording.read_rows(clients={str(rng.choice(clients))}),
+        "of both": lambda: recording.read_rows(rounds={int(rng.choice(rounds))}, clients={str(rng.choice(clients))}),
     }
     slowest = 0.0
     for ask in kinds.values():
@@ -283,7 +283,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
     loaded = datasets.load(e.data.name)
     count = e.clients.count
     parts = split(loaded.train, count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
-    network = models.build(FederationRun(experiment=e, out=out).model(), loaded.spec, seed=e.seed)
+    network = models.build(FederationRun(experiment=e, out=out).make_model_spec(), loaded.spec, seed=e.seed)
     app, server, found = ClientApp(), ServerApp(), []
 
     @app.train()
@@ -291,7 +291,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
         number, round = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
         identity = load_or_draw(out / "clients" / str(number), number, seed=seed)
         mine = parts[number]
-        order = identity.order(round - 1, len(mine), shuffle=True)
+        order = identity.draw_order(round - 1, len(mine), shuffle=True)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         network.train()
         optimiser = torch.optim.SGD(network.parameters(), lr=e.training.learning_rate)

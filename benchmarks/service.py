@@ -156,7 +156,7 @@ def live(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
 def recorded(run: Path) -> list[int]:
     """Return the rounds that a recording contains so far; none if it has not begun."""
     with suppress(ValueError, OSError):
-        return Recording(run / "recording").rounds()
+        return Recording(run / "recording").list_rounds()
     return []
 
 

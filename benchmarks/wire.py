@@ -51,7 +51,7 @@ def main() -> None:
         spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(asked.seed)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), rng)
-        codecs = CODECS if not text else (spec.codec(),)  # whatever a codec is given must come through
+        codecs = CODECS if not text else (spec.choose_codec(),)  # whatever a codec is given must come through
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
     summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY.items()}

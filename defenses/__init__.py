@@ -3,7 +3,7 @@
 from defenses.base import Defense, State, Update, chain, global_norm, identity, stateless
 from defenses.channel import Channel
 from defenses.clipping import clip, clip_each
-from defenses.combinators import in_gradient_units, with_feedback
+from defenses.combinators import add_feedback, in_gradient_units
 from defenses.dgc import dgc
 from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
@@ -19,6 +19,7 @@ __all__ = [
     "Kind",
     "State",
     "Update",
+    "add_feedback",
     "chain",
     "clip",
     "clip_each",
@@ -37,6 +38,5 @@ __all__ = [
     "stateless",
     "top_k",
     "uniform",
-    "with_feedback",
     "withhold",
 ]

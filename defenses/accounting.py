@@ -4,9 +4,9 @@ Everything follows from the noise multiplier: the standard deviation of the nois
 norm of what the noise hides. Two relations between neighbouring inputs are used:
 
 * replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity. `epsilon`
-  and `epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
+  and `compute_epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
 * add-or-remove-one: the hidden part is present or absent, so that the message moves by at most the sensitivity.
-  `epsilon_poisson` uses it.
+  `compute_epsilon_poisson` uses it.
 
 Without noise, epsilon is infinite and the bound on reconstruction is 1.
 """
@@ -29,7 +29,7 @@ of the exact epsilon (2 % larger). Outside of it, amplification by sampling is i
 # --- epsilon ---
 
 
-def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
+def compute_epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
     """Return epsilon of (epsilon, delta)-differential privacy for `times` releases; infinite without noise.
 
     The relation is replace-one: two runs are compared, in which the hidden part, such as one example, is replaced by another.
@@ -41,13 +41,17 @@ def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
     a * d**2 / (2 * b**2), as for Gaussian noise of standard deviation b. Summed over coordinates, this depends on the Euclidean
     norm of the shift only, without the factor for the number of coordinates that a bound by the L1 norm has.
     """
-    if _nothing(noise, delta, times):
+    if _is_trivial(noise, delta, times):
         return 0.0 if times == 0 else math.inf
     shift = 2 * math.sqrt(times) / noise.multiplier
-    return _of_gaussian(1 / shift, delta) if noise.family == "gaussian" else _of_renyi(shift * shift / 2, delta)
+    return (
+        _compute_gaussian_epsilon(1 / shift, delta)
+        if noise.family == "gaussian"
+        else _compute_renyi_epsilon(shift * shift / 2, delta)
+    )
 
 
-def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, population: int) -> float:
+def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, population: int) -> float:
     """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`.
 
     The relation is replace-one: two runs are compared, in which one client is replaced by another. This holds
@@ -57,13 +61,13 @@ def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, populat
     """
     if not 0 < drawn <= population:
         raise ValueError(f"drawn must be from 1 to the population of {population}, got {drawn}")
-    plain = epsilon(noise, delta=delta, times=times)
+    plain = compute_epsilon(noise, delta=delta, times=times)
     if drawn == population or times == 0 or not MIN_MULTIPLIER < noise.multiplier < MAX_MULTIPLIER:
         return plain
-    return min(plain, _of_divergences(times, _drawn_divergences(noise.multiplier / 2, drawn, population), delta))
+    return min(plain, _convert_divergences(times, _compute_drawn_divergences(noise.multiplier / 2, drawn, population), delta))
 
 
-def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
+def compute_epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
     """Return epsilon of `times` sums that include each example independently with probability `rate`.
 
     The relation is add-or-remove-one: two runs are compared, with and without one example. Poisson sampling is
@@ -72,12 +76,12 @@ def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> f
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate must be in (0, 1], got {rate}")
-    if _nothing(noise, delta, times):
+    if _is_trivial(noise, delta, times):
         return 0.0 if times == 0 else math.inf
-    plain = _of_gaussian(noise.multiplier / math.sqrt(times), delta)
+    plain = _compute_gaussian_epsilon(noise.multiplier / math.sqrt(times), delta)
     if not MIN_MULTIPLIER < noise.multiplier < MAX_MULTIPLIER:
         return plain
-    return min(plain, _of_divergences(times, _poisson_divergences(noise.multiplier, rate), delta))
+    return min(plain, _convert_divergences(times, _compute_poisson_divergences(noise.multiplier, rate), delta))
 
 
 def check_delta(delta: float) -> float:
@@ -94,49 +98,49 @@ def check_prior(prior: float) -> float:
     return prior
 
 
-def _nothing(noise: Noise, delta: float, times: int) -> bool:
+def _is_trivial(noise: Noise, delta: float, times: int) -> bool:
     check_delta(delta)
     if times < 0:
         raise ValueError(f"times is a number of releases and must not be negative, got {times}")
     return times == 0 or noise.multiplier <= 0
 
 
-def _of_gaussian(multiplier: float, delta: float) -> float:
+def _compute_gaussian_epsilon(multiplier: float, delta: float) -> float:
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
     if multiplier < MIN_MULTIPLIER:
-        return _of_renyi(1 / multiplier / multiplier / 2, delta)
+        return _compute_renyi_epsilon(1 / multiplier / multiplier / 2, delta)
     return float(get_epsilon_gaussian(multiplier, delta))
 
 
-def _of_renyi(rho: float, delta: float) -> float:
-    return _of_divergences(1, tuple((order, rho * order) for order in RENYI_ORDERS), delta)
+def _compute_renyi_epsilon(rho: float, delta: float) -> float:
+    return _convert_divergences(1, tuple((order, rho * order) for order in RENYI_ORDERS), delta)
 
 
-def _of_divergences(times: int, divergences: tuple[tuple[float, float], ...], delta: float) -> float:
-    from dp_accounting.rdp import compute_epsilon
+def _convert_divergences(times: int, divergences: tuple[tuple[float, float], ...], delta: float) -> float:
+    from dp_accounting.rdp import compute_epsilon as convert_to_epsilon
 
     orders, values = zip(*divergences, strict=True)
-    return float(compute_epsilon(orders, [times * value for value in values], delta)[0])
+    return float(convert_to_epsilon(orders, [times * value for value in values], delta)[0])
 
 
 @lru_cache(maxsize=16)
-def _drawn_divergences(multiplier: float, drawn: int, population: int) -> tuple[tuple[float, float], ...]:
+def _compute_drawn_divergences(multiplier: float, drawn: int, population: int) -> tuple[tuple[float, float], ...]:
     from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
 
     event = SampledWithoutReplacementDpEvent(population, drawn, GaussianDpEvent(multiplier))
-    return _divergences(event, NeighboringRelation.REPLACE_ONE)
+    return _compute_divergences(event, NeighboringRelation.REPLACE_ONE)
 
 
 @lru_cache(maxsize=16)
-def _poisson_divergences(multiplier: float, rate: float) -> tuple[tuple[float, float], ...]:
+def _compute_poisson_divergences(multiplier: float, rate: float) -> tuple[tuple[float, float], ...]:
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
 
     event = PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier))
-    return _divergences(event, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    return _compute_divergences(event, NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
-def _divergences(event: Any, relation: Any) -> tuple[tuple[float, float], ...]:
+def _compute_divergences(event: Any, relation: Any) -> tuple[tuple[float, float], ...]:
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(orders=SAMPLED_ORDERS, neighboring_relation=relation)
@@ -147,7 +151,7 @@ def _divergences(event: Any, relation: Any) -> tuple[tuple[float, float], ...]:
 # --- reconstruction ---
 
 
-def reconstruction_bound(prior: float, mu: float) -> float:
+def bound_reconstruction(prior: float, mu: float) -> float:
     """Return an upper bound on the success probability of reconstruction from noisy messages: Phi(Phi^-1(prior) + mu).
 
     The noise is Gaussian, and Phi is the standard normal distribution function.
@@ -164,7 +168,7 @@ def reconstruction_bound(prior: float, mu: float) -> float:
     return NormalDist().cdf(NormalDist().inv_cdf(prior) + mu)
 
 
-def reconstruction_bound_renyi(prior: float, mu: float) -> float:
+def bound_reconstruction_renyi(prior: float, mu: float) -> float:
     """Return the same bound for noise whose Renyi divergence of order a is at most a * mu**2 / 2, such as Laplace noise.
 
     The bound is min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a) = exp(-(sqrt(-ln prior) - mu / sqrt(2))**2), and 1 for
@@ -176,10 +180,10 @@ def reconstruction_bound_renyi(prior: float, mu: float) -> float:
     return math.exp(-(max(0.0, math.sqrt(-math.log(prior)) - mu / math.sqrt(2)) ** 2))
 
 
-def bound_of(noise: Noise, *, prior: float, times: int) -> float:
+def compute_bound(noise: Noise, *, prior: float, times: int) -> float:
     """Return the bound on reconstruction from `times` releases with `noise`; 1 if there is no noise."""
     mu = math.sqrt(times) / noise.multiplier if noise.multiplier > 0 else math.inf if times else 0.0
-    return reconstruction_bound(prior, mu) if noise.family == "gaussian" else reconstruction_bound_renyi(prior, mu)
+    return bound_reconstruction(prior, mu) if noise.family == "gaussian" else bound_reconstruction_renyi(prior, mu)
 
 
 def _check_guess(prior: float, mu: float) -> None:

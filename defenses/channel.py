@@ -16,11 +16,11 @@ ChannelFacts = Mapping[str, Tensor]
 """What a channel learned from one received update, such as a mask, a scale or a quantisation step: tensors by name."""
 
 
-def _nothing(seen: Update) -> ChannelFacts:
+def _learn_nothing(seen: Update) -> ChannelFacts:
     return {}
 
 
-def silent(seen: Update) -> Tensor:
+def compute_no_noise(seen: Update) -> Tensor:
     """Return the power of no noise: a 0-d zero."""
     return next(iter(seen.values())).new_zeros(())
 
@@ -34,15 +34,15 @@ class Channel(NamedTuple):
     """
 
     expect: Callable[[Update, ChannelFacts], Update]
-    learn: Callable[[Update], ChannelFacts] = _nothing
-    noise: Callable[[Update], Tensor] = silent
+    learn: Callable[[Update], ChannelFacts] = _learn_nothing
+    noise: Callable[[Update], Tensor] = compute_no_noise
 
 
 transparent = Channel(lambda update, known: update)
 """Channel of an update without a defense."""
 
 
-def compose(*channels: Channel) -> Channel:
+def compose_channels(*channels: Channel) -> Channel:
     """Return the channel of a chain of defenses, from left to right.
 
     Every channel learns from the received update, which is the output of the whole chain. Noise is counted at full power even if
@@ -62,7 +62,7 @@ def compose(*channels: Channel) -> Channel:
     def learn(seen: Update) -> ChannelFacts:
         return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(seen).items()}
 
-    def noise(seen: Update) -> Tensor:
+    def compute_noise(seen: Update) -> Tensor:
         return torch.stack([channel.noise(seen) for channel in channels]).sum()
 
-    return Channel(expect, learn, noise)
+    return Channel(expect, learn, compute_noise)

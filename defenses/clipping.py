@@ -28,10 +28,10 @@ def clip(max_norm: float) -> Defense:
     """
     _check("clip", max_norm)
 
-    def scaled(update: Update, rng: Generator) -> Update:
+    def scale(update: Update, rng: Generator) -> Update:
         return scale_to(update, max_norm)
 
-    return stateless(scaled)
+    return stateless(scale)
 
 
 def clip_each(max_norm: float) -> Defense:
@@ -42,10 +42,10 @@ def clip_each(max_norm: float) -> Defense:
     """
     _check("clip_each", max_norm)
 
-    def scaled(update: Update, rng: Generator) -> Update:
+    def scale(update: Update, rng: Generator) -> Update:
         return scale_each_to(update, max_norm)
 
-    return stateless(scaled)
+    return stateless(scale)
 
 
 def _check(name: str, max_norm: float) -> None:

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from defenses.base import Defense, State, Update
 from defenses.clipping import scale_to
-from defenses.sparsification import kept, largest
+from defenses.sparsification import count_kept, find_largest
 
 
 def dgc(
@@ -47,16 +47,16 @@ def dgc(
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
         bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
-        share = density(keep, int(state["round"]), warm_up_rounds)
+        share = compute_density(keep, int(state["round"]), warm_up_rounds)
         sent: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {"round": state["round"] + 1}
         for name, d in bounded.items():
-            u, step = _corrected(state[f"momentum/{name}"], d, momentum, nesterov)
+            u, step = _correct_momentum(state[f"momentum/{name}"], d, momentum, nesterov)
             if is_dense(d, dense_vectors):
                 sent[name], after[f"momentum/{name}"] = step.clone(), u
                 continue
             v = state[f"residual/{name}"] + step
-            mask = largest(v.flatten(), kept(share, v.numel())).reshape(v.shape)
+            mask = find_largest(v.flatten(), count_kept(share, v.numel())).reshape(v.shape)
             nothing = torch.zeros_like(v)
             sent[name] = torch.where(mask, v, nothing)
             after[f"residual/{name}"] = torch.where(mask, nothing, v)
@@ -66,7 +66,7 @@ def dgc(
     return Defense(init, apply)
 
 
-def density(keep: float, done: int, warm_up_rounds: int) -> float:
+def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
     """Return the share to send after `done` rounds, with the paper's warm-up (section 3.3)."""
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
 
@@ -76,7 +76,7 @@ def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
     return dense_vectors and tensor.ndim < 2
 
 
-def _corrected(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+def _correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
     """Return the momentum after a round, and the term that is added to the residual."""
     if nesterov:
         u = momentum * (u + d)

@@ -39,5 +39,5 @@ class GradientSpec(Choice):
 
     def build(self) -> GradientRule:
         """Return the rule: the client's computation, and its model for the attacker."""
-        rule: GradientRule = self.made()
+        rule: GradientRule = self.make()
         return rule

@@ -53,7 +53,7 @@ def mixup(alpha: float = 0.4) -> Mixing:
         raise ValueError(f"mixup: alpha must be positive and finite, got {alpha}")
 
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
-        share = float(_numpy(rng).beta(alpha, alpha))
+        share = float(_make_numpy_generator(rng).beta(alpha, alpha))
         partner = torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)
         return share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
 
@@ -85,12 +85,12 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
         if (pool is None) == bool(public):
             wrong = "but none were given" if public else "but public images were given"
             raise ValueError(f"instahide: public={public!r} needs {'public images' if public else 'none'}, {wrong}")
-        shares = _shares(len(x), k, private, _numpy(rng)).to(x)
+        shares = _draw_shares(len(x), k, private, _make_numpy_generator(rng)).to(x)
         orders = [torch.arange(len(x))] + [torch.randperm(len(x), generator=rng) for _ in range(private - 1)]
         images = [x[order] for order in orders]
         if pool is not None:
             images += [pool[torch.randint(len(pool), (len(x),), generator=rng)].to(x) for _ in range(k - private)]
-        mixed = sum(_columns(share, x) * image for share, image in zip(shares.T, images, strict=True))
+        mixed = sum(_to_columns(share, x) * image for share, image in zip(shares.T, images, strict=True))
         labels = sum(share[:, None] * y[order] for share, order in zip(shares.T, orders, strict=False))
         mirrored = (torch.rand(x.shape, generator=rng) < flips).to(x.device)
         return torch.where(mirrored, 1 - mixed, mixed), labels
@@ -110,15 +110,15 @@ class InputsSpec(Choice):
 
     def build(self) -> Mixing | None:
         """Return the transformation, or None if there is none."""
-        return None if self.step is None else self.made()
+        return None if self.step is None else self.make()
 
 
-def soft(y: Tensor, num_classes: int) -> Tensor:
+def to_one_hot(y: Tensor, num_classes: int) -> Tensor:
     """Return labels (N,) as one-hot probabilities (N, K) in float32."""
     return functional.one_hot(y, num_classes).float()
 
 
-def _shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
+def _draw_shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
     """Draw coefficients (count, k) in float64; rows sum to 1. The first `private` columns are private images."""
     rows = np.empty((count, k))
     missing = np.arange(count)
@@ -131,10 +131,10 @@ def _shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tenso
     return torch.from_numpy(rows)
 
 
-def _columns(values: Tensor, like: Tensor) -> Tensor:
+def _to_columns(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _numpy(rng: Generator) -> Any:
+def _make_numpy_generator(rng: Generator) -> Any:
     """Return a NumPy generator seeded from `rng`, for distributions that torch cannot draw from a generator."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device)))

@@ -21,8 +21,8 @@ MAX_BOTTLENECK = 2**16
 class Stochastic(nn.Module):
     """Base class of modules that draw random numbers during training.
 
-    `draw` puts them in training mode while a client trains, also if the rest of the network is in evaluation mode. In evaluation
-    mode they are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
+    `start_drawing` puts them in training mode while a client trains, also if the rest of the network is in evaluation mode.
+    In evaluation mode they are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
 
     penalty: term added to the loss; every forward pass sets it, in both modes. None for no term.
     hides:   whether the gradients of the block's own parameters depend more on its random draws than on the data.
@@ -82,10 +82,10 @@ def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.
     if not 0 <= beta < math.inf:
         raise ValueError(f"precode: beta must be finite and not negative, got {beta}")
 
-    def block(head: nn.Linear) -> nn.Module:
+    def make_block(head: nn.Linear) -> nn.Module:
         return Bottleneck(head.in_features, bottleneck=bottleneck, beta=beta, like=head.weight)
 
-    return _before_head(model, "bottleneck", block)
+    return _insert_before_head(model, "bottleneck", make_block)
 
 
 def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
@@ -96,7 +96,7 @@ def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
     """
     if not 0 <= p < 1:
         raise ValueError(f"dropout: p must be in [0, 1), got {p}")
-    return _before_head(model, "dropout", lambda head: Dropout(p))
+    return _insert_before_head(model, "dropout", lambda head: Dropout(p))
 
 
 NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"precode": precode, "dropout": dropout})
@@ -119,18 +119,18 @@ class NetworkSpec(Choice):
             self.apply(nn.Linear(1, 1))
 
     @classmethod
-    def _factory(cls, name: str) -> Callable[..., nn.Module]:
+    def _find_factory(cls, name: str) -> Callable[..., nn.Module]:
         return partial(NETWORKS[name], nn.Identity())  # the bound argument is not part of the signature
 
 
-def draw(model: nn.Module) -> None:
+def start_drawing(model: nn.Module) -> None:
     """Put the random blocks of `model` in training mode, and leave all other modules as they are."""
     for module in model.modules():
         if isinstance(module, Stochastic):
             module.train()
 
 
-def penalty_of(model: nn.Module) -> Tensor | None:
+def take_penalty(model: nn.Module) -> Tensor | None:
     """Remove and return the penalty of the last forward pass: a differentiable 0-d tensor, or None.
 
     The penalty is removed so that no autograd graph outlives its step.
@@ -143,13 +143,13 @@ def penalty_of(model: nn.Module) -> Tensor | None:
     return total
 
 
-def hidden(model: nn.Module) -> frozenset[str]:
+def find_hidden(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters whose gradients depend more on the client's random draws than on its data."""
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
 
 
-def last_linear(model: nn.Module) -> str:
+def find_last_linear(model: nn.Module) -> str:
     """Return the name of the last linear layer, "" for the model itself. Raises ValueError if there is none."""
     names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
@@ -157,8 +157,8 @@ def last_linear(model: nn.Module) -> str:
     return names[-1]
 
 
-def _before_head(model: nn.Module, name: str, block: Callable[[nn.Linear], nn.Module]) -> nn.Module:
-    model, place = copy.deepcopy(model), last_linear(model)
+def _insert_before_head(model: nn.Module, name: str, block: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    model, place = copy.deepcopy(model), find_last_linear(model)
     head = model.get_submodule(place)
     assert isinstance(head, nn.Linear)
     pair = nn.Sequential(OrderedDict([(name, block(head)), ("head", head)]))

@@ -8,23 +8,23 @@ from torch import Generator, Tensor
 from defenses.base import Defense, Scope, Update, check_scope, global_norm, stateless, tensor_norm
 
 
-def normal_like(tensor: Tensor, rng: Generator) -> Tensor:
+def draw_normal(tensor: Tensor, rng: Generator) -> Tensor:
     """Draw standard normal values in the shape of `tensor`, on the generator's device."""
     return torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype).to(tensor.device)
 
 
-def uniform_like(tensor: Tensor, rng: Generator) -> Tensor:
+def draw_uniform(tensor: Tensor, rng: Generator) -> Tensor:
     """Draw uniform values in [0, 1) in the shape of `tensor`, on the generator's device, in float32 or higher precision."""
-    return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_at_least_float32(tensor)).to(tensor.device)
+    return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_promote_dtype(tensor)).to(tensor.device)
 
 
-def laplace_like(tensor: Tensor, rng: Generator) -> Tensor:
+def draw_laplace(tensor: Tensor, rng: Generator) -> Tensor:
     """Draw Laplace values of scale 1 in the shape of `tensor`, on the generator's device, as differences of two exponentials."""
-    drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_at_least_float32(tensor)).exponential_(generator=rng)
+    drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_promote_dtype(tensor)).exponential_(generator=rng)
     return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
 
 
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
+def _promote_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -39,16 +39,16 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     """
     check_gaussian(std, snr_db, scope)
 
-    def noisy(update: Update, rng: Generator) -> Update:
-        noise = {name: normal_like(update[name], rng) for name in sorted(update)}
+    def add_noise(update: Update, rng: Generator) -> Update:
+        noise = {name: draw_normal(update[name], rng) for name in sorted(update)}
         if std is not None:
             return {name: t + std * noise[name] for name, t in update.items()}
         assert snr_db is not None
-        root_mean_square = _root_mean_square(update, scope)
+        root_mean_square = _compute_root_mean_square(update, scope)
         factor = 10 ** (-snr_db / 20)
         return {name: t + (factor * root_mean_square[name]).to(t.dtype) * noise[name] for name, t in update.items()}
 
-    return stateless(noisy)
+    return stateless(add_noise)
 
 
 def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
@@ -62,7 +62,7 @@ def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
     check_scope("gaussian", scope)
 
 
-def _root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]:
+def _compute_root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]:
     """Return the root mean square of each tensor, or of the whole update, as 0-d tensors by parameter name."""
     if scope == "tensor":
         return {name: tensor_norm(t) / math.sqrt(max(t.numel(), 1)) for name, t in update.items()}
@@ -78,8 +78,8 @@ def laplace(scale: float) -> Defense:
     if not 0 <= scale < math.inf:
         raise ValueError(f"laplace: scale must be finite and not negative, got {scale}")
 
-    def noisy(update: Update, rng: Generator) -> Update:
-        noise = {name: laplace_like(update[name], rng) for name in sorted(update)}
+    def add_noise(update: Update, rng: Generator) -> Update:
+        noise = {name: draw_laplace(update[name], rng) for name in sorted(update)}
         return {name: t + scale * noise[name] for name, t in update.items()}
 
-    return stateless(noisy)
+    return stateless(add_noise)

@@ -21,7 +21,7 @@ def cpl_noise(name: str, learning_rate: float) -> str:
     if found is None:
         raise ValueError(f"cpl_noise: name must be 'G-10e-K' or 'L-10e-K' with a whole number K, got {name!r}")
     kind = {"G": "gaussian", "L": "laplace"}[found[1]]
-    return f"in_gradient_units({kind}(1e-{found[2]}), {_number(learning_rate)})"
+    return f"in_gradient_units({kind}(1e-{found[2]}), {_format_number(learning_rate)})"
 
 
 def cpl_prune(percent: float) -> str:
@@ -42,7 +42,7 @@ def signsgd(learning_rate: float) -> str:
     learning_rate: of the clients' training; positive.
     Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
     """
-    return f"in_gradient_units(sign(), {_number(learning_rate)})"
+    return f"in_gradient_units(sign(), {_format_number(learning_rate)})"
 
 
 def ef_signsgd() -> str:
@@ -92,7 +92,7 @@ def liu_clip(max_norm: float, learning_rate: float) -> str:
     learning_rate: of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """
-    return f"in_gradient_units(clip({_number(max_norm)}), {_number(learning_rate)})"
+    return f"in_gradient_units(clip({_format_number(max_norm)}), {_format_number(learning_rate)})"
 
 
 def liu_noise(std: float, learning_rate: float) -> str:
@@ -102,9 +102,9 @@ def liu_noise(std: float, learning_rate: float) -> str:
     learning_rate: of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """
-    return f"in_gradient_units(gaussian({_number(std)}), {_number(learning_rate)})"
+    return f"in_gradient_units(gaussian({_format_number(std)}), {_format_number(learning_rate)})"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a number as text for a specification; infinity becomes 1e999, which the parser accepts and range checks reject."""
     return repr(value).replace("inf", "1e999")

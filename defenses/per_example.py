@@ -11,9 +11,9 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.base import Update
-from defenses.channel import Channel, silent
+from defenses.channel import Channel, compute_no_noise
 from defenses.clipping import scale_to
-from defenses.noise import normal_like
+from defenses.noise import draw_normal
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
 
 PER_EXAMPLE_BYTES = 2**28
@@ -30,7 +30,7 @@ def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
     Source: DP-SGD, Abadi et al. 2016, algorithm 1.
     """
     _check_bounds("dp_sgd", max_norm, noise)
-    return _per_example(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
+    return _make_rule(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
 
 
 def fed_cdp(
@@ -53,7 +53,7 @@ def fed_cdp(
     if snr_scope not in ("tensor", "gradient"):
         raise ValueError(f"fed_cdp: snr_scope must be 'tensor' or 'gradient', got {snr_scope!r}")
     added = _Fixed(noise * max_norm) if noise is not None else _Relative(10 ** (-(snr_db or 0.0) / 10), snr_scope == "tensor")
-    return _per_example(partial(_scale_each_to, max_norm=max_norm), added)
+    return _make_rule(partial(_scale_each_to, max_norm=max_norm), added)
 
 
 class _Fixed(NamedTuple):
@@ -61,14 +61,14 @@ class _Fixed(NamedTuple):
 
     std: float
 
-    def stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
+    def compute_stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
         """Return the standard deviations of the noise on the mean over `size` examples: 0-d tensors by name."""
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
-    def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
+    def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
         """Return the expected squared norm of the noise in an update."""
         of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
-        return silent(seen) + of_one * sum(u.numel() for u in seen.values())
+        return compute_no_noise(seen) + of_one * sum(u.numel() for u in seen.values())
 
 
 class _Relative(NamedTuple):
@@ -77,49 +77,53 @@ class _Relative(NamedTuple):
     ratio: float
     by_tensor: bool
 
-    def stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
-        every = _mean_square(mean)
-        return {name: (self.ratio * (_mean_square({name: g}) if self.by_tensor else every)).sqrt() for name, g in mean.items()}
+    def compute_stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
+        every = _compute_mean_square(mean)
+        return {
+            name: (self.ratio * (_compute_mean_square({name: g}) if self.by_tensor else every)).sqrt() for name, g in mean.items()
+        }
 
-    def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
+    def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
         """Return the expected squared norm of the noise in an update, assuming equal gradients in all steps.
 
         Equal gradients add up linearly, and independent noise adds up in squares.
         """
         ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
-        return silent(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
+        return compute_no_noise(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
 
 
-def _per_example(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> GradientRule:
-    def gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
-        mean, loss = _clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
-        stds = noise.stds(mean, len(x))
-        drawn = {name: stds[name] * normal_like(mean[name], rng) for name in sorted(mean)}
+def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> GradientRule:
+    def compute_gradient(
+        problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator
+    ) -> tuple[Gradient, Tensor]:
+        mean, loss = _compute_clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
+        stds = noise.compute_stds(mean, len(x))
+        drawn = {name: stds[name] * draw_normal(mean[name], rng) for name in sorted(mean)}
         return {name: g + drawn[name] for name, g in mean.items()}, loss
 
-    def expected(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
-        return _clipped_mean(clip, problem, weights, x, y)[0]
+    def expect_gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
+        return _compute_clipped_mean(clip, problem, weights, x, y)[0]
 
-    def channel(facts: Facts) -> Channel:
-        return Channel(lambda update, known: update, noise=lambda seen: noise.power(seen, facts.steps))
+    def make_channel(facts: Facts) -> Channel:
+        return Channel(lambda update, known: update, noise=lambda seen: noise.compute_power(seen, facts.steps))
 
-    return GradientRule(gradient, expected, channel, separate=True)
+    return GradientRule(compute_gradient, expect_gradient, make_channel, separate=True)
 
 
-def _clipped_mean(
+def _compute_clipped_mean(
     clip: Callable[[Gradient], Update], problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor
 ) -> tuple[Gradient, Tensor]:
     """Return the mean of the clipped gradients of all examples, by name, and the mean loss."""
     _check_separable(problem.model)
-    of_batch = grad_and_value(problem.loss)
+    of_batch = grad_and_value(problem.compute_loss)
 
-    def of_one(x: Tensor, y: Tensor) -> tuple[Update, Tensor]:
+    def clip_one(x: Tensor, y: Tensor) -> tuple[Update, Tensor]:
         gradient, loss = of_batch(dict(weights), x[None], y[None])
         return clip(gradient), loss
 
     several = max(1, PER_EXAMPLE_BYTES // sum(w.numel() * w.element_size() for w in weights.values()))
     split = zip(torch.split(x, several), torch.split(y, several), strict=True)
-    parts = [vmap(of_one, randomness="different")(*part) for part in split]
+    parts = [vmap(clip_one, randomness="different")(*part) for part in split]
     mean = {name: torch.stack([g[name].sum(dim=0) for g, _ in parts]).sum(dim=0) / len(x) for name in weights}
     return mean, torch.cat([losses for _, losses in parts]).mean()
 
@@ -138,7 +142,7 @@ def _scale_each_to(gradient: Gradient, max_norm: float) -> Gradient:
     return {name: scale_to({name: g}, max_norm)[name] for name, g in gradient.items()}
 
 
-def _mean_square(gradient: Gradient) -> Tensor:
+def _compute_mean_square(gradient: Gradient) -> Tensor:
     total = torch.stack([g.square().sum() for g in gradient.values()]).sum()
     return total / max(1, sum(g.numel() for g in gradient.values()))
 

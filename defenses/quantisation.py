@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 from defenses.base import Defense, Update, stateless
-from defenses.combinators import with_feedback
-from defenses.noise import uniform_like
+from defenses.combinators import add_feedback
+from defenses.noise import draw_uniform
 
 Rounding = Callable[[Tensor], Tensor]
 """Maps real positions in [0, number of steps] to whole ones."""
@@ -34,13 +34,13 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Defense:
     if scale not in get_args(SignScale):
         raise ValueError(f"sign: scale must be 'none' or 'mean', got {scale!r}")
 
-    def signed(update: Update, rng: Generator) -> Update:
-        return {name: _sign(t, scale) for name, t in update.items()}
+    def take_signs(update: Update, rng: Generator) -> Update:
+        return {name: _take_sign(t, scale) for name, t in update.items()}
 
-    return with_feedback(stateless(signed)) if error_feedback else stateless(signed)
+    return add_feedback(stateless(take_signs)) if error_feedback else stateless(take_signs)
 
 
-def _sign(values: Tensor, scale: SignScale) -> Tensor:
+def _take_sign(values: Tensor, scale: SignScale) -> Tensor:
     one = torch.ones_like(values)
     size = values.abs().mean() if scale == "mean" else one
     return torch.where(values >= 0, one, -one) * size
@@ -60,7 +60,7 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
         raise ValueError(f"qsgd: norm must be 'l2' or 'linf', got {norm!r}")
     if not 0 < kappa <= 1:
         raise ValueError(f"qsgd: kappa must be in (0, 1], got {kappa}")
-    return stateless(lambda update, rng: _at_random(update, levels, norm, kappa, rng))
+    return stateless(lambda update, rng: _round_at_random(update, levels, norm, kappa, rng))
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Defense:
@@ -73,22 +73,22 @@ def uniform(bits: int, *, stochastic: bool = False) -> Defense:
     """
     if not (isinstance(bits, int) and 2 <= bits <= MAX_BITS):
         raise ValueError(f"uniform: bits must be a whole number from 2 to {MAX_BITS}, got {bits}")
-    levels = steps_of(bits)
+    levels = count_steps(bits)
     if stochastic:
-        return stateless(lambda update, rng: _at_random(update, levels, "linf", 1.0, rng))
+        return stateless(lambda update, rng: _round_at_random(update, levels, "linf", 1.0, rng))
 
-    def nearest(update: Update, rng: Generator) -> Update:
-        return {name: _quantised(t, levels, size_of(t, "linf"), torch.round) for name, t in update.items()}
+    def round_to_nearest(update: Update, rng: Generator) -> Update:
+        return {name: _quantise(t, levels, compute_size(t, "linf"), torch.round) for name, t in update.items()}
 
-    return stateless(nearest)
+    return stateless(round_to_nearest)
 
 
-def steps_of(bits: int) -> int:
+def count_steps(bits: int) -> int:
     """Return the number of steps between zero and the largest value for at most 2 ** bits values that include zero."""
     return int(2 ** (bits - 1) - 1)
 
 
-def size_of(values: Tensor, norm: Norm) -> Tensor:
+def compute_size(values: Tensor, norm: Norm) -> Tensor:
     """Return the norm of one tensor as a 0-d tensor in float32 or higher precision; zero for an empty tensor."""
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     if values.numel() == 0:
@@ -97,20 +97,20 @@ def size_of(values: Tensor, norm: Norm) -> Tensor:
     return size
 
 
-def _at_random(update: Update, levels: int, norm: Norm, kappa: float, rng: Generator) -> Update:
-    drawn = {name: uniform_like(update[name], rng) for name in sorted(update)}
+def _round_at_random(update: Update, levels: int, norm: Norm, kappa: float, rng: Generator) -> Update:
+    drawn = {name: draw_uniform(update[name], rng) for name in sorted(update)}
 
-    def quantised(name: str, values: Tensor) -> Tensor:
-        def up_or_down(positions: Tensor) -> Tensor:
+    def quantise(name: str, values: Tensor) -> Tensor:
+        def round_up_or_down(positions: Tensor) -> Tensor:
             below = positions.floor()
             return below + (drawn[name] < positions - below)
 
-        return _quantised(values, levels, kappa * size_of(values, norm), up_or_down)
+        return _quantise(values, levels, kappa * compute_size(values, norm), round_up_or_down)
 
-    return {name: quantised(name, t) for name, t in update.items()}
+    return {name: quantise(name, t) for name, t in update.items()}
 
 
-def _quantised(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
+def _quantise(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
     """Round to at most 2 * levels + 1 distinct values; zero is +0.0."""
     safe = torch.where(largest > 0, largest, 1)
     positions = (values.abs().to(largest.dtype) / safe).clamp(max=1) * levels

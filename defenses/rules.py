@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 from torch.func import grad
 
 from defenses.channel import Channel, transparent
-from defenses.networks import penalty_of
+from defenses.networks import take_penalty
 
 Weights = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
@@ -20,7 +20,7 @@ class GradientProblem(NamedTuple):
     model:     the network in its training mode; its weights are replaced by those passed to `forward`.
     forward:   maps (weights by name, x (N, *shape) in [0, 1]) to logits (N, K).
     criterion: maps (logits, y) to the mean loss of the batch; y is (N,) or soft (N, K).
-    penalised: whether the network's own penalty is added to the loss (`networks.penalty_of`).
+    penalised: whether the network's own penalty is added to the loss (`networks.take_penalty`).
     """
 
     model: nn.Module
@@ -28,10 +28,10 @@ class GradientProblem(NamedTuple):
     criterion: Callable[[Tensor, Tensor], Tensor]
     penalised: bool = True
 
-    def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+    def compute_loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of the batch, 0-d."""
         loss = self.criterion(self.forward(weights, x), y)
-        penalty = penalty_of(self.model)
+        penalty = take_penalty(self.model)
         return loss if penalty is None or not self.penalised else loss + penalty
 
 
@@ -58,16 +58,16 @@ class Facts(NamedTuple):
     exact: bool
 
 
-def _sees_all(facts: Facts) -> Channel:
+def _make_transparent(facts: Facts) -> Channel:
     return transparent
 
 
-def _omits_none(facts: Facts) -> frozenset[str]:
+def _omit_nothing(facts: Facts) -> frozenset[str]:
     return frozenset()
 
 
 def _expect_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
-    gradient: Gradient = grad(problem.loss)(dict(weights), x, y)
+    gradient: Gradient = grad(problem.compute_loss)(dict(weights), x, y)
     return gradient
 
 
@@ -84,17 +84,17 @@ class GradientRule(NamedTuple):
 
     gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
     expected: Callable[[GradientProblem, Weights, Tensor, Tensor], Gradient] = _expect_plain
-    channel: Callable[[Facts], Channel] = _sees_all
-    omitted: Callable[[Facts], frozenset[str]] = _omits_none
+    channel: Callable[[Facts], Channel] = _make_transparent
+    omitted: Callable[[Facts], frozenset[str]] = _omit_nothing
     separate: bool = False
 
 
-def _plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
-    loss = problem.loss(weights, x, y)
+def _compute_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+    loss = problem.compute_loss(weights, x, y)
     gradient = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
     return dict(zip(weights, gradient, strict=True)), loss
 
 
 def plain() -> GradientRule:
     """Return the rule of plain training: the gradient of the mean loss."""
-    return GradientRule(_plain)
+    return GradientRule(_compute_plain)

@@ -17,20 +17,20 @@ def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def chosen(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+def choose_names(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return those of `names` that equal or match one of `patterns`, in their order.
 
     Raises ValueError for a pattern without a match, so that a typing error cannot leave a tensor unprotected.
     """
     there = list(names)
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in there):
+        if not any(_is_match(name, pattern) for name in there):
             shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
             raise ValueError(f"{what}: no tensor's name matches {pattern!r}; there are {shown}")
-    return [name for name in there if any(_matches(name, pattern) for pattern in patterns)]
+    return [name for name in there if any(_is_match(name, pattern) for pattern in patterns)]
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _is_match(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
@@ -43,11 +43,11 @@ def withhold(names: str | Sequence[str]) -> Defense:
     patterns = check_patterns("withhold", names)
 
     def init(template: Update) -> State:
-        chosen("withhold", patterns, template)
+        choose_names("withhold", patterns, template)
         return {}
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
-        withheld = set(chosen("withhold", patterns, update))
+        withheld = set(choose_names("withhold", patterns, update))
         return {name: t.new_zeros(t.shape) if name in withheld else t.clone() for name, t in update.items()}, state
 
     return Defense(init, apply)
@@ -66,13 +66,13 @@ def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
         raise ValueError("masked: names must have at least one name or pattern, got none")
 
     def init(template: Update) -> State:
-        return defense.init(_part(template))
+        return defense.init(select_tensors(template))
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
-        acted_on, after = defense.apply(_part(update), state, rng)
+        acted_on, after = defense.apply(select_tensors(update), state, rng)
         return {name: acted_on[name] if name in acted_on else t.clone() for name, t in update.items()}, after
 
-    def _part(update: Update) -> dict[str, Tensor]:
-        return {name: update[name] for name in chosen("masked", patterns, update)}
+    def select_tensors(update: Update) -> dict[str, Tensor]:
+        return {name: update[name] for name in choose_names("masked", patterns, update)}
 
     return Defense(init, apply)

@@ -38,7 +38,7 @@ NO_SCALE = Noise(why="the scale of the noise depends on the data")
 NO_RULE = "no accounting rule is known for"
 
 
-def no_rule(name: str) -> Noise:
+def report_no_rule(name: str) -> Noise:
     """Return the noise of a defense of another package: whether it adds any is unknown, so that nothing is accounted for."""
     return Noise(why=f"{NO_RULE} {name}")
 
@@ -50,7 +50,7 @@ class _Sent(NamedTuple):
     noise: Noise = NO_NOISE
 
 
-def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
+def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
     """Return the strongest noise that hides one message of a client behind a chain of defenses; unit: the client.
 
     The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
@@ -62,10 +62,10 @@ def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
     """
-    return _through(spec.steps, _Sent(), tensors).noise
+    return _follow_steps(spec.steps, _Sent(), tensors).noise
 
 
-def noise_of_gradient(rule: GradientSpec, *, tensors: int) -> Noise:
+def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
     """Return the noise that hides one example in the gradient of its batch; unit: the example.
 
     dp_sgd:  each example's gradient has norm at most `max_norm`; the sum gets noise of `noise * max_norm` (Abadi et al. 2016).
@@ -76,48 +76,48 @@ def noise_of_gradient(rule: GradientSpec, *, tensors: int) -> Noise:
     if rule.step is None:
         return NO_NOISE
     if rule.step.name not in ("dp_sgd", "fed_cdp"):
-        return NO_NOISE if rule.registry.is_builtin(rule.step.name) else no_rule(rule.step.name)
-    multiplier = _given(rule.step, rule.registry[rule.step.name])["noise"]
+        return NO_NOISE if rule.registry.is_builtin(rule.step.name) else report_no_rule(rule.step.name)
+    multiplier = _complete_arguments(rule.step, rule.registry[rule.step.name])["noise"]
     if multiplier is None:
         return NO_SCALE
     return Noise(multiplier / (math.sqrt(tensors) if rule.step.name == "fed_cdp" else 1)) if multiplier else NO_NOISE
 
 
-def _through(steps: Sequence[Step], sent: _Sent, tensors: int) -> _Sent:
+def _follow_steps(steps: Sequence[Step], sent: _Sent, tensors: int) -> _Sent:
     for step in steps:
-        sent = _step(step, sent, tensors)
+        sent = _follow_step(step, sent, tensors)
     return sent
 
 
-def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
-    given = _given(step, DEFENSES[step.name].defense)
+def _follow_step(step: Step, sent: _Sent, tensors: int) -> _Sent:
+    given = _complete_arguments(step, DEFENSES[step.name].defense)
     if step.name == "in_gradient_units":
         rate = abs(given["learning_rate"])
-        inside = _through(given["defense"].steps, sent._replace(length=sent.length / rate), tensors)
+        inside = _follow_steps(given["defense"].steps, sent._replace(length=sent.length / rate), tensors)
         return inside._replace(length=inside.length * rate)
     if inspect.isfunction(written := getattr(papers, step.name, None)):
-        return _through(DefenseSpec.parse(written(**given)).steps, sent, tensors)
+        return _follow_steps(DefenseSpec.parse(written(**given)).steps, sent, tensors)
     if step.name in NOISE_SCALES:
         family, scale = NOISE_SCALES[step.name](given)
-        hiding = _hiding(sent.length, family, scale)
+        hiding = _measure_noise(sent.length, family, scale)
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
     if step.name == "masked" and not sent.noise.multiplier:
-        part = _through(given["defense"].steps, _Sent(length=1.0), tensors).noise
+        part = _follow_steps(given["defense"].steps, _Sent(length=1.0), tensors).noise
         if part != NO_NOISE:
             sent = sent._replace(noise=part if part.why.startswith(NO_RULE) else IN_PART)
     if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:
-        sent = sent._replace(noise=no_rule(step.name))
-    bound = NORM_BOUNDS.get(step.name, _unknown)
+        sent = sent._replace(noise=report_no_rule(step.name))
+    bound = NORM_BOUNDS.get(step.name, _assume_unbounded)
     return sent._replace(length=math.inf if given.get("error_feedback") else bound(sent.length, given, tensors))
 
 
-def _given(step: Step, factory: Callable[..., Any]) -> StepArguments:
+def _complete_arguments(step: Step, factory: Callable[..., Any]) -> StepArguments:
     """Return the arguments of a step, completed by defaults."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(step.arguments)
 
 
-def _hiding(length: float, family: Family, scale: float | None) -> Noise:
+def _measure_noise(length: float, family: Family, scale: float | None) -> Noise:
     if scale is None:
         return NO_SCALE
     if scale == 0:
@@ -125,15 +125,15 @@ def _hiding(length: float, family: Family, scale: float | None) -> Noise:
     return Noise(scale / length, family) if length < math.inf else NO_BOUND
 
 
-def _unknown(length: float, given: StepArguments, tensors: int) -> float:
+def _assume_unbounded(length: float, given: StepArguments, tensors: int) -> float:
     return math.inf
 
 
-def _no_longer(length: float, given: StepArguments, tensors: int) -> float:
+def _keep_length(length: float, given: StepArguments, tensors: int) -> float:
     return length
 
 
-def _rescaled(length: float, given: StepArguments, kept: float) -> float:
+def _rescale_length(length: float, given: StepArguments, kept: float) -> float:
     return length / kept if given["rescale"] and kept else length
 
 
@@ -146,11 +146,11 @@ NOISE_SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] 
 NORM_BOUNDS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "clip": lambda length, given, tensors: min(length, given["max_norm"]),
     "clip_each": lambda length, given, tensors: min(length, given["max_norm"] * math.sqrt(tensors)),
-    "top_k": _no_longer,
-    "random_k": lambda length, given, tensors: _rescaled(length, given, given["keep"]),
-    "prune": _no_longer,
-    "gradient_dropout": lambda length, given, tensors: _rescaled(length, given, 1 - given["p"]),
+    "top_k": _keep_length,
+    "random_k": lambda length, given, tensors: _rescale_length(length, given, given["keep"]),
+    "prune": _keep_length,
+    "gradient_dropout": lambda length, given, tensors: _rescale_length(length, given, 1 - given["p"]),
     "sign": lambda length, given, tensors: length if given["scale"] == "mean" else math.inf,
-    "withhold": _no_longer,
+    "withhold": _keep_length,
 }
 """Largest norm of an update after a defense, as a function of the one before; without error feedback, which adds a residual."""

@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 
 from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts, transparent
-from defenses.networks import last_linear
+from defenses.networks import find_last_linear
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, Weights
 
 DERIVATIVES_PER_PASS = 64
@@ -27,27 +27,29 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     if not 0 <= prune < 1:
         raise ValueError(f"soteria: prune must be in [0, 1), got {prune}")
 
-    def gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
-        name = _linear(problem.model, layer)
+    def compute_gradient(
+        problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator
+    ) -> tuple[Gradient, Tensor]:
+        name = _find_linear(problem.model, layer)
         x = x.detach().requires_grad_()
-        with _inputs_of(problem.model.get_submodule(name)) as entered:
-            loss = problem.loss(weights, x, y)
+        with _collect_inputs(problem.model.get_submodule(name)) as entered:
+            loss = problem.compute_loss(weights, x, y)
         values = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True, retain_graph=True)
         found = dict(zip(weights, values, strict=True))
-        key = _weight(name)
-        found[key] = found[key] * kept(scores(_only(entered, name), x), prune).to(found[key].dtype)
+        key = _name_weight(name)
+        found[key] = found[key] * choose_kept(compute_scores(_get_only_input(entered, name), x), prune).to(found[key].dtype)
         return found, loss.detach()
 
-    def channel(facts: Facts) -> Channel:
-        return _columns_sent(_weight(_linear(facts.model, layer))) if facts.exact else transparent
+    def make_channel(facts: Facts) -> Channel:
+        return _make_channel(_name_weight(_find_linear(facts.model, layer))) if facts.exact else transparent
 
-    def omitted(facts: Facts) -> frozenset[str]:
-        return frozenset() if facts.exact else frozenset({_weight(_linear(facts.model, layer))})
+    def find_omitted(facts: Facts) -> frozenset[str]:
+        return frozenset() if facts.exact else frozenset({_name_weight(_find_linear(facts.model, layer))})
 
-    return GradientRule(gradient, channel=channel, omitted=omitted)
+    return GradientRule(compute_gradient, channel=make_channel, omitted=find_omitted)
 
 
-def scores(features: Tensor, x: Tensor) -> Tensor:
+def compute_scores(features: Tensor, x: Tensor) -> Tensor:
     """Return (R,) scores: the sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape).
 
     Norms are over one example. The features must carry the autograd graph from x. With batch norm in training mode, r_i depends
@@ -63,14 +65,14 @@ def scores(features: Tensor, x: Tensor) -> Tensor:
     return (torch.cat(norms) / magnitude).sum(dim=1)
 
 
-def kept(scores: Tensor, prune: float) -> Tensor:
+def choose_kept(scores: Tensor, prune: float) -> Tensor:
     """Return (R,) booleans: False for the share `prune` (rounded) with the smallest scores; ties go by index."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep[scores.argsort(stable=True)[: round(prune * len(scores))]] = False
     return keep
 
 
-def _columns_sent(weight: str) -> Channel:
+def _make_channel(weight: str) -> Channel:
     def learn(seen: Update) -> ChannelFacts:
         return {"columns": (seen[weight] != 0).any(dim=0).to(seen[weight].dtype)}
 
@@ -81,7 +83,7 @@ def _columns_sent(weight: str) -> Channel:
 
 
 @contextmanager
-def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+def _collect_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the inputs of `module` while the context is active."""
     entered: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
@@ -91,20 +93,20 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def _only(entered: list[Tensor], name: str) -> Tensor:
+def _get_only_input(entered: list[Tensor], name: str) -> Tensor:
     if len(entered) != 1 or entered[0].ndim != 2:
         shapes = [tuple(t.shape) for t in entered]
         raise ValueError(f"soteria: the input of layer {name!r} must be one batch of features (N, R), got shapes {shapes}")
     return entered[0]
 
 
-def _linear(model: nn.Module, layer: str) -> str:
-    name = layer or last_linear(model)
+def _find_linear(model: nn.Module, layer: str) -> str:
+    name = layer or find_last_linear(model)
     linear = [known for known, module in model.named_modules() if isinstance(module, nn.Linear)]
     if name not in linear:
         raise ValueError(f"soteria: {name!r} is not a linear layer of this model. Known: {', '.join(linear)}")
     return name
 
 
-def _weight(layer: str) -> str:
+def _name_weight(layer: str) -> str:
     return f"{layer}.weight" if layer else "weight"

@@ -6,27 +6,38 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from defenses.base import Defense, Mask, Scope, Update, check_scope, exact_share, kth_largest, magnitudes, masks, stateless
-from defenses.combinators import with_feedback
-from defenses.noise import uniform_like
+from defenses.base import (
+    Defense,
+    Mask,
+    Scope,
+    Update,
+    check_scope,
+    choose_masks,
+    compute_magnitudes,
+    compute_share,
+    find_kth_largest,
+    stateless,
+)
+from defenses.combinators import add_feedback
+from defenses.noise import draw_uniform
 
 
-def kept(keep: float, count: int) -> int:
+def count_kept(keep: float, count: int) -> int:
     """Return the number of coordinates for the share `keep` of `count`, rounded up."""
-    return math.ceil(exact_share(keep, count))
+    return math.ceil(compute_share(keep, count))
 
 
-def largest(values: Tensor, k: int) -> Tensor:
+def find_largest(values: Tensor, k: int) -> Tensor:
     """Return booleans (n,), exactly k of them true, at the largest magnitudes of (n,) values; ties go to the first."""
     if not 0 < k < values.numel():
         return torch.full_like(values, k > 0, dtype=torch.bool)
-    magnitude = magnitudes(values)
-    threshold = kth_largest(magnitude, k)
+    magnitude = compute_magnitudes(values)
+    threshold = find_kth_largest(magnitude, k)
     above, tied = magnitude > threshold, magnitude == threshold
     return above | (tied & (tied.cumsum(0) <= k - above.sum()))
 
 
-def only(update: Update, mask: Mask, factor: float = 1.0) -> Update:
+def mask_update(update: Update, mask: Mask, factor: float = 1.0) -> Update:
     """Return `update * factor` where `mask` is true, and +0.0 elsewhere."""
     sent = {name: torch.where(mask[name], t, torch.zeros_like(t)) for name, t in update.items()}
     return sent if factor == 1 else {name: t * factor for name, t in sent.items()}
@@ -44,9 +55,9 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
     check_scope("top_k", scope)
 
     def select(update: Update, rng: Generator) -> Mask:
-        return masks(update, scope, lambda values: largest(values, kept(keep, values.numel())))
+        return choose_masks(update, scope, lambda values: find_largest(values, count_kept(keep, values.numel())))
 
-    return _sparsifier(select, error_feedback=error_feedback)
+    return _make_sparsifier(select, error_feedback=error_feedback)
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Defense:
@@ -65,25 +76,25 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
     def choose(values: Tensor, rng: Generator) -> Tensor:
         n = values.numel()
         mask = torch.zeros(n, dtype=torch.bool, device=rng.device)
-        mask[torch.randperm(n, generator=rng, device=rng.device)[: kept(keep, n)]] = True
+        mask[torch.randperm(n, generator=rng, device=rng.device)[: count_kept(keep, n)]] = True
         return mask.to(values.device)
 
-    def drawn(update: Update, rng: Generator) -> Update:
-        mask = masks(update, scope, lambda values: choose(values, rng))
-        sent = only(update, mask)
+    def send_random(update: Update, rng: Generator) -> Update:
+        mask = choose_masks(update, scope, lambda values: choose(values, rng))
+        sent = mask_update(update, mask)
         if not rescale:
             return sent
-        factors = rescaling(update, keep, scope)
+        factors = find_factors(update, keep, scope)
         return {name: t * factors[name] for name, t in sent.items()}
 
-    return _compressor(drawn, error_feedback=error_feedback)
+    return _make_compressor(send_random, error_feedback=error_feedback)
 
 
-def rescaling(update: Update, keep: float, scope: Scope) -> dict[str, float]:
+def find_factors(update: Update, keep: float, scope: Scope) -> dict[str, float]:
     """Return the factors by which random_k rescales sent values to be unbiased: n / ceil(keep * n), by parameter name."""
     total = sum(t.numel() for t in update.values())
     sizes = {name: t.numel() if scope == "tensor" else total for name, t in update.items()}
-    return {name: n / kept(keep, n) if n else 1.0 for name, n in sizes.items()}
+    return {name: n / count_kept(keep, n) if n else 1.0 for name, n in sizes.items()}
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Defense:
@@ -102,20 +113,20 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
     if threshold is not None and not 0 <= threshold < math.inf:
         raise ValueError(f"prune: threshold must be finite and not negative, got {threshold}")
 
-    def above(values: Tensor) -> Tensor:
-        magnitude = magnitudes(values)
+    def find_above(values: Tensor) -> Tensor:
+        magnitude = compute_magnitudes(values)
         if threshold is not None:
             return magnitude > threshold
-        remaining = unpruned(ratio or 0, values.numel())
+        remaining = count_unpruned(ratio or 0, values.numel())
         whole = remaining == values.numel()
-        return torch.ones_like(values, dtype=torch.bool) if whole else magnitude > kth_largest(magnitude, remaining + 1)
+        return torch.ones_like(values, dtype=torch.bool) if whole else magnitude > find_kth_largest(magnitude, remaining + 1)
 
-    return _sparsifier(lambda update, rng: masks(update, "global", above), error_feedback=error_feedback)
+    return _make_sparsifier(lambda update, rng: choose_masks(update, "global", find_above), error_feedback=error_feedback)
 
 
-def unpruned(ratio: float, count: int) -> int:
+def count_unpruned(ratio: float, count: int) -> int:
     """Return the largest number of coordinates that `prune` sends out of `count`, if it prunes a share `ratio` of them."""
-    return count - math.floor(exact_share(ratio, count))
+    return count - math.floor(compute_share(ratio, count))
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Defense:
@@ -131,17 +142,17 @@ def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = 
     _check_rescale("gradient_dropout", rescale, error_feedback)
 
     def select(update: Update, rng: Generator) -> Mask:
-        return {name: uniform_like(update[name], rng) >= p for name in sorted(update)}
+        return {name: draw_uniform(update[name], rng) >= p for name in sorted(update)}
 
-    return _sparsifier(select, factor=1 / (1 - p) if rescale else 1, error_feedback=error_feedback)
-
-
-def _sparsifier(select: Callable[[Update, Generator], Mask], *, factor: float = 1, error_feedback: bool) -> Defense:
-    return _compressor(lambda update, rng: only(update, select(update, rng), factor), error_feedback=error_feedback)
+    return _make_sparsifier(select, factor=1 / (1 - p) if rescale else 1, error_feedback=error_feedback)
 
 
-def _compressor(compress: Callable[[Update, Generator], Update], *, error_feedback: bool) -> Defense:
-    return with_feedback(stateless(compress)) if error_feedback else stateless(compress)
+def _make_sparsifier(select: Callable[[Update, Generator], Mask], *, factor: float = 1, error_feedback: bool) -> Defense:
+    return _make_compressor(lambda update, rng: mask_update(update, select(update, rng), factor), error_feedback=error_feedback)
+
+
+def _make_compressor(compress: Callable[[Update, Generator], Update], *, error_feedback: bool) -> Defense:
+    return add_feedback(stateless(compress)) if error_feedback else stateless(compress)
 
 
 def _check_keep(name: str, keep: float) -> None:

@@ -9,7 +9,7 @@ from defenses import channels, papers
 from defenses._registry import Registry, calls
 from defenses._registry.calls import Step
 from defenses.base import Defense, chain
-from defenses.channel import Channel, compose
+from defenses.channel import Channel, compose_channels
 from defenses.clipping import clip, clip_each
 from defenses.combinators import in_gradient_units
 from defenses.dgc import dgc
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
     unbiased: bool = False
 
 
-def alias(
+def make_alias(
     written: Callable[..., str],
     *,
     codec: CodecName | None = None,
@@ -55,14 +55,14 @@ def alias(
     """Return the `Kind` of a function that returns a specification; it keeps the function's parameters and docstring."""
 
     @wraps(written)
-    def defense(*args: Any, **kwargs: Any) -> Defense:
+    def make_defense(*args: Any, **kwargs: Any) -> Defense:
         return DefenseSpec.parse(written(*args, **kwargs)).build()
 
     @wraps(written)
-    def channel(*args: Any, **kwargs: Any) -> Channel:
-        return DefenseSpec.parse(written(*args, **kwargs)).channel()
+    def make_channel(*args: Any, **kwargs: Any) -> Channel:
+        return DefenseSpec.parse(written(*args, **kwargs)).build_channel()
 
-    return Kind(defense, channel, codec, example, limit, random, unbiased)
+    return Kind(make_defense, make_channel, codec, example, limit, random, unbiased)
 
 
 DEFENSES: Registry[Kind] = Registry(
@@ -88,15 +88,17 @@ DEFENSES: Registry[Kind] = Registry(
         "in_gradient_units": Kind(
             in_gradient_units, channels.in_gradient_units, example="clip(0.5), 0.25", limit="clip(1e6), 0.25"
         ),
-        "cpl_noise": alias(papers.cpl_noise, codec="dense", example="'G-10e-2', 0.5", random=True, unbiased=True),
-        "cpl_prune": alias(papers.cpl_prune, codec="sparse", example="50", limit="0"),
-        "signsgd": alias(papers.signsgd, codec="bits", example="0.1"),
-        "ef_signsgd": alias(papers.ef_signsgd, codec="bits"),
-        "rog_uniform": alias(papers.rog_uniform, codec="levels"),
-        "rog_qsgd": alias(papers.rog_qsgd, codec="levels", random=True, unbiased=True),
-        "rog_top_k": alias(papers.rog_top_k, codec="sparse", limit="0"),
-        "liu_clip": alias(papers.liu_clip, example="0.5, 0.25", limit="1e6, 0.25"),
-        "liu_noise": alias(papers.liu_noise, codec="dense", example="0.1, 0.25", limit="0, 0.25", random=True, unbiased=True),
+        "cpl_noise": make_alias(papers.cpl_noise, codec="dense", example="'G-10e-2', 0.5", random=True, unbiased=True),
+        "cpl_prune": make_alias(papers.cpl_prune, codec="sparse", example="50", limit="0"),
+        "signsgd": make_alias(papers.signsgd, codec="bits", example="0.1"),
+        "ef_signsgd": make_alias(papers.ef_signsgd, codec="bits"),
+        "rog_uniform": make_alias(papers.rog_uniform, codec="levels"),
+        "rog_qsgd": make_alias(papers.rog_qsgd, codec="levels", random=True, unbiased=True),
+        "rog_top_k": make_alias(papers.rog_top_k, codec="sparse", limit="0"),
+        "liu_clip": make_alias(papers.liu_clip, example="0.5, 0.25", limit="1e6, 0.25"),
+        "liu_noise": make_alias(
+            papers.liu_noise, codec="dense", example="0.1, 0.25", limit="0, 0.25", random=True, unbiased=True
+        ),
     },
     of=Kind,
 )
@@ -116,7 +118,7 @@ class DefenseSpec:
         Raises ValueError for anything else, and for unknown names and arguments, listing the known ones.
         """
         fill = {} if learning_rate is None else {"learning_rate": learning_rate}
-        spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nested))
+        spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nest))
         try:
             spec.build()
         except TypeError as error:
@@ -124,7 +126,7 @@ class DefenseSpec:
         return spec
 
     def __str__(self) -> str:
-        return " | ".join(step.printed(DEFENSES[step.name].defense) for step in self.steps)
+        return " | ".join(step.to_text(DEFENSES[step.name].defense) for step in self.steps)
 
     @property
     def depth(self) -> int:
@@ -133,23 +135,25 @@ class DefenseSpec:
         return 1 + max(inner, default=0)
 
     def build(self) -> Defense:
-        """Return the defense that clients apply to their updates; `channel` returns the attacker's model of it."""
-        return chain(*(DEFENSES[step.name].defense(**_built(step, DefenseSpec.build)) for step in self.steps))
+        """Return the defense that clients apply to their updates; `build_channel` returns the attacker's model of it."""
+        return chain(*(DEFENSES[step.name].defense(**_build_arguments(step, DefenseSpec.build)) for step in self.steps))
 
-    def channel(self) -> Channel:
+    def build_channel(self) -> Channel:
         """Return the channel, for the attacker."""
-        return compose(*(DEFENSES[step.name].channel(**_built(step, DefenseSpec.channel)) for step in self.steps))
+        return compose_channels(
+            *(DEFENSES[step.name].channel(**_build_arguments(step, DefenseSpec.build_channel)) for step in self.steps)
+        )
 
-    def codec(self, before: CodecName = "dense") -> CodecName:
+    def choose_codec(self, before: CodecName = "dense") -> CodecName:
         """Return the lossless packing that suits the output of this chain; `before` is the codec of its input."""
         codec = before
         for step in self.steps:
-            chosen = DEFENSES[step.name].codec or _inner_codec(step, codec)
+            chosen = DEFENSES[step.name].codec or _choose_inner_codec(step, codec)
             codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen  # sparse packs few values as well
         return codec
 
 
-def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
+def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     """Return the nested specification. Raises ValueError beyond `MAX_DEPTH`, since functions that walk through it recurse."""
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
@@ -157,10 +161,10 @@ def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
     return spec
 
 
-def _inner_codec(step: Step, before: CodecName) -> CodecName:
-    return next((value.codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
+def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
+    return next((value.choose_codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
 
 
-def _built(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
+def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
     """Return the arguments of a step, with `build` applied to nested specifications."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

@@ -12,7 +12,7 @@ from attacker.attacks.base import explain_refusal
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
 from defenses._registry import references
-from fedleak.federations import run_of
+from fedleak.federations import find_run
 from fedleak.results import AttackResult, ReconstructionFiles
 from fedsim.recording import Observation, Recording
 
@@ -43,7 +43,7 @@ def attack(
             references.admit(named)
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     if isinstance(target, Recording):
-        folder = run_of(target) / "reconstructions" if out is None else Path(out)
+        folder = find_run(target) / "reconstructions" if out is None else Path(out)
         replay = Replay(recording=target, spec=spec, out=folder, seed=seed, device=device, workers=workers)
         replayed = replay.run()
         paths = tuple(path for case in replay.plan.cases if (path := replay.make_path(case.key)).exists())
@@ -53,7 +53,7 @@ def attack(
             reconstructions=ReconstructionFiles(paths),
             failed=dict(replayed.failed),
             folder=replayed.folder,
-            run=run_of(target),
+            run=find_run(target),
         )
     observations = (target,) if isinstance(target, Observation) else tuple(target)
     if not observations:

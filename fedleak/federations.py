@@ -69,7 +69,7 @@ def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Pa
 
     if not runs:
         raise ValueError("give at least one recording or run to report on")
-    folders = [run_of(one) if isinstance(one, Recording) else Path(one) for one in runs]
+    folders = [find_run(one) if isinstance(one, Recording) else Path(one) for one in runs]
     return build(folders, None if out is None else Path(out))
 
 
@@ -98,6 +98,6 @@ def audit(
     return audit_run(opened.folder, seconds=seconds, truth=folders, model=model)
 
 
-def run_of(recording: Recording) -> Path:
+def find_run(recording: Recording) -> Path:
     """Return the folder of the run that a recording belongs to, which is the folder above the recording."""
     return recording.folder.resolve().parent

@@ -25,7 +25,7 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
+def draw_grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
     """Draw rows of examples with one example per column; None leaves a gap.
 
     rows: examples by the title of their row. captions: text below the columns.
@@ -50,7 +50,7 @@ def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, c
             if example is None:
                 cell.axis("off")
             else:
-                _draw(cell, example, data)
+                _draw_example(cell, example, data)
             if column == 0:
                 cell.set_ylabel(title, fontsize=8)
             if line == len(rows) - 1 and column < len(captions):
@@ -58,7 +58,7 @@ def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, c
     return figure
 
 
-def _draw(cell: "Axes", example: Tensor, data: DataSpec) -> None:
+def _draw_example(cell: "Axes", example: Tensor, data: DataSpec) -> None:
     values = example.detach().cpu().float().nan_to_num().clamp(0, 1)
     if not data.is_image:
         cell.imshow(values[:, None].numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
@@ -68,14 +68,14 @@ def _draw(cell: "Axes", example: Tensor, data: DataSpec) -> None:
         cell.imshow(values[0].numpy(), cmap="gray", vmin=0, vmax=1)
 
 
-def png(figure: "Figure") -> bytes:
+def to_png(figure: "Figure") -> bytes:
     """Return a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     return buffer.getvalue()
 
 
-def html(words: str, picture: bytes | None) -> str:
+def to_html(words: str, picture: bytes | None) -> str:
     """Return HTML for a notebook: `words`, which are HTML already, and a PNG image below them."""
     shown = "" if picture is None else f'<br><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
     return f"<div><code>{words}</code>{shown}</div>"

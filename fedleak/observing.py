@@ -44,17 +44,17 @@ def observe(
 
     Raises ValueError if the gradient does not fit the model, or the loss is not supported.
     """
-    kind, reduction = _loss(loss)
+    kind, reduction = _identify_loss(loss)
     if num_examples < 1:
         raise ValueError(f"num_examples must be at least 1, got {num_examples}")
     weights = {name: w.detach().cpu().clone() for name, w in model.named_parameters()}
     scale = 1 / num_examples if reduction == "sum" else 1.0
-    update = {name: -scale * g for name, g in _by_name(gradient, weights).items()}
+    update = {name: -scale * g for name, g in _name_gradients(gradient, weights).items()}
     data = DataSpec(
-        shape=tuple(shape), num_classes=num_classes or _classes(model, tuple(shape)), mean=tuple(mean), std=tuple(std)
+        shape=tuple(shape), num_classes=num_classes or _count_classes(model, tuple(shape)), mean=tuple(mean), std=tuple(std)
     )
     spec = models.ModuleSpec.of(model)
-    models.layout(spec, data)
+    models.build_layout(spec, data)
     buffers = dict(model.named_buffers())
     return Observation(
         round=1,
@@ -69,14 +69,14 @@ def observe(
         defenses=DefenseSpec.parse(defense, learning_rate=1.0),
         weights=weights,
         payload=encode(update),
-        buffers={name: buffers[name].detach().cpu().clone() for name in models.buffer_names(model)},
+        buffers={name: buffers[name].detach().cpu().clone() for name in models.list_buffers(model)},
     )
 
 
-def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
+def _identify_loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
     """Return the name of a loss, and its reduction over the batch."""
     if isinstance(loss, str):
-        models.loss_of(loss)
+        models.find_loss(loss)
         return loss, "mean"
     name = next((name for known, name in KNOWN_LOSSES if loss is known or type(loss) is known), None)
     if name is None:
@@ -88,7 +88,7 @@ def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
     return name, str(getattr(loss, "reduction", "mean"))
 
 
-def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a copy of the gradient by parameter name. Raises ValueError if names, shapes or values do not fit the weights."""
     if not isinstance(gradient, Mapping):
         if len(gradient) != len(weights):
@@ -114,7 +114,7 @@ def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping
     return {name: gradient[name].detach().cpu().to(w.dtype).clone() for name, w in weights.items()}
 
 
-def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
+def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
     """Return the number of classes that the model's logits distinguish, found by a forward pass."""
     module = models.ModuleSpec.of(model).module.eval()
     parameter = next(module.parameters())

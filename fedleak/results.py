@@ -91,21 +91,21 @@ class AttackResult:
         The order of examples within a batch does not affect its gradient; `fedleak.score` assigns originals to reconstructions.
         """
         rows = {} if x is None else {"original": x[:most]}
-        return figures.grid({**rows, "reconstruction": _first(self, most)}, self.data)
+        return figures.draw_grid({**rows, "reconstruction": _read_first(self, most)}, self.data)
 
     def __repr__(self) -> str:
         answers = f"{len(self.reconstructions)} case{'s' * (len(self.reconstructions) != 1)}"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"<AttackResult {self.spec}: {answers}{failed}, examples of {_shape(self.data)}>"
+        return f"<AttackResult {self.spec}: {answers}{failed}, examples of {_format_shape(self.data)}>"
 
     def _repr_png_(self) -> bytes | None:
-        return figures.png(self.plot()) if len(self.reconstructions) and figures.can_draw() else None
+        return figures.to_png(self.plot()) if len(self.reconstructions) and figures.can_draw() else None
 
     def _repr_html_(self) -> str:
-        return figures.html(escape(repr(self)), self._repr_png_())
+        return figures.to_html(escape(repr(self)), self._repr_png_())
 
 
-def _first(result: AttackResult, most: int) -> Tensor:
+def _read_first(result: AttackResult, most: int) -> Tensor:
     """Return the first `most` examples; only as many files are read as needed."""
     found: list[Tensor] = []
     for one in result.reconstructions:
@@ -117,5 +117,5 @@ def _first(result: AttackResult, most: int) -> Tensor:
     return torch.cat(found)[:most]
 
 
-def _shape(data: DataSpec) -> str:
+def _format_shape(data: DataSpec) -> str:
     return "x".join(map(str, data.shape))

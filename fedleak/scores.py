@@ -18,7 +18,7 @@ from attacker.scoring.measures import make_empty_measures
 from attacker.scoring.perceptual import load_or_explain
 from attacker.scoring.states import REASON_UNMATCHED
 from fedleak import figures
-from fedleak.federations import run_of
+from fedleak.federations import find_run
 from fedleak.results import AttackResult
 from fedsim.recording import DataSpec, Recording
 
@@ -57,26 +57,26 @@ class ScoreTable:
 
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
         """Draw the first `most` originals above their reconstructions. Nulls of a recording are left out."""
-        shown = [(row, pair) for row, pair in zip(self.rows, self._pairs(), strict=True) if not row.null or self.run is None]
+        shown = [(row, pair) for row, pair in zip(self.rows, self._read_pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
         captions = ["no answer" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]
         pictures = {"original": [truth for truth, _ in pairs], "reconstruction": [x for _, x in pairs]}
-        return figures.grid(pictures, self.data, captions)
+        return figures.draw_grid(pictures, self.data, captions)
 
-    def _pairs(self) -> Sequence[ImagePair]:
+    def _read_pairs(self) -> Sequence[ImagePair]:
         if self.run is None:
             return self.pairs
         blank = torch.zeros(self.data.shape)
         return [(blank, None) if row.pair is None else read_pair_tensors(self.run, row.pair) for row in self.rows]
 
     def __repr__(self) -> str:
-        return f"<ScoreTable {len(self.rows)} rows: {'; '.join(map(_words, self.summaries)) or 'nulls only'}>"
+        return f"<ScoreTable {len(self.rows)} rows: {'; '.join(map(_describe, self.summaries)) or 'nulls only'}>"
 
     def _repr_png_(self) -> bytes | None:
-        return figures.png(self.plot()) if self.rows and figures.can_draw() else None
+        return figures.to_png(self.plot()) if self.rows and figures.can_draw() else None
 
     def _repr_html_(self) -> str:
-        return figures.html(escape(repr(self)), self._repr_png_())
+        return figures.to_html(escape(repr(self)), self._repr_png_())
 
 
 def score(
@@ -98,10 +98,10 @@ def score(
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:
             raise ValueError("give x and y, the examples behind the observation")
-        return _in_memory(target, x, y)
+        return _score_in_memory(target, x, y)
     if x is not None or y is not None:
         raise ValueError("a recording is scored by the truth that its clients wrote: leave x and y out, or give truth=[FOLDER]")
-    run = target.run if isinstance(target, AttackResult) else run_of(target)
+    run = target.run if isinstance(target, AttackResult) else find_run(target)
     assert run is not None
     data = target.data if isinstance(target, AttackResult) else target.manifest.data
     folders = [Path(folder) for folder in truth or [run / "truth"]]
@@ -117,7 +117,7 @@ def score(
     return ScoreTable(rows=tuple(row for source in sources for row in scorer.score(source)), data=data, run=run)
 
 
-def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
+def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     (found,) = result.reconstructions
     x, labels = x.detach().cpu().float(), [int(label) for label in y]
     if tuple(x.shape[1:]) != result.data.shape or len(x) != len(labels):
@@ -157,7 +157,7 @@ def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     return ScoreTable(rows=tuple(rows), data=result.data, pairs=pairs)
 
 
-def _words(summary: Summary) -> str:
+def _describe(summary: Summary) -> str:
     if summary.success is None:
         return f"{summary.spec} not finished"
     quality = f", median PSNR {summary.psnr.median:.1f} dB" if summary.psnr else ""

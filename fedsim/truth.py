@@ -48,7 +48,7 @@ def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> N
         write_json(path, described())
 
 
-def digest_of(folders: Sequence[Path]) -> str:
+def compute_digest(folders: Sequence[Path]) -> str:
     """Return a digest of the contents of folders of truth, independent of their paths and their order."""
     each = []
     for folder in folders:
@@ -76,7 +76,7 @@ class TruthReader:
             words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)
 
-    def used(self, round: int, attempt: int, client: str) -> Used:
+    def read_used(self, round: int, attempt: int, client: str) -> Used:
         """Return the examples that a client used in one attempt of a round. Raises KeyError if the client wrote none."""
         steps = self._steps(client).get((round, attempt))
         if not steps:

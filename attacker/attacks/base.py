@@ -83,7 +83,7 @@ class Need(Enum):
             return first.data.is_image
         if self is Need.OWN_IMAGES:
             return True
-        model = models.layout(first.model, first.data)
+        model = models.build_layout(first.model, first.data)
         return any(isinstance(module, nn.Linear) for module in model.modules())
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from defenses._registry import suggest
+from defenses._registry import suggest_name
 from fedsim import models
 from fedsim.recording.observation import DataSpec, ModelSpec
 
@@ -54,10 +54,10 @@ def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) ->
     """
     settings = get_settings(attack)
     if preset not in settings:
-        raise ValueError(f"unknown preset {preset!r} of {attack}.{suggest(preset, settings)} Known: {', '.join(settings)}")
+        raise ValueError(f"unknown preset {preset!r} of {attack}.{suggest_name(preset, settings)} Known: {', '.join(settings)}")
     found = settings[preset]
     if preset == "tuned":
-        found = found.get(find_family(models.layout(model, data)), {})
+        found = found.get(find_family(models.build_layout(model, data)), {})
     of_inputs = _read_presets().get(attack, {}).get("tv_of") == "inputs"
     return {key: _compute_tv(value, data, of_inputs) if key == "tv" else value for key, value in found.items()}
 

@@ -12,7 +12,7 @@ from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.nulls import Blinded
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
-from defenses._registry import Registry, bind
+from defenses._registry import Registry, bind_arguments
 
 ATTACKS: Registry[Callable[..., Attack]] = Registry(
     "attacker.attacks",
@@ -53,7 +53,7 @@ class AttackSpec:
     null: bool = False
 
     def __post_init__(self) -> None:
-        bind(self.name, ATTACKS[self.name], given=self.arguments)
+        bind_arguments(self.name, ATTACKS[self.name], given=self.arguments)
         parameters = signature(ATTACKS[self.name]).parameters
         for key, value in self.arguments.items():
             _check_value(f"{self.name}: {key}", value, parameters[key].default)

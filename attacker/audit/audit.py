@@ -146,12 +146,12 @@ def _not_tried(tried: set[str]) -> list[NotChecked]:
 
 def _sample(recording: Recording) -> list[Observation]:
     """Return up to `MAX_CHECKED` updates, evenly spread over the recording. Raises DamagedFile if none can be read."""
-    rows = [row for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"]
+    rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))
     found, problem = [], None
     for row in rows[::step]:
         try:
-            found.append(recording.observation(row))
+            found.append(recording.read_observation(row))
         except DamagedFile as error:
             problem = error
     if rows and not found and problem is not None:

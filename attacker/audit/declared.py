@@ -68,7 +68,7 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
     power = {name: float((first[name] - second[name]).double().square().sum()) / 2 for name in update}
     total = sum(power.values())
-    scale = float(last.channel().noise(update)) / total if total else 0.0
+    scale = float(last.build_channel().noise(update)) / total if total else 0.0
     return {name: (scale * power[name] / update[name].numel()) ** 0.5 for name in update}
 
 

@@ -60,7 +60,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
 
 
 def _first_round(recording: Recording) -> list[Row]:
-    rows = [row for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"]
+    rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     return [row for row in rows if row.round == rows[0].round] if rows else []
 
 

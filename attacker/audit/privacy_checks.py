@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
-from defenses.accounting import epsilon
+from defenses.accounting import compute_epsilon
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import Noise, find_gradient_noise, find_noise
 from fedsim.recording import Recording
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.training.privacy import most_uses
+from fedsim.training.privacy import count_uses
 
 EPSILON = "epsilon-understated"
 SLACK = 0.01
@@ -64,12 +64,12 @@ def _value(row: Mapping[str, Any]) -> float:
 def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
     """Return epsilon after the round of a row, for a client that took part in every round; infinite without noise."""
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
-    tensors, delta = len(recording.sent(recording.rounds()[0]).weights), float(privacy.get("delta", 1e-5))
-    client = noise_of(manifest.defense, tensors=tensors)
+    tensors, delta = len(recording.read_sent(recording.list_rounds()[0]).weights), float(privacy.get("delta", 1e-5))
+    client = find_noise(manifest.defense, tensors=tensors)
     if _unit(row) != "example":
         return _epsilon(client, delta, number)
-    uses = most_uses(manifest.training, min(_sizes(recording)), 1, number)
-    return _epsilon(noise_of_gradient(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
+    uses = count_uses(manifest.training, min(_sizes(recording)), 1, number)
+    return _epsilon(find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
 
 
 def _unit(row: Mapping[str, Any]) -> str:
@@ -79,11 +79,13 @@ def _unit(row: Mapping[str, Any]) -> str:
 
 def _sizes(recording: Recording) -> list[int]:
     """Return the numbers of examples that clients reported; empty under secure aggregation, which hides them."""
-    return [row.reported for row in recording.rows(on_damage=lambda error: None) if row.reported and row.client != SUM_CLIENT]
+    return [
+        row.reported for row in recording.read_rows(on_damage=lambda error: None) if row.reported and row.client != SUM_CLIENT
+    ]
 
 
 def _epsilon(noise: Noise, delta: float, times: int) -> float:
-    return epsilon(noise, delta=delta, times=times) if noise.multiplier > 0 else math.inf
+    return compute_epsilon(noise, delta=delta, times=times) if noise.multiplier > 0 else math.inf
 
 
 def _format(value: float) -> str:

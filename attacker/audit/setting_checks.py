@@ -71,7 +71,7 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     if not agreed:
         yield NotChecked(rule=SECURE, reason="no secure aggregation is used: the server sees each client's update")
         return
-    sizes = {number: len(recording.summed(number)) for number in recording.rounds()}
+    sizes = {number: len(recording.list_summed(number)) for number in recording.list_rounds()}
     small = {number: size for number, size in sizes.items() if 0 < size < MIN_COHORT}
     threshold = agreed.get("threshold") if isinstance(agreed, dict) else None
     clients = max(sizes.values(), default=0)

@@ -26,13 +26,13 @@ def check_weights(recording: Recording) -> Iterator[CheckResult]:
     gradients then hold single examples (Fowl et al. 2022, "Robbing the Fed"; Boenisch et al. 2023). The rows of random and of
     trained layers point in different directions.
     """
-    rounds = recording.rounds()
+    rounds = recording.list_rounds()
     if not rounds:
         yield NotChecked(rule=TAMPERED, reason="no round with weights is recorded")
         return
     checked = 0
     for number in dict.fromkeys((rounds[0], rounds[-1])):
-        for name, weight in recording.sent(number).weights.items():
+        for name, weight in recording.read_sent(number).weights.items():
             if weight.ndim < 2 or len(weight) < MIN_ROWS or weight[0].numel() < MIN_COLUMNS:
                 continue
             checked += 1

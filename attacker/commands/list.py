@@ -30,9 +30,9 @@ def list_(
 
 def _list_decoders(as_json: bool) -> None:
     from attacker.attacks.matching.decoders import DECODERS
-    from defenses._registry import summary
+    from defenses._registry import read_summary
 
-    found = {name: summary(DECODERS[name]) for name in DECODERS}
+    found = {name: read_summary(DECODERS[name]) for name in DECODERS}
     if as_json:
         print_json(found)
         return
@@ -45,12 +45,12 @@ def _list_attacks(as_json: bool) -> None:
 
     from attacker.attacks import ATTACKS, presets
     from attacker.attacks.registry import explain_unusable
-    from defenses._registry import summary
+    from defenses._registry import read_summary
 
     found: list[dict[str, Any]] = [
         {
             "name": name,
-            "summary": summary(ATTACKS[name]),
+            "summary": read_summary(ATTACKS[name]),
             "arguments": {p.name: p.default for p in inspect.signature(ATTACKS[name]).parameters.values()},
             "presets": presets.get_settings(name),
             "needs": sorted(need.name.lower() for need in ATTACKS[name]().needs),

@@ -173,7 +173,7 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
     manifest = recording.manifest
     if reference is not None:
         models.admit(reference, name=manifest.model.name)
-    models.layout(manifest.model, manifest.data)
+    models.build_layout(manifest.model, manifest.data)
 
 
 def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec") -> dict[str, Any]:
@@ -182,9 +182,9 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     names: oracles that the user asked for. truth: folders of truth, by default the run's own.
     """
     if unknown := sorted(set(names) - {"labels", "logits"}):
-        from defenses._registry import suggest
+        from defenses._registry import suggest_name
 
-        raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest(unknown[0], ('labels', 'logits'))} Known: labels, logits")
+        raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest_name(unknown[0], ('labels', 'logits'))} Known: labels, logits")
     if not names:
         return {}
     if "logits" in names and not attack.get_argument("agreement"):
@@ -198,7 +198,7 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     scorer = Scorer(run, folders)
 
     def list_cohort(row: Any) -> tuple[str, ...]:
-        return tuple(recording.summed(row.round)) if row.client == SUM_CLIENT else ()
+        return tuple(recording.list_summed(row.round)) if row.client == SUM_CLIENT else ()
 
     known = {
         "labels": lambda row: read_true_labels(scorer, row, list_cohort(row)),

@@ -57,7 +57,7 @@ class CaseFootprint:
     """
 
     def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:
-        model = models.layout(manifest.model, manifest.data)
+        model = models.build_layout(manifest.model, manifest.data)
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
         self.distinct = frozenset(name for name, _ in model.named_parameters())
         self.parameters = sum(p.numel() for p in model.parameters())

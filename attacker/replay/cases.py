@@ -95,7 +95,7 @@ def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row
     try:
-        observation = recording.observation(row)
+        observation = recording.read_observation(row)
         if find_bad_numbers(observation):
             return row
         return replace(row, num_examples=add_estimate(observation, reads_update=reads_update)[0].num_examples)
@@ -117,7 +117,7 @@ def _plan_client(name: str, client: _Client) -> Planned:
 def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
     """Return why `attack` cannot use the observation of a row, or "" if it can."""
     try:
-        observation = recording.observation(row)
+        observation = recording.read_observation(row)
     except ValueError as error:
         return str(error)
     return find_bad_numbers(observation) or explain_refusal(attack, Case((observation,)))
@@ -198,4 +198,4 @@ def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
 
 def _list_cohort(recording: Recording, row: Row) -> list[str]:
     """Return the clients that a row's update depends on: those of a secure sum, or the row's own client."""
-    return list(recording.summed(row.round)) if row.client == SUM_CLIENT else [row.client]
+    return list(recording.list_summed(row.round)) if row.client == SUM_CLIENT else [row.client]

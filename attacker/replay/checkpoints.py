@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attacker.attacks.base import Look
 from fedsim.recording.files import remove, write_tensors
-from fedsim.recording.safe_files import opened_tensors, parse_json
+from fedsim.recording.safe_files import open_tensors, parse_json
 
 CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_FORMAT = 4
@@ -132,7 +132,7 @@ class ReplayCheckpoint:
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
     """Read a checkpoint; return None if the file is no checkpoint or no longer exists. tensors: whether to read the tensors."""
     try:
-        with opened_tensors(path, limit=MAX_BYTES) as file:
+        with open_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
             kept: dict[str, dict[str, Tensor]] = {key: {} for key in parse_json(facts["empty"])}
             for i, (key, name) in enumerate(parse_json(facts["names"]) if tensors else ()):

@@ -85,7 +85,7 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     finally:
         for handle in handles:
             handle.remove()
-    head = models.head(model)[0]
+    head = models.find_head(model)[0]
     found = {}
     for name, given in seen.items():
         update = observation.update.get(f"{name}.weight")
@@ -110,7 +110,7 @@ def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
 
 def _count_classes(observation: Observation) -> int:
     """Return the smallest number of classes that the gradient of the last bias is evidence for."""
-    _, bias = models.head(build_network(observation))
+    _, bias = models.find_head(build_network(observation))
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:
         return 1

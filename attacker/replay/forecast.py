@@ -31,7 +31,7 @@ def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePla
     if not isinstance(attack, Planning) or len(case.rows) != 1:
         return RoutePlan()
     try:
-        return attack.plan(Case((recording.observation(case.rows[0]),)))
+        return attack.plan(Case((recording.read_observation(case.rows[0]),)))
     except (ValueError, OSError, DamagedFile):
         return RoutePlan()
 

@@ -45,7 +45,7 @@ class Identity:
             arguments=json.loads(json.dumps(bound.arguments, default=repr)),
             seed=seed,
             oracles=oracles,
-            recording=recording.fingerprint(),
+            recording=recording.compute_fingerprint(),
             network=models.identify_network(recording.manifest.model),
             attack_code=identify_code(factory),
             truth=truth if oracles else "",

@@ -13,7 +13,7 @@ from attacker.replay.checkpoints import run_of
 from attacker.replay.identity import Identity
 from fedsim import models
 from fedsim.recording import Manifest, Recording
-from fedsim.recording.files import alone, write_bytes
+from fedsim.recording.files import hold_lock, write_bytes
 
 
 def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "run": collect_facts(recording.manifest),
     }
     below = run_of(path.parent)
-    with alone(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
+    with hold_lock(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
         cases = {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
         cases |= {case["key"]: case for case in told}
         write_bytes(path, _to_json(about, [cases[key] for key in sorted(cases)]), below=below)
@@ -60,7 +60,7 @@ def collect_facts(manifest: Manifest) -> dict[str, Any]:
         "num_classes": manifest.data.num_classes,
         "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
-        "limits": [*manifest.training.limits(), *_list_network_limits(manifest)],
+        "limits": [*manifest.training.list_limits(), *_list_network_limits(manifest)],
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,
         "network": manifest.network,
@@ -79,7 +79,7 @@ def _list_network_limits(manifest: Manifest) -> list[str]:
         network = models.build(manifest.model, manifest.data)
     except ValueError:
         return []
-    return models.unsimulated(network, manifest.training, manifest.data)
+    return models.list_unsimulated(network, manifest.training, manifest.data)
 
 
 def join_names(names: Sequence[str], most: int = 10) -> str:

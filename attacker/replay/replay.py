@@ -124,14 +124,14 @@ class Replay:
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
         """Return the selected rows of the recording, and an error for each selected row that cannot be read."""
         damage: list[DamagedFile] = []
-        return self.recording.rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
+        return self.recording.read_rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
 
     @cached_property
     def _clients(self) -> frozenset[str]:
         """Return the selected clients by their whole names. Raises ValueError if several names begin with a given text."""
         if not self.clients:
             return frozenset()
-        return complete_names(self.clients, {row.client for row in self.recording.rows(on_damage=lambda error: None)})
+        return complete_names(self.clients, {row.client for row in self.recording.read_rows(on_damage=lambda error: None)})
 
     @cached_property
     def _attack(self) -> Attack:
@@ -174,7 +174,7 @@ class Replay:
         """
         for row in rows:
             try:
-                sent = self.recording.sent(row.round).weights
+                sent = self.recording.read_sent(row.round).weights
             except DamagedFile:  # the cases of that round fail with the reason
                 continue
             if words := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
@@ -192,7 +192,7 @@ class Replay:
         rounds = self._find_absent_rounds(found)
         if not clients and rounds != self.rounds:
             return
-        rows = self.recording.rows(on_damage=lambda error: None)
+        rows = self.recording.read_rows(on_damage=lambda error: None)
         if unknown := sorted(clients - {row.client for row in rows}):
             names = sorted({row.client for row in rows} - {SUM_CLIENT})
             raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {join_names(names)}")

@@ -162,7 +162,7 @@ class TaskRunner:
         They are read round by round, since observations of one round share the weights that the server sent.
         """
         damage: list[DamagedFile] = []
-        rows = self.recording.rows(
+        rows = self.recording.read_rows(
             rounds={round for round, _ in places}, clients={client for _, client in places}, on_damage=damage.append
         )
         observations: dict[RoundAndClient, Observation] = {}
@@ -173,7 +173,7 @@ class TaskRunner:
                 continue
             del problems[place]
             try:
-                observation = self.recording.observation(row)
+                observation = self.recording.read_observation(row)
             except ValueError as error:
                 problems[place] = str(error)
                 continue

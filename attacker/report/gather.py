@@ -53,7 +53,7 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     recording = Recording(at)
     missing: list[Missing] = []
     try:
-        observations = recording.rows(on_damage=lambda error: missing.append(Missing(str(error))))
+        observations = recording.read_rows(on_damage=lambda error: missing.append(Missing(str(error))))
     except DamagedFile as error:
         observations = []
         missing.append(Missing(f"The index of the recording cannot be read: {error}"))

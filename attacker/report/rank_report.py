@@ -54,7 +54,7 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
     """
     if ":" in model:
         models.admit(model)
-    network = models.layout(ModelSpec(name=model, arguments=arguments), DataSpec(shape=shape, num_classes=classes))
+    network = models.build_layout(ModelSpec(name=model, arguments=arguments), DataSpec(shape=shape, num_classes=classes))
     try:
         return read_chain(network, shape)
     except NotAChain as reason:

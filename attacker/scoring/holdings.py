@@ -24,9 +24,9 @@ class Holdings:
     starts: dict[str, int]
 
     def read_used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
-        """Return `TruthReader.used` with indices into `data`: the examples that a client used in a round."""
+        """Return `TruthReader.read_used` with indices into `data`: the examples that a client used in a round."""
         start = self.starts[reader.dataset["content_hash"]]
-        used = reader.used(round, attempt, client)
+        used = reader.read_used(round, attempt, client)
         return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
 
 
@@ -47,9 +47,9 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         except (TypeError, KeyError, AttributeError) as error:  # arguments of any type that a file may hold
             words = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", words) from None
-        if data.content_hash() != expected and _lacks_ranges(reader.dataset):
+        if data.compute_hash() != expected and _lacks_ranges(reader.dataset):
             data = load_described(_add_client_ranges(reader.dataset), given)
-        if data.content_hash() != expected:
+        if data.compute_hash() != expected:
             raise ValueError(
                 f"data set {data.name} is not the one that {reader.folder} refers to: its content differs; name the right one "
                 f"with --data"
@@ -64,13 +64,13 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
             )
     if len(sets) == 1:
         return Holdings(sets[0], starts)
-    examples = parts.together(*(one.train for one in sets))
+    examples = parts.concatenate(*(one.train for one in sets))
     return Holdings(replace(sets[0], name=f"{sets[0].name} and {len(sets) - 1} more", train=examples), starts)
 
 
 def _lacks_ranges(described: dict[str, Any]) -> bool:
     """Return whether truth describes a table without saying which ranges scale its columns, as older versions wrote it."""
-    factory = datasets.DATASETS[datasets.named_parts(described["name"])[0]]
+    factory = datasets.DATASETS[datasets.split_name(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
 
 
@@ -86,9 +86,9 @@ def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] 
     """
     name, arguments = described["name"], described["arguments"]
     if given:
-        same = datasets.named_parts(given[0])[0] == datasets.named_parts(name)[0]
+        same = datasets.split_name(given[0])[0] == datasets.split_name(name)[0]
         name, arguments = given[0], {**(arguments if same else {}), **given[1]}
-    kind, positional = datasets.named_parts(name)
+    kind, positional = datasets.split_name(name)
     if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))
     # a name such as csv:PATH contains the first arguments itself

@@ -14,7 +14,7 @@ from attacker.scoring.score import Scorer
 from fedsim import models
 from fedsim.recording import Recording
 from fedsim.recording.reader import Row
-from fedsim.truth import digest_of
+from fedsim.truth import compute_digest
 
 
 def digest_truth(folders: Sequence[Path]) -> str:
@@ -22,7 +22,7 @@ def digest_truth(folders: Sequence[Path]) -> str:
 
     It is part of a replay's identity, because oracles supply truth to attacks.
     """
-    return digest_of(folders)
+    return compute_digest(folders)
 
 
 def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
@@ -40,7 +40,7 @@ def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: 
 
     The model has the weights that the server sent to the client. Arguments are those of `read_true_labels`.
     """
-    observation = recording.observation(row)
+    observation = recording.read_observation(row)
     model = models.build(observation.model, observation.data).eval()
     x, _ = _load_used(scorer, row, cohort)
     with torch.no_grad():

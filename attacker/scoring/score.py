@@ -37,9 +37,9 @@ from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
 from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
-from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
+from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, hold_lock, make_private, to_json_lines, write_bytes
 from fedsim.recording.run_check import check_run
-from fedsim.recording.safe_files import DamagedFile, parse_json, printable, read_bytes
+from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes, to_printable
 from fedsim.truth import TruthReader, Used
 
 RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
@@ -112,7 +112,7 @@ class Scorer:
         try:
             ScoreRow.from_dict({**_make_shared_fields(folder, facts), "case": "", "index": 0})
         except ValueError as error:
-            raise DamagedFile(folder / "attack.json", f"{printable(str(error))}; replay the attack again") from None
+            raise DamagedFile(folder / "attack.json", f"{to_printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[ScoreRow] = []
         untold: dict[str, NoTruth] = {}
@@ -132,7 +132,7 @@ class Scorer:
         if untold and not rows:
             raise next(iter(untold.values()))
         path = self.run / "scores.jsonl"
-        with alone(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
+        with hold_lock(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
             replace_rows(path, rows, folder.name, only)
         return rows
 
@@ -285,7 +285,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
     kept = [line for line in lines if not is_stale(line)]
     if len(kept) < len(lines):
-        write_bytes(path, b"".join(kept) + json_lines(*written))
+        write_bytes(path, b"".join(kept) + to_json_lines(*written))
     else:
         append_json_lines(path, *written)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from attacker.reconstruction import Reconstruction
-from fedsim.recording.safe_files import DamagedFile, printable, read_json
+from fedsim.recording.safe_files import DamagedFile, read_json, to_printable
 
 CaseState = Literal["done", "failed", "interrupted", "waiting"]
 """State of a case.
@@ -58,7 +58,7 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
 def read_reason(failed: Path) -> str:
     """Return why a case failed, as recorded by replay."""
     try:
-        return printable(str(read_json(failed)["reason"])[:MAX_REASON_LENGTH])
+        return to_printable(str(read_json(failed)["reason"])[:MAX_REASON_LENGTH])
     except DamagedFile as error:
         return str(error)
     except (KeyError, TypeError):

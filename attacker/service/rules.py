@@ -181,7 +181,9 @@ class Rules:
             return ()
         from fedsim.recording import Recording
 
-        rows = Recording(make_run_path(self.root, recording.id) / "recording").rows(rounds=[round], on_damage=lambda error: None)
+        rows = Recording(make_run_path(self.root, recording.id) / "recording").read_rows(
+            rounds=[round], on_damage=lambda error: None
+        )
         names = sorted({row.client for row in rows})
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 

@@ -166,7 +166,9 @@ def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], li
 
     Raises ValueError if there are not enough clients for both.
     """
-    names = list(dict.fromkeys(row.client for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"))
+    names = list(
+        dict.fromkeys(row.client for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete")
+    )
     left = len(names) - grid.attacked.tuning_clients
     if left < 1:
         raise ValueError(f"{len(names)} clients sent updates, and attacked.tuning_clients is {grid.attacked.tuning_clients}")

@@ -152,7 +152,7 @@ def read_grid(path: Path) -> SweepGrid:
     except FileNotFoundError:
         raise GridError(f"{path}: no such file; an example is deploy/grids/digits.toml") from None
     except ValidationError as error:
-        raise GridError(experiments.told(error, str(path), _GridFile)) from None
+        raise GridError(experiments.describe_errors(error, str(path), _GridFile)) from None
     except ValueError as error:
         raise GridError(str(error)) from None
     grid = SweepGrid(

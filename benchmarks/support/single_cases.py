@@ -49,7 +49,7 @@ class LocalClient:
                     training=self.training,
                     defenses=spec,
                     weights=self.weights,
-                    payload=encode(update, spec.codec()),
+                    payload=encode(update, spec.choose_codec()),
                 ),
             )
         )

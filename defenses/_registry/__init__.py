@@ -4,6 +4,6 @@ Shared by defenses, models, data sets, partitions, decoders and attacks.
 """
 
 from defenses._registry.choice import Choice
-from defenses._registry.registry import Registry, bind, reference, suggest, summary
+from defenses._registry.registry import Registry, bind_arguments, read_source, read_summary, suggest_name
 
-__all__ = ["Choice", "Registry", "bind", "reference", "suggest", "summary"]
+__all__ = ["Choice", "Registry", "bind_arguments", "read_source", "read_summary", "suggest_name"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from defenses._registry import references
-from defenses._registry.registry import bind
+from defenses._registry.registry import bind_arguments
 
 Factory = Callable[..., Any]
 Value = Any
@@ -25,12 +25,12 @@ class Step:
     name: str
     arguments: tuple[tuple[str, Value], ...] = ()
 
-    def printed(self, factory: Factory) -> str:
+    def to_text(self, factory: Factory) -> str:
         """Return the text that `parse` reads back. The first parameter and required ones are positional, the others named."""
         parameters = inspect.signature(factory).parameters
         free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         by_position = {p.name for i, p in enumerate(free) if i == 0 or p.default is p.empty}
-        shown = [_shown(value) if key in by_position else f"{key}={_shown(value)}" for key, value in self.arguments]
+        shown = [_format_value(value) if key in by_position else f"{key}={_format_value(value)}" for key, value in self.arguments]
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -52,10 +52,10 @@ def parse(
     """
     if not text.strip():
         return ()
-    masked, names = references.mask(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()))
+    masked, names = references.mask_references(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()))
     reader = _Reader(text, factory_of, what, fill or {}, nested, names)
     try:
-        return reader.steps(ast.parse(masked, mode="eval").body)
+        return reader.read_steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
 
@@ -69,38 +69,38 @@ class _Reader:
     nested: Callable[[tuple[Step, ...]], Value] | None
     names: Mapping[str, str]
 
-    def steps(self, node: ast.expr) -> tuple[Step, ...]:
+    def read_steps(self, node: ast.expr) -> tuple[Step, ...]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return (*self.steps(node.left), *self.steps(node.right))
-        return (self._step(node),)
+            return (*self.read_steps(node.left), *self.read_steps(node.right))
+        return (self._read_step(node),)
 
-    def _step(self, node: ast.expr) -> Step:
+    def _read_step(self, node: ast.expr) -> Step:
         if isinstance(node, ast.Name):
             node = ast.Call(func=node, args=[], keywords=[])
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             raise ValueError(f"cannot read {ast.unparse(node)!r} in {self.what} {self.text!r}: expected NAME(ARGUMENTS)")
         name = self.names.get(node.func.id, node.func.id)
         factory = self.factory_of(name)
-        positional = [self._value(arg) for arg in node.args]
+        positional = [self._read_value(arg) for arg in node.args]
         named: dict[str, Value] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise ValueError(f"cannot read '**' in {self.what} {self.text!r}; write every argument out")
             if keyword.arg in named:
                 raise ValueError(f"{name}: argument {keyword.arg!r} is given twice in {self.what} {self.text!r}")
-            named[keyword.arg] = self._value(keyword.value)
+            named[keyword.arg] = self._read_value(keyword.value)
         free = list(inspect.signature(factory).parameters.values())[len(positional) :]
         left = {p.name for p in free if p.default is inspect.Parameter.empty} - named.keys()
         named |= {key: self.fill[key] for key in left & self.fill.keys()}
-        arguments = bind(name, factory, *positional, given=named)
+        arguments = bind_arguments(name, factory, *positional, given=named)
         _check_types(name, factory, arguments)
         return Step(name, tuple(arguments.items()))
 
-    def _value(self, node: ast.expr) -> Value:
+    def _read_value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name) and node.id.lower() in ("nan", "inf", "infinity"):
             raise ValueError(f"argument {node.id!r} in {self.what} {self.text!r} must be a finite number")
         if self.nested is not None and _is_steps(node):
-            return self.nested(self.steps(node))
+            return self.nested(self.read_steps(node))
         try:
             value = ast.literal_eval(node)
         except (ValueError, TypeError):
@@ -129,14 +129,14 @@ def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) ->
             continue
         allowed = (int, float) if kind in (int, float) else (kind,)
         if type(value) not in allowed:
-            raise ValueError(f"{name}: {key} must be {TYPE_NAMES[kind]}, got {_shown(value)}")
+            raise ValueError(f"{name}: {key} must be {TYPE_NAMES[kind]}, got {_format_value(value)}")
 
 
 def _is_steps(node: ast.expr) -> bool:
     return isinstance(node, ast.Call | ast.Name) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr))
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(repr, value))}]"
     return repr(value) if isinstance(value, bool | int | float | str) else str(value)

@@ -30,7 +30,7 @@ class Choice:
         """
         if text.strip() in ("", cls.nothing):
             return cls()
-        steps = calls.parse(text, cls._factory, cls.what)
+        steps = calls.parse(text, cls._find_factory, cls.what)
         if len(steps) > 1:
             raise ValueError(f"{cls.what} {text!r} has {len(steps)} parts; give only one: {' or '.join(cls.registry)}")
         spec = cls() if steps[0] == Step(cls.nothing) else cls(steps[0])
@@ -41,18 +41,18 @@ class Choice:
         return spec
 
     def __str__(self) -> str:
-        return self.nothing if self.step is None else self.step.printed(self._factory(self.step.name))
+        return self.nothing if self.step is None else self.step.to_text(self._find_factory(self.step.name))
 
     def check(self) -> None:
         """Raise ValueError or TypeError if an argument is out of range."""
-        self.made()
+        self.make()
 
-    def made(self) -> Any:
+    def make(self) -> Any:
         """Call the registered factory with the arguments and return its result."""
         step = self.step or Step(self.nothing)
         return self.registry[step.name](**dict(step.arguments))
 
     @classmethod
-    def _factory(cls, name: str) -> Callable[..., Any]:
+    def _find_factory(cls, name: str) -> Callable[..., Any]:
         """Return the function whose parameters the arguments are bound to."""
         return cls.registry[name]

@@ -32,23 +32,23 @@ def is_reference(name: str) -> bool:
     return REFERENCE_PATTERN.fullmatch(name) is not None
 
 
-def references_in(text: str) -> list[str]:
+def find_references(text: str) -> list[str]:
     """Return the references `module:function` in a specification string; text in quotes is an argument and is ignored."""
     return [found for found in _QUOTED_OR_REFERENCE.findall(text) if found]
 
 
-def mask(text: str) -> tuple[str, dict[str, str]]:
+def mask_references(text: str) -> tuple[str, dict[str, str]]:
     """Replace each reference in `text` by a valid Python name; return the new text, and the references by these names."""
     names: dict[str, str] = {}
 
-    def masked(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         if match[1] is None:
             return match[0]
         name = f"_reference_{len(names)}"
         names[name] = match[1]
         return name
 
-    return _QUOTED_OR_REFERENCE.sub(masked, text), names
+    return _QUOTED_OR_REFERENCE.sub(replace, text), names
 
 
 def admit(reference: str) -> Any:
@@ -58,27 +58,27 @@ def admit(reference: str) -> Any:
     """
     if not is_reference(reference):
         raise ValueError(f"{reference!r} is not a name of code; write module:function")
-    found = _imported(reference)
-    remember(reference)
+    found = _import(reference)
+    remember_admitted(reference)
     return found
 
 
-def remember(*names: str) -> None:
+def remember_admitted(*names: str) -> None:
     """Add names that the local user admitted in another process, without importing them yet."""
-    os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*admitted(), *names)))
+    os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*list_admitted(), *names)))
 
 
-def admitted() -> tuple[str, ...]:
+def list_admitted() -> tuple[str, ...]:
     """Return the names that were admitted in this process or in the one that started it."""
     return tuple(filter(None, os.environ.get(CODE_VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:
     """Return whether the local user admitted this name."""
-    return reference in admitted()
+    return reference in list_admitted()
 
 
-def load(reference: str, group: str) -> Any:
+def load_admitted(reference: str, group: str) -> Any:
     """Import and return admitted code for the registry of `group`. Raises NotAdmitted, with instructions, for other code."""
     if not is_admitted(reference):
         raise NotAdmitted(
@@ -87,10 +87,10 @@ def load(reference: str, group: str) -> Any:
             f"--code {reference} before the command, as in: attacker --code {reference} score RUN; in Python, give it to "
             "fedleak.load as code",
         )
-    return _imported(reference)
+    return _import(reference)
 
 
-def _imported(reference: str) -> Any:
+def _import(reference: str) -> Any:
     module, _, path = reference.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())

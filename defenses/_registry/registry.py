@@ -31,24 +31,24 @@ class Registry(Generic[T]):
         if name in self._builtin:
             return self._builtin[name]
         if references.is_reference(name):
-            return self._checked(references.load(name, self.group), f"{name} in {self.group}")
+            return self._check(references.load_admitted(name, self.group), f"{name} in {self.group}")
         for entry in entry_points(group=self.group, name=name):
-            return self._loaded(entry)
-        raise ValueError(f"unknown name {name!r} in {self.group}.{suggest(name, self)} Known: {', '.join(sorted(self))}")
+            return self._load(entry)
+        raise ValueError(f"unknown name {name!r} in {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}")
 
     def is_builtin(self, name: str) -> bool:
         """Return whether `name` is one of this project's own."""
         return name in self._builtin
 
-    def _loaded(self, entry: EntryPoint) -> T:
+    def _load(self, entry: EntryPoint) -> T:
         where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
         try:
             loaded = entry.load()
         except Exception as error:  # whatever the code of others raises
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-        return self._checked(loaded, where)
+        return self._check(loaded, where)
 
-    def _checked(self, loaded: Any, where: str) -> T:
+    def _check(self, loaded: Any, where: str) -> T:
         """Return `loaded` if it has the type of this registry; raise ValueError otherwise. where: its source, for the message."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))
 
 
-def bind(
+def bind_arguments(
     name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None, hidden: int = 0
 ) -> dict[str, Any]:
     """Return positional and named arguments of `function` as one dictionary by parameter name.
@@ -77,7 +77,7 @@ def bind(
         parameters = ", ".join(str(p.replace(annotation=_strip_metadata(p.annotation))) for p in own[hidden:])
         names = [p.name for p in own[hidden:]]
         unknown = next((key for key in given or {} if key not in signature.parameters), "")
-        raise ValueError(f"{name}: {error}.{suggest(unknown, names)} Its parameters: ({parameters})") from None
+        raise ValueError(f"{name}: {error}.{suggest_name(unknown, names)} Its parameters: ({parameters})") from None
 
 
 def _strip_metadata(annotation: Any) -> Any:
@@ -85,18 +85,18 @@ def _strip_metadata(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'NAME'?" with the known name that is most similar to an unknown one; "" if none is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def reference(thing: Any) -> str:
+def read_source(thing: Any) -> str:
     """Return the source that the docstring of `thing` cites: the text after "Source:" to the end of its paragraph, or ""."""
     _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
 
 
-def summary(thing: Any) -> str:
+def read_summary(thing: Any) -> str:
     """Return the first line of the docstring of `thing`."""
     return (inspect.getdoc(thing) or "").split("\n", 1)[0]

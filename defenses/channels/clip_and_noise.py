@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from defenses.base import Scope, Update
-from defenses.channel import Channel, silent
+from defenses.channel import Channel, compute_no_noise
 from defenses.clipping import scale_each_to, scale_to
 
 
@@ -24,23 +24,23 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     uncorrelated signal and noise add up in expectation.
     """
     if std is not None:
-        return _noisy(std**2)
+        return _make_noise_channel(std**2)
     assert snr_db is not None
     share = 1 / (1 + 10 ** (snr_db / 10))
 
-    def noise(seen: Update) -> Tensor:
-        return silent(seen) + share * sum(t.square().sum() for t in seen.values())
+    def compute_noise(seen: Update) -> Tensor:
+        return compute_no_noise(seen) + share * sum(t.square().sum() for t in seen.values())
 
-    return Channel(lambda update, known: update, noise=noise)
+    return Channel(lambda update, known: update, noise=compute_noise)
 
 
 def laplace(scale: float) -> Channel:
     """Return the channel of Laplace noise: power 2 * n * scale ** 2 for n coordinates."""
-    return _noisy(2 * scale**2)
+    return _make_noise_channel(2 * scale**2)
 
 
-def _noisy(variance: float) -> Channel:
-    def noise(seen: Update) -> Tensor:
-        return silent(seen) + variance * sum(t.numel() for t in seen.values())
+def _make_noise_channel(variance: float) -> Channel:
+    def compute_noise(seen: Update) -> Tensor:
+        return compute_no_noise(seen) + variance * sum(t.numel() for t in seen.values())
 
-    return Channel(lambda update, known: update, noise=noise)
+    return Channel(lambda update, known: update, noise=compute_noise)

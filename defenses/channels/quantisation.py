@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, ChannelFacts, silent
-from defenses.quantisation import Norm, SignScale, size_of, steps_of
+from defenses.channel import Channel, ChannelFacts, compute_no_noise
+from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
@@ -19,32 +19,32 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        return {name: _agreeing(t, known[f"sign/{name}"]) * size(name, t, known) for name, t in update.items()}
+        return {name: _soften_signs(t, known[f"sign/{name}"]) * choose_scale(name, t, known) for name, t in update.items()}
 
-    def size(name: str, values: Tensor, known: ChannelFacts) -> Tensor:
+    def choose_scale(name: str, values: Tensor, known: ChannelFacts) -> Tensor:
         if scale == "none":
-            return torch.ones_like(_mean(values))
-        return known[f"size/{name}"] if error_feedback else _mean(values.abs())
+            return torch.ones_like(_compute_mean(values))
+        return known[f"size/{name}"] if error_feedback else _compute_mean(values.abs())
 
     def learn(seen: Update) -> ChannelFacts:
         signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
-        return {**signs, **{f"size/{name}": _mean(t.abs()) for name, t in seen.items()}}
+        return {**signs, **{f"size/{name}": _compute_mean(t.abs()) for name, t in seen.items()}}
 
     return Channel(expect, learn)
 
 
-def _agreeing(values: Tensor, signs: Tensor) -> Tensor:
-    return signs * (1 - (-signs * values / _mean_magnitude(values)).clamp(min=0))
+def _soften_signs(values: Tensor, signs: Tensor) -> Tensor:
+    return signs * (1 - (-signs * values / _compute_mean_magnitude(values)).clamp(min=0))
 
 
-def _mean(values: Tensor) -> Tensor:
+def _compute_mean(values: Tensor) -> Tensor:
     """Return the mean, or zero for an empty tensor."""
     return values.sum() / max(values.numel(), 1)
 
 
-def _mean_magnitude(values: Tensor) -> Tensor:
+def _compute_mean_magnitude(values: Tensor) -> Tensor:
     """Return the mean magnitude, or 1 if it is nearly zero, since 0 / 0 has no gradient."""
-    mean = _mean(values.abs())
+    mean = _compute_mean(values.abs())
     return torch.where(mean > torch.finfo(values.dtype).tiny ** 0.5, mean, 1)
 
 
@@ -53,21 +53,21 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
 
     Others differ by their distance to the interval.
     """
-    levels = steps_of(bits)
+    levels = count_steps(bits)
     if stochastic:
         return qsgd(levels, norm="linf")
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        return {name: _pulled(t, known[f"centre/{name}"], known[f"half/{name}"]) for name, t in update.items()}
+        return {name: _pull_to_interval(t, known[f"centre/{name}"], known[f"half/{name}"]) for name, t in update.items()}
 
     def learn(seen: Update) -> ChannelFacts:
-        halves = {f"half/{name}": (size_of(t, "linf") / (2 * levels)).to(t.dtype) for name, t in seen.items()}
+        halves = {f"half/{name}": (compute_size(t, "linf") / (2 * levels)).to(t.dtype) for name, t in seen.items()}
         return {**{f"centre/{name}": t for name, t in seen.items()}, **halves}
 
     return Channel(expect, learn)
 
 
-def _pulled(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
+def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
     """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it."""
     difference = values - centre
     return centre + (difference - difference.maximum(-half).minimum(half))
@@ -84,16 +84,16 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
     def expect(update: Update, known: ChannelFacts) -> Update:
         if kappa >= 1:
             return update
-        bounds = {name: (kappa * size_of(t, norm)).to(t.dtype) for name, t in update.items()}
+        bounds = {name: (kappa * compute_size(t, norm)).to(t.dtype) for name, t in update.items()}
         return {name: t.maximum(-bounds[name]).minimum(bounds[name]) for name, t in update.items()}
 
-    def noise(seen: Update) -> Tensor:
-        return silent(seen) + sum(_rounding_power(t, levels, norm) for t in seen.values())
+    def compute_noise(seen: Update) -> Tensor:
+        return compute_no_noise(seen) + sum(_compute_rounding_power(t, levels, norm) for t in seen.values())
 
-    return Channel(expect, noise=noise)
+    return Channel(expect, noise=compute_noise)
 
 
-def _rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
+def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
     """Return the expected squared norm of the rounding error of one tensor, 0-d.
 
     A value at the fraction p between two steps adds p (1 - p) squared steps; for uniform p the mean is 1/6. Between zero and the

@@ -8,7 +8,7 @@ from torch import Tensor
 from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts
 from defenses.combinators import to_gradient, to_update
-from defenses.selection import check_patterns, chosen
+from defenses.selection import check_patterns, choose_names
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
@@ -16,7 +16,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
     patterns = check_patterns("withhold", names)
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        withheld = set(chosen("withhold", patterns, update))
+        withheld = set(choose_names("withhold", patterns, update))
         return {name: torch.zeros_like(t) if name in withheld else t for name, t in update.items()}
 
     return Channel(expect)
@@ -26,13 +26,13 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
     """Return the channel of `masked`: `defense` for the matching tensors, the identity for the others."""
     patterns = check_patterns("masked", names)
 
-    def part(update: Update) -> dict[str, Tensor]:
-        return {name: update[name] for name in chosen("masked", patterns, update)}
+    def select_tensors(update: Update) -> dict[str, Tensor]:
+        return {name: update[name] for name in choose_names("masked", patterns, update)}
 
     return Channel(
-        expect=lambda update, known: {**update, **defense.expect(part(update), known)},
-        learn=lambda seen: defense.learn(part(seen)),
-        noise=lambda seen: defense.noise(part(seen)),
+        expect=lambda update, known: {**update, **defense.expect(select_tensors(update), known)},
+        learn=lambda seen: defense.learn(select_tensors(seen)),
+        noise=lambda seen: defense.noise(select_tensors(seen)),
     )
 
 

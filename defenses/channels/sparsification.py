@@ -9,42 +9,49 @@ import math
 import torch
 from torch import Tensor
 
-from defenses.base import Scope, Update, kth_largest, magnitudes, masks
+from defenses.base import Scope, Update, choose_masks, compute_magnitudes, find_kth_largest
 from defenses.channel import Channel, ChannelFacts
 from defenses.clipping import scale_to
 from defenses.dgc import is_dense
-from defenses.sparsification import kept, only, rescaling, unpruned
+from defenses.sparsification import count_kept, count_unpruned, find_factors, mask_update
 
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
     """Return the channel of `top_k`: the sent coordinates. With fewer than k nonzero values, zeros were sent as well."""
-    return Channel(only, learn=lambda seen: masks(seen, scope, lambda values: _at_least_kth(values, kept(keep, values.numel()))))
+    return Channel(
+        mask_update,
+        learn=lambda seen: choose_masks(seen, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel()))),
+    )
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the channel of `random_k`: the sent coordinates, rescaled as the client does."""
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        sent = only(update, known)
-        factors = rescaling(update, keep, scope)
+        sent = mask_update(update, known)
+        factors = find_factors(update, keep, scope)
         return {name: t * factors[name] for name, t in sent.items()} if rescale else sent
 
-    return Channel(expect, learn=lambda seen: masks(seen, scope, lambda values: _sent(values, kept(keep, values.numel()))))
+    return Channel(
+        expect, learn=lambda seen: choose_masks(seen, scope, lambda values: _find_sent(values, count_kept(keep, values.numel())))
+    )
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Channel:
     """Return the channel of `prune`: the sent coordinates."""
 
-    def sent(values: Tensor) -> Tensor:
-        return _sent(values, unpruned(ratio or 0, values.numel()))
+    def find_sent(values: Tensor) -> Tensor:
+        return _find_sent(values, count_unpruned(ratio or 0, values.numel()))
 
-    return Channel(only, learn=lambda seen: masks(seen, "global", sent))
+    return Channel(mask_update, learn=lambda seen: choose_masks(seen, "global", find_sent))
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the channel of `gradient_dropout`: the sent coordinates, rescaled as the client does."""
     factor = 1 / (1 - p) if rescale else 1
-    return Channel(lambda update, known: only(update, known, factor), learn=lambda seen: {n: t != 0 for n, t in seen.items()})
+    return Channel(
+        lambda update, known: mask_update(update, known, factor), learn=lambda seen: {n: t != 0 for n, t in seen.items()}
+    )
 
 
 def dgc(
@@ -64,26 +71,26 @@ def dgc(
     round number, and takes every nonzero entry as sent.
     """
 
-    def sent(values: Tensor) -> Tensor:
-        return values != 0 if warm_up_rounds else _sent(values, kept(keep, values.numel()))
+    def find_sent(values: Tensor) -> Tensor:
+        return values != 0 if warm_up_rounds else _find_sent(values, count_kept(keep, values.numel()))
 
     def learn(seen: Update) -> ChannelFacts:
         dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in seen.items() if is_dense(t, dense_vectors)}
-        return {**masks({name: t for name, t in seen.items() if name not in dense}, "tensor", sent), **dense}
+        return {**choose_masks({name: t for name, t in seen.items() if name not in dense}, "tensor", find_sent), **dense}
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
-        return only(bounded, known, 1 + momentum if nesterov else 1)
+        return mask_update(bounded, known, 1 + momentum if nesterov else 1)
 
     return Channel(expect, learn=learn)
 
 
-def _at_least_kth(values: Tensor, k: int) -> Tensor:
+def _compare_with_kth(values: Tensor, k: int) -> Tensor:
     """Return booleans (n,): magnitude at least the k-th largest one."""
-    magnitude = magnitudes(values)
-    return magnitude >= kth_largest(magnitude, k) if k else torch.ones_like(values, dtype=torch.bool)
+    magnitude = compute_magnitudes(values)
+    return magnitude >= find_kth_largest(magnitude, k) if k else torch.ones_like(values, dtype=torch.bool)
 
 
-def _sent(values: Tensor, k: int) -> Tensor:
+def _find_sent(values: Tensor, k: int) -> Tensor:
     """Return booleans (n,): not zero, and magnitude at least the k-th largest one."""
-    return _at_least_kth(values, k) & (values != 0)
+    return _compare_with_kth(values, k) & (values != 0)

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from defenses.gradients import GradientSpec
-from defenses.inputs import InputsSpec, PublicPool, soft
+from defenses.inputs import InputsSpec, PublicPool, to_one_hot
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.client.identity import ClientIdentity, load_or_draw
-from fedsim.client.memory import remember
+from fedsim.client.memory import make_memory_mod
 from fedsim.client.mod import put_update
 from fedsim.flower import records
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
-from fedsim.secagg.mod import SecureParticipant, secure
+from fedsim.secagg.mod import SecureParticipant, make_secure_mod
 from fedsim.secagg.protocol.terms import Agreement
-from fedsim.training.batches import Cursor, batches
+from fedsim.training.batches import Cursor, draw_batches
 from fedsim.training.local import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset
 
@@ -65,37 +65,39 @@ class ClientSettings:
     threads: int | None = 1
     secure: Agreement | None = None
 
-    def folder(self, context: Context) -> Path:
+    def find_folder(self, context: Context) -> Path:
         """Return the private folder of this client."""
         return self.private / f"partition-{int(context.node_config['partition-id']):05d}"
 
-    def identity(self, context: Context) -> ClientIdentity:
-        return load_or_draw(self.folder(context), int(context.node_config["partition-id"]), seed=self.seed)
+    def load_identity(self, context: Context) -> ClientIdentity:
+        return load_or_draw(self.find_folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
-    def part(self, context: Context) -> SecureParticipant | None:
+    def make_participant(self, context: Context) -> SecureParticipant | None:
         """Return the settings of secure aggregation, or None. Keys are seeded only in a reproducible simulation."""
         if self.secure is None:
             return None
-        identity = self.identity(context)
+        identity = self.load_identity(context)
         return SecureParticipant(agreement=self.secure, pseudonym=identity.pseudonym)
 
 
 def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:
     """Return the client's app. `settings_of` is called for every message, so it should cache its result."""
-    masking = secure(lambda context: settings_of(context).part(context))
-    app = ClientApp(mods=[masking, remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
+    masking = make_secure_mod(lambda context: settings_of(context).make_participant(context))
+    app = ClientApp(
+        mods=[masking, make_memory_mod(lambda context: settings_of(context).find_folder(context)), make_defense_mod(settings_of)]
+    )
 
     @app.train()
     def handle(message: Message, context: Context) -> Message:
         settings = settings_of(context)
-        with _threads(settings.threads):
+        with _set_threads(settings.threads):
             return _train(message, context, settings)
 
     return app
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _set_threads(count: int | None) -> Iterator[None]:
     """Set the number of intra-op threads inside the context and restore it afterwards; the local engine shares one process."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
@@ -106,32 +108,32 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _train(message: Message, context: Context, settings: ClientSettings) -> Message:
-    round, attempt = records.number(message, "server-round"), records.number(message, "attempt")
-    identity = settings.identity(context)
+    round, attempt = records.read_number(message, "server-round"), records.read_number(message, "attempt")
+    identity = settings.load_identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
-    chosen, cursor = batches(
-        _cursor(context),
+    chosen, cursor = draw_batches(
+        _read_cursor(context),
         len(mine),
         settings.training,
-        lambda epoch: identity.order(epoch, len(mine), shuffle=settings.training.shuffle),
+        lambda epoch: identity.draw_order(epoch, len(mine), shuffle=settings.training.shuffle),
     )
     used = [mine[positions] for positions in chosen]
     describe_dataset(settings.truth, settings.described)
     TruthWriter(settings.truth, identity.pseudonym).write(round, attempt, [step.tolist() for step in used])
 
-    device, model = torch.device(settings.device), _model(settings.model, settings.data, settings.device)
-    weights, buffers = _apart(message, context, models.buffer_names(model))
+    device, model = torch.device(settings.device), _build_model(settings.model, settings.data, settings.device)
+    weights, buffers = _split_weights(message, context, models.list_buffers(model))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(identity.training_seed(round))
+        torch.manual_seed(identity.derive_training_seed(round))
         trained = train(
             model,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            [(x.to(device), y.to(device)) for x, y in _mixed((examples[step] for step in used), settings, identity, round)],
+            [(x.to(device), y.to(device)) for x, y in _mix_batches((examples[step] for step in used), settings, identity, round)],
             settings.training,
             settings.data,
             buffers={name: tensor.to(device) for name, tensor in buffers.items()},
             rule=settings.gradient.build(),
-            rng=identity.generator(round, "gradient"),
+            rng=identity.make_generator(round, "gradient"),
         )
     epochs = settings.training.epochs or 1
     content = RecordDict(
@@ -149,26 +151,26 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
     return Message(content, reply_to=message)
 
 
-def _mixed(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
+def _mix_batches(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
     """Yield the batches to train on, mixed if `inputs` asks for it."""
     mixing = settings.inputs.build()
     if mixing is None:
         return chosen
-    rng, pool = identity.generator(round, "inputs"), settings.public()
-    return (mixing.mix(x, soft(y, settings.data.num_classes), rng, pool) for x, y in chosen)
+    rng, pool = identity.make_generator(round, "inputs"), settings.public()
+    return (mixing.mix(x, to_one_hot(y, settings.data.num_classes), rng, pool) for x, y in chosen)
 
 
 @lru_cache(maxsize=2)
-def _built(spec: str, data: DataSpec, device: str) -> nn.Module:
+def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
     return models.build(ModelSpec(**json.loads(spec)), data).to(device)
 
 
-def _model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
+def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
     """Return the network, built once per process; its weights are replaced by those of each message."""
-    return _built(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
+    return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 
-def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split_weights(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the weights in a message and the buffers to train with: those sent, the client's own, or none.
 
     Without buffers, the model's initial ones are used.
@@ -180,25 +182,25 @@ def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[di
     return weights, records.to_tensors(own) if isinstance(own, ArrayRecord) else buffers
 
 
-def defend(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
+def make_defense_mod(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
     """Return a mod that applies defense, codec and pseudonym to the update."""
 
-    def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    def apply(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)
         if reply.has_error() or records.UPDATE_KEY not in reply.content:
             return reply
         settings = settings_of(context)
-        identity = settings.identity(context)
+        identity = settings.load_identity(context)
         update = reply.content[records.UPDATE_KEY]
         assert isinstance(update, ArrayRecord)
         del reply.content[records.UPDATE_KEY]
-        rng = identity.generator(records.number(message, "server-round"))
+        rng = identity.make_generator(records.read_number(message, "server-round"))
         put_update(reply.content, update, settings.defense, context, rng=rng, pseudonym=identity.pseudonym)
         return reply
 
-    return mod
+    return apply
 
 
-def _cursor(context: Context) -> Cursor:
+def _read_cursor(context: Context) -> Cursor:
     stored = context.state.get("cursor")
     return Cursor(int(stored["epoch"]), int(stored["position"])) if isinstance(stored, ConfigRecord) else Cursor()  # type: ignore[arg-type]

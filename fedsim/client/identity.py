@@ -22,35 +22,35 @@ class ClientIdentity:
     pseudonym: str
     secret: str
 
-    def _seed(self, purpose: str, number: int) -> bytes:
+    def _derive_seed(self, purpose: str, number: int) -> bytes:
         return hashlib.sha256(f"{self.secret}/{purpose}/{number}".encode()).digest()
 
-    def generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
+    def make_generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
         """Return the generator for one round, seeded from the secret: otherwise the server could compute and subtract the noise.
 
         purpose: "defense" for the update; "gradient" and "inputs" for its computation.
         """
-        seed = int.from_bytes(self._seed(purpose, round)[:8], "big") >> 1
+        seed = int.from_bytes(self._derive_seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
-    def training_seed(self, round: int) -> int:
+    def derive_training_seed(self, round: int) -> int:
         """Return the seed of random layers of the model, such as dropout, for one round."""
-        return int.from_bytes(self._seed("training", round)[:8], "big") >> 1
+        return int.from_bytes(self._derive_seed("training", round)[:8], "big") >> 1
 
-    def order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
+    def draw_order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
         """Return the order of `size` examples in one epoch."""
         if not shuffle:
             return np.arange(size)
-        words = np.frombuffer(self._seed("order", epoch), dtype=np.uint32)
+        words = np.frombuffer(self._derive_seed("order", epoch), dtype=np.uint32)
         return np.random.default_rng(words).permutation(size)
 
 
-def draw() -> ClientIdentity:
+def draw_identity() -> ClientIdentity:
     """Return a new identity, drawn from the operating system's random source."""
     return ClientIdentity(secrets.token_hex(6), secrets.token_hex(32))
 
 
-def _seeded(seed: str) -> ClientIdentity:
+def _derive_identity(seed: str) -> ClientIdentity:
     drawn = hashlib.sha256(seed.encode()).hexdigest()
     return ClientIdentity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
 
@@ -65,6 +65,6 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIde
     path = make_private(folder) / "identity.json"
     if os.path.lexists(path):
         return ClientIdentity(**read_json(path))
-    identity = draw() if seed is None else _seeded(f"client/{seed}/{partition}")
+    identity = draw_identity() if seed is None else _derive_identity(f"client/{seed}/{partition}")
     write_json(path, {"pseudonym": identity.pseudonym, "secret": identity.secret})
     return identity

@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fedsim.flower import records
 from fedsim.flower.records import CallNext
 from fedsim.recording.files import remove, write_tensors
-from fedsim.recording.safe_files import opened_tensors, parse_json
+from fedsim.recording.safe_files import open_tensors, parse_json
 from fedsim.recording.tensor_files import MAX_BYTES
 
 
-def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
+def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
     """Return a mod that loads Flower's `Context.state` from the folder before a round and stores it afterwards. Use it outermost.
 
     A round starts from the state after the rounds before it, so that a repeated round gives the same result. The states of the
@@ -22,24 +22,24 @@ def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context
     are discarded.
     """
 
-    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
-        round, folder = records.number(message, "server-round"), folder_of(context)
-        context.state = recall(folder, before=round)
+    def run(message: Message, context: Context, call_next: CallNext) -> Message:
+        round, folder = records.read_number(message, "server-round"), folder_of(context)
+        context.state = load_state(folder, before=round)
         reply = call_next(message, context)
         if not reply.has_error():
-            keep(folder, round, context.state)
+            store_state(folder, round, context.state)
         context.state = RecordDict()  # nothing for Flower to carry about
         return reply
 
-    return mod
+    return run
 
 
-def recall(folder: Path, *, before: int) -> RecordDict:
+def load_state(folder: Path, *, before: int) -> RecordDict:
     """Return the latest state of the rounds before round `before`; empty if there is none."""
-    earlier = [number for number in _kept(folder) if number < before]
+    earlier = [number for number in _list_rounds(folder) if number < before]
     if not earlier:
         return RecordDict()
-    with opened_tensors(_path(folder, max(earlier)), limit=MAX_BYTES) as file:
+    with open_tensors(_make_path(folder, max(earlier)), limit=MAX_BYTES) as file:
         facts = parse_json(file.metadata()["facts"], finite=False)
         arrays = {
             key: records.to_arrays({name: file.get_tensor(f"{key}/{name}") for name in names})
@@ -49,24 +49,24 @@ def recall(folder: Path, *, before: int) -> RecordDict:
     return RecordDict({**arrays, **configs})
 
 
-def keep(folder: Path, round: int, state: RecordDict) -> None:
+def store_state(folder: Path, round: int, state: RecordDict) -> None:
     """Store `state` after `round`, and delete states that no server can ask for any more."""
     arrays = {key: records.to_tensors(record) for key, record in state.items() if isinstance(record, ArrayRecord)}
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
     tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}
     facts = {"arrays": {key: list(named) for key, named in arrays.items()}, "configs": configs}
-    write_tensors(_path(folder, round), tensors, {"facts": json.dumps(facts)})
-    kept = _kept(folder)
+    write_tensors(_make_path(folder, round), tensors, {"facts": json.dumps(facts)})
+    kept = _list_rounds(folder)
     last = max((number for number in kept if number < round), default=0)
     for number in kept:
         if number > round or number < last:
-            remove(_path(folder, number))
+            remove(_make_path(folder, number))
 
 
-def _kept(folder: Path) -> list[int]:
+def _list_rounds(folder: Path) -> list[int]:
     names = (name for name in os.listdir(folder) if name.startswith("state-")) if folder.exists() else ()
     return [int(name.removeprefix("state-").removesuffix(".safetensors")) for name in names]
 
 
-def _path(folder: Path, round: int) -> Path:
+def _make_path(folder: Path, round: int) -> Path:
     return folder / f"state-{round:05d}.safetensors"

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Generator, Tensor
 
 from defenses.spec import DefenseSpec
-from fedsim.client.identity import ClientIdentity, draw
+from fedsim.client.identity import ClientIdentity, draw_identity
 from fedsim.flower import records
 from fedsim.flower.records import CallNext
 from fedsim.recording.codec import encode
@@ -30,31 +30,31 @@ def update_mod(
     """
     spec = DefenseSpec.parse(defense)
 
-    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+    def apply(message: Message, context: Context, call_next: CallNext) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        sent = _weights(message.content, key, "the server's message")  # before the app reads it, which may empty the record
+        sent = _read_weights(message.content, key, "the server's message")  # before the app reads it, which may empty the record
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        trained = _weights(reply.content, key, "the app's reply")
+        trained = _read_weights(reply.content, key, "the app's reply")
         if sent.keys() != trained.keys():
             wrong = sorted(sent.keys() ^ trained.keys())[0]
             raise ValueError(f"tensor {wrong!r} is only in the weights sent or only in the reply; both need the same tensors")
         beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
-        update = {name: _minus(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}
+        update = {name: _subtract(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}
         del reply.content[key]
-        identity, number = _next(context)
-        rng = identity.generator(number)
+        identity, number = _count_update(context)
+        rng = identity.make_generator(number)
         put_update(reply.content, records.to_arrays(update), spec, context, rng=rng, pseudonym=identity.pseudonym)
         if beside:
             reply.content[records.BUFFERS_KEY] = records.to_arrays(beside)
         return reply
 
-    return mod
+    return apply
 
 
-def _weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
+def _read_weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
     record = content.get(key)
     if not isinstance(record, ArrayRecord):
         there = ", ".join(sorted(content.array_records)) or "none"
@@ -62,7 +62,7 @@ def _weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
     return records.to_tensors(record)
 
 
-def _minus(trained: Tensor, sent: Tensor) -> Tensor:
+def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
     """Return the update of one tensor: trained minus sent.
 
     If the strategy sends float64, the client starts from the values rounded to its own dtype.
@@ -70,13 +70,13 @@ def _minus(trained: Tensor, sent: Tensor) -> Tensor:
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
 
-def _next(context: Context) -> tuple[ClientIdentity, int]:
+def _count_update(context: Context) -> tuple[ClientIdentity, int]:
     """Return the client's identity and its own count of updates, from 1, which seeds the noise.
 
     The server's round number might repeat, and then the noise would repeat as well.
     """
     stored: Mapping[str, object] | None = context.state.config_records.get("identity")
-    drawn = draw() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))
+    drawn = draw_identity() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))
     number = 1 if stored is None else int(str(stored["updates"])) + 1
     context.state["identity"] = ConfigRecord({"pseudonym": drawn.pseudonym, "secret": drawn.secret, "updates": number})
     return drawn, number
@@ -95,7 +95,7 @@ def put_update(
         stored = context.state.get("defense")
         state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else built.init(tensors)
         sent, state = built.apply(tensors, state, rng)
-        records.put_payload(content, encode(sent, defense.codec()))
+        records.put_payload(content, encode(sent, defense.choose_codec()))
         context.state["defense"] = records.to_arrays(state)
     else:
         records.put_dense(content, update)

@@ -66,9 +66,9 @@ def part(
 ) -> None:
     """Convert data that only this machine has into a client's part. The data stay on this machine."""
     with report_errors():
-        from fedsim.data.export import own_part
+        from fedsim.data.export import write_own_part
 
-        out.print(f"[bold]{escape(str(folder))}[/]  {own_part(data, public, folder)} examples")
+        out.print(f"[bold]{escape(str(folder))}[/]  {write_own_part(data, public, folder)} examples")
 
 
 def keys(
@@ -132,12 +132,12 @@ def start(
     """Start one party of a deployment, which runs until Ctrl-C."""
     with report_errors():
         from fedsim.deployment.folders import Layout
-        from fedsim.deployment.parties import become, command_of
+        from fedsim.deployment.parties import make_command, replace_process
 
         layout = Layout(folder.absolute())
         check_address(superlink)
-        command = command_of(party, layout, superlink, bind=bind, secure=not insecure, control_from=control_from or ())
-        become(command, layout, party)
+        command = make_command(party, layout, superlink, bind=bind, secure=not insecure, control_from=control_from or ())
+        replace_process(command, layout, party)
 
 
 def check_address(superlink: str) -> None:

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from safetensors.torch import load_file
 from torch import Tensor
 
-from defenses._registry import suggest
+from defenses._registry import suggest_name
 from defenses.spec import DefenseSpec
 from fedsim import models
-from fedsim.config.experiment import ExperimentError, Named, told
+from fedsim.config.experiment import ExperimentError, Named, describe_errors
 from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_toml
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.manifest import Manifest, make_name
@@ -56,14 +56,14 @@ class ImportSettings(BaseModel):
 
     @field_validator("data", mode="before")
     @classmethod
-    def _data_has_no_unknown_key(cls, value: Any) -> Any:
+    def _check_data_keys(cls, value: Any) -> Any:
         known = [field.name for field in fields(DataSpec)]
         if unknown := [key for key in value if key not in known] if isinstance(value, dict) else []:
-            raise ValueError(f"unknown key {unknown[0]!r}.{suggest(unknown[0], known)} Known: {', '.join(known)}")
+            raise ValueError(f"unknown key {unknown[0]!r}.{suggest_name(unknown[0], known)} Known: {', '.join(known)}")
         return value
 
     @model_validator(mode="after")
-    def _flatten_fits(self) -> "ImportSettings":
+    def _check_flatten(self) -> "ImportSettings":
         if self.flatten and self.layout != "keras":
             raise ValueError('flatten requires layout = "keras"; remove flatten, or set the layout')
         return self
@@ -80,7 +80,7 @@ class ImportSettings(BaseModel):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ExperimentError(told(error, str(path), cls)) from None
+            raise ExperimentError(describe_errors(error, str(path), cls)) from None
 
 
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
@@ -97,8 +97,8 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     state = model.state_dict()
     limit = SPARE_BYTES + MAX_SIZE_RATIO * sum(t.numel() * t.element_size() for t in state.values())
-    sent, returned = (_fitted(_state_dict(path, limit), state, weights, settings, path) for path in (before, after))
-    start, payload = _payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
+    sent, returned = (_fit_tensors(_read_state_dict(path, limit), state, weights, settings, path) for path in (before, after))
+    start, payload = _make_payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
     if all(torch.equal(sent[name], returned[name]) for name in weights):
         raise ValueError(f"{before} and {after} hold the same weights, so there is no update; give the weights before and after")
     manifest = Manifest(
@@ -121,12 +121,12 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
         bytes=sum(t.numel() * t.element_size() for t in payload.tensors.values()),
     )
     recorder = Recorder(out / "recording", manifest)
-    recorder.sent(1, start, {name: t for name, t in sent.items() if name not in weights})
-    recorder.received(1, reply)
+    recorder.record_sent(1, start, {name: t for name, t in sent.items() if name not in weights})
+    recorder.record_reply(1, reply)
     recorder.commit(1, [IMPORTED_CLIENT])
 
 
-def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
+def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
     """Return the weights that were sent, as float32 if they were float64, and the payload that the client sent back."""
     if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
         return sent, Payload(tensors=returned, codec="weights")
@@ -134,7 +134,7 @@ def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict
     return {name: t.float() for name, t in sent.items()}, encode(update)
 
 
-def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
+def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
     """Read a state dict from .safetensors, .npz, .pt or .pth without executing code. Raises ValueError if that fails.
 
     limit: largest size in bytes after unpacking, since a small archive may unpack to a huge one.
@@ -170,11 +170,11 @@ def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
     raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")
 
 
-def _fitted(
+def _fit_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
     """Return tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
-    renamed = _renamed(tensors, state, settings, path)
+    renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}
     for name, expected in state.items():
         if name not in renamed and name.endswith("num_batches_tracked"):  # only PyTorch has this counter
@@ -185,13 +185,13 @@ def _fitted(
             raise ValueError(f"{path}: no tensor {name!r}; its other tensors: {have}; map the names in [names] of the settings")
         t = renamed[name]
         if settings.layout == "keras":
-            t = _turned(t, settings.flatten.get(name), name, path)
+            t = _convert_kernel(t, settings.flatten.get(name), name, path)
         _check(t, expected, name, path)
         fitted[name] = t.contiguous() if name in weights else t.to(expected.dtype)
     return fitted
 
 
-def _renamed(
+def _rename_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
     """Return tensors by the model's names, see `ImportSettings.names`. Raises ValueError for names that do not exist."""
@@ -210,7 +210,7 @@ def _renamed(
     return renamed
 
 
-def _turned(kernel: Tensor, flattened: tuple[int, int, int] | None, name: str, path: Path) -> Tensor:
+def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name: str, path: Path) -> Tensor:
     """Convert a kernel from the layout of Keras to that of PyTorch. flattened: (C, H, W) of a flattened input image, or None."""
     if flattened is None:
         return kernel.permute(3, 2, 0, 1) if kernel.ndim == 4 else kernel.t() if kernel.ndim == 2 else kernel

@@ -50,12 +50,12 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
     Raises ValueError for an unknown kind, and FileExistsError, before anything is written, if one of the files exists.
     """
-    from fedsim.recording.safe_files import naming
+    from fedsim.recording.safe_files import name_errors
 
     if kind not in TEMPLATE_KINDS:
-        from defenses._registry import suggest
+        from defenses._registry import suggest_name
 
-        raise ValueError(f"unknown template {kind!r}.{suggest(kind, TEMPLATE_KINDS)} Known: {', '.join(TEMPLATE_KINDS)}")
+        raise ValueError(f"unknown template {kind!r}.{suggest_name(kind, TEMPLATE_KINDS)} Known: {', '.join(TEMPLATE_KINDS)}")
     if data is not None and kind not in DEFAULT_PATHS:
         raise ValueError(f"--data {data}: {kind} has its own data; give --data with {' or '.join(DEFAULT_PATHS)}")
     values = {"data": str(data or DEFAULT_PATHS.get(kind, "")), "recorded": str((folder / "recorded").absolute())}
@@ -66,7 +66,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".toml":
             text = Template(text).safe_substitute({key: json.dumps(value)[1:-1] for key, value in values.items()})
-        with naming(path):
+        with name_errors(path):
             path.write_text(text)
     return list(files)
 

@@ -40,9 +40,9 @@ def list_(
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return summary, arguments with defaults, and reference of each name of a kind. Raises ValueError for an unknown kind."""
     if kind not in REGISTRY_KINDS:
-        from defenses._registry import suggest
+        from defenses._registry import suggest_name
 
-        raise ValueError(f"cannot list {kind!r}.{suggest(kind, REGISTRY_KINDS)} Known: {', '.join(REGISTRY_KINDS)}")
+        raise ValueError(f"cannot list {kind!r}.{suggest_name(kind, REGISTRY_KINDS)} Known: {', '.join(REGISTRY_KINDS)}")
     if kind == "strategies":
         from fedsim.strategies import names as strategies
 
@@ -83,11 +83,11 @@ def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[
 
 def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return summary, arguments and reference of a factory function, from its signature and docstring."""
-    from defenses._registry import reference, summary
+    from defenses._registry import read_source, read_summary
 
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN_PARAMETERS]
     arguments = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
-    return {"summary": summary(factory), "arguments": arguments, "reference": reference(factory)}
+    return {"summary": read_summary(factory), "arguments": arguments, "reference": read_source(factory)}
 
 
 HIDDEN_PARAMETERS = ("shape", "num_classes", "examples", "clients", "rng", "model")

@@ -9,12 +9,12 @@ from typing import Any
 
 from defenses._registry.references import NotAdmitted
 from fedsim.recording import DamagedFile, Recording, Row
-from fedsim.recording.index import ask, path_of
+from fedsim.recording.index import make_path, query_index
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign
-from fedsim.recording.safe_files import UNPRINTABLE, naming, read_bytes
+from fedsim.recording.safe_files import UNPRINTABLE, name_errors, read_bytes
 from fedsim.truth import TruthReader
 
 MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording"
@@ -38,7 +38,7 @@ class Verified:
     damaged: tuple[tuple[str, str], ...] = ()
     unexpected: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values."""
         return asdict(self)
 
@@ -59,7 +59,7 @@ class _Damage:
     found: dict[str, str] = field(default_factory=dict)
 
     def add(self, error: DamagedFile) -> None:
-        self.found.setdefault(_named(error.path, self.folder), error.reason)
+        self.found.setdefault(_format_path(error.path, self.folder), error.reason)
 
 
 def verify(folder: Path) -> Verified:
@@ -85,8 +85,8 @@ def verify(folder: Path) -> Verified:
         ) from None
     except ValueError as error:
         reason = str(error).removeprefix(f"{at / MANIFEST}: ")
-        return Verified(folder=str(folder), damaged=((_named(at / MANIFEST, folder), reason),))
-    rows, rounds = _indexed(recording, damage)
+        return Verified(folder=str(folder), damaged=((_format_path(at / MANIFEST, folder), reason),))
+    rows, rounds = _read_index(recording, damage)
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
     intact = sum(_is_intact(recording, row, damage) for row in complete)
@@ -95,7 +95,7 @@ def verify(folder: Path) -> Verified:
         _is_intact(recording, row, damage)
     trained = [row for row in rows if row.status in ("complete", "masked") and row.client != SUM_CLIENT]
     _check_truth(Path(os.path.abspath(at)).parent / "truth", trained, damage)
-    known = {row.file for row in rows} | {path_of(number, "global") for number in rounds}
+    known = {row.file for row in rows} | {make_path(number, "global") for number in rounds}
     return Verified(
         folder=str(folder),
         rounds=len(rounds),
@@ -103,20 +103,20 @@ def verify(folder: Path) -> Verified:
         observations=len(complete),
         intact=intact,
         damaged=tuple(damage.found.items()),
-        unexpected=() if INDEX_FILE in {Path(name).name for name in damage.found} else tuple(_unexpected(at, known, folder)),
+        unexpected=() if INDEX_FILE in {Path(name).name for name in damage.found} else tuple(_find_unexpected(at, known, folder)),
     )
 
 
-def _indexed(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int]]:
+def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int]]:
     """Return rows and rounds of the index, as far as it can be read, and add its errors to `damage`."""
     rows: list[Row] = []
     rounds: list[int] = []
     try:
-        for (words,) in ask(recording.folder, "PRAGMA integrity_check(1)"):
+        for (words,) in query_index(recording.folder, "PRAGMA integrity_check(1)"):
             if words != "ok":
                 damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE.sub(" ", str(words))[:200]))
-        rows = recording.rows(on_damage=damage.add)
-        rounds = recording.rounds()
+        rows = recording.read_rows(on_damage=damage.add)
+        rounds = recording.list_rounds()
     except DamagedFile as error:
         damage.add(error)
     return rows, rounds
@@ -126,11 +126,11 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
     """Return whether a row's update, or the global weights of a round, can be read; add the error to `damage` otherwise."""
     try:
         if not isinstance(what, Row):
-            recording.sent(what)
+            recording.read_sent(what)
         elif what.codec == MASKED_CODEC:
-            recording.masked(what)
+            recording.read_masked(what)
         else:
-            recording.observation(what)
+            recording.read_observation(what)
     except DamagedFile as error:
         damage.add(error)
         return False
@@ -149,31 +149,31 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
     for row in rows:
         path = truth / f"{row.client}.jsonl"
         try:
-            reader.used(row.round, row.attempt, row.client)
+            reader.read_used(row.round, row.attempt, row.client)
         except KeyError:
             damage.add(DamagedFile(path, f"has no rows of round {row.round}, attempt {row.attempt}"))
         except (ValueError, TypeError, OSError) as error:
             damage.add(DamagedFile(path, f"cannot be read: {error}"))
 
 
-def _unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
+def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
     """Yield the files of a recording that are not in `known`, relative to `folder`."""
     known = known | {MANIFEST, INDEX_FILE, f"{INDEX_FILE}-journal"}
-    for path in _files(recording):
+    for path in _find_files(recording):
         if path.relative_to(recording).as_posix() not in known:
-            yield _named(path, folder)
+            yield _format_path(path, folder)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _find_files(folder: Path) -> Iterator[Path]:
     """Yield all files below `folder`, sorted. Links count as files and are not followed."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            yield from _files(path)
+            yield from _find_files(path)
         else:
             yield path
 
 
-def _named(path: Path, folder: Path) -> str:
+def _format_path(path: Path, folder: Path) -> str:
     """Return the path relative to `folder`, with unprintable characters replaced."""
     return UNPRINTABLE.sub("?", Path(os.path.relpath(path, folder)).as_posix())
 
@@ -185,13 +185,13 @@ def delete(folder: Path) -> Deleted:
     recording, or holds anything that `fedsim` and `attacker` do not write there.
     """
     folder = Path(os.path.abspath(folder))
-    kind = kind_of(folder)
-    sizes = [path.lstat().st_size for path in _files(folder)]
+    kind = identify_kind(folder)
+    sizes = [path.lstat().st_size for path in _find_files(folder)]
     (_delete_run if kind == "run" else _delete_recording)(folder)
     return Deleted(files=len(sizes), bytes=sum(sizes))
 
 
-def kind_of(folder: Path) -> str:
+def identify_kind(folder: Path) -> str:
     """Return "run" or "recording".
 
     Raises ValueError if `folder` is neither, or holds other files, so that `delete` refuses it.
@@ -247,7 +247,7 @@ def _delete_recording(folder: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        with naming(path):
+        with name_errors(path):
             shutil.rmtree(path)
     else:
         path.unlink()

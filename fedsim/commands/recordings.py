@@ -16,7 +16,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a re
 
         result = maintenance.verify(folder)
         if as_json:
-            print_json(result.as_json())
+            print_json(result.to_json())
         else:
             for file, reason in result.damaged:
                 out.print(f"[bold red]damaged[/] {escape(file)}: {escape(reason)}")
@@ -35,7 +35,7 @@ def delete(
     with report_errors(kept="run the command again to delete the rest"):
         from fedsim.commands import maintenance
 
-        kind = maintenance.kind_of(folder)
+        kind = maintenance.identify_kind(folder)
         if not yes and not typer.confirm(f"Delete the {kind} {folder} with everything in it?", err=True):
             raise typer.Exit(1)
         maintenance.delete(folder)

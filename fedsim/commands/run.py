@@ -80,9 +80,9 @@ def run(
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
-            from defenses._registry import suggest
+            from defenses._registry import suggest_name
 
-            hint = suggest(engine, ("ray", "local", "deployment"))
+            hint = suggest_name(engine, ("ray", "local", "deployment"))
             raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
             raise ValueError("--superlink, --root-certificates, --insecure and --public require --engine deployment")
@@ -163,7 +163,7 @@ def federate(
     )  # fmt: skip
     said, reported = list[str](), list[str]()
 
-    def on_words(words: str) -> None:
+    def print_warning(words: str) -> None:
         if words.startswith(ending.FAILED):
             reported.append(words.removeprefix(ending.FAILED))
             return
@@ -172,7 +172,7 @@ def federate(
 
     def check_end() -> None:
         if (folder / "recording").exists():
-            ending.check_end(folder, lambda words: None if words in said else on_words(words))
+            ending.check_end(folder, lambda words: None if words in said else print_warning(words))
 
     if federation.is_done():
         check_end()
@@ -181,11 +181,11 @@ def federate(
     engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
-    megabytes = federation.megabytes()
+    megabytes = federation.count_megabytes()
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
-    if agreement := experiment.agreement():
-        for words in agreement.warnings():
-            on_words(words)
+    if agreement := experiment.settle_agreement():
+        for words in agreement.list_warnings():
+            print_warning(words)
     check_room(
         folder,
         int(1e6 * megabytes),
@@ -195,7 +195,7 @@ def federate(
     with progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
 
-        def on_round(row: dict[str, Any]) -> None:
+        def show_round(row: dict[str, Any]) -> None:
             bar.update(task, completed=row["round"], words=f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}")
 
         engines.run(
@@ -204,8 +204,8 @@ def federate(
             client_cpus=client_cpus,
             client_gpus=client_gpus,
             superlink=superlink,
-            on_round=on_round,
-            on_words=on_words,
+            on_round=show_round,
+            on_words=print_warning,
             verbose=verbose,
         )
     check_end()

@@ -34,7 +34,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             return
         for key in ("model", "data", "training", "defense", "gradient", "network", "inputs", "secure_aggregation", "created"):
             if key == "defense" or result[key] not in ("", "plain", False):
-                value = _without_defaults(result[key]) if key == "training" else result[key]
+                value = _drop_defaults(result[key]) if key == "training" else result[key]
                 out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(value) or 'none')}")
         spent = {key: words for key, words in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
         states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
@@ -48,7 +48,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
         _print_clients(result["per_client"])
 
 
-def _without_defaults(training: dict[str, Any]) -> dict[str, Any]:
+def _drop_defaults(training: dict[str, Any]) -> dict[str, Any]:
     """Return the training settings that differ from their defaults."""
     from fedsim.recording import Training
 
@@ -115,7 +115,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
     check_run(folder)
     recording = Recording(folder / "recording")
-    m, counts = recording.manifest, recording.counts()
+    m, counts = recording.manifest, recording.count_replies()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl") if type(row.get("round")) is int}
     per_round = [asdict(own) | _read_measures(metrics.get(own.round, {})) for own in counts]
     return {
@@ -132,8 +132,10 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "created": m.created,
         "rounds": len(counts),
         "complete": sum(own.complete for own in counts),
-        "clients": recording.clients(),
-        "per_client": _summarise_clients(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM_CLIENT),
+        "clients": recording.list_clients(),
+        "per_client": _summarise_clients(
+            row for row in recording.read_rows(on_damage=lambda error: None) if row.client != SUM_CLIENT
+        ),
         "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
         "per_round": per_round,
     }

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from defenses._registry import references, suggest
+from defenses._registry import references, suggest_name
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
@@ -47,7 +47,7 @@ class Named(_Frozen):
             return {"name": value["name"], "arguments": {k: v for k, v in value.items() if k != "name"}}
         raise ValueError('expected a name or a table { name = "...", ... }')
 
-    def as_toml(self) -> Any:
+    def to_toml(self) -> Any:
         return {"name": self.name, **self.arguments} if self.arguments else self.name
 
 
@@ -89,7 +89,7 @@ class Privacy(_Frozen):
     prior: float = Field(default=0.01, gt=0, lt=1)
 
 
-def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
+def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
     """Return a validator that accepts text which `parse` can read."""
 
     def check(text: str) -> str:
@@ -99,7 +99,7 @@ def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
     return check
 
 
-def _squeezed(training: Any) -> Any:
+def _rename_squeezing(training: Any) -> Any:
     """Rename CPL's `gradient_squeezing` (local steps before an update is sent) to `steps`."""
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
         return training
@@ -117,7 +117,7 @@ def _state_mode(training: Training) -> Training:
     return replace(training, mode="eval") if training.mode == "unstated" else training
 
 
-def _terms(value: Any) -> Terms | Literal[False]:
+def _parse_terms(value: Any) -> Terms | Literal[False]:
     return Terms.parse(value) or False
 
 
@@ -131,30 +131,30 @@ class Experiment(_Frozen):
     partition: Named = Named(name="iid")
     clients: Clients
     strategy: Named = Named(name="FedAvg")
-    training: Annotated[Training, BeforeValidator(_squeezed), AfterValidator(_state_mode)]
+    training: Annotated[Training, BeforeValidator(_rename_squeezing), AfterValidator(_state_mode)]
     defense: str = ""
-    gradient: Annotated[str, AfterValidator(_readable_by(GradientSpec.parse))] = "plain"
-    network: Annotated[str, AfterValidator(_readable_by(NetworkSpec.parse))] = ""
-    inputs: Annotated[str, AfterValidator(_readable_by(InputsSpec.parse))] = ""
-    secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_terms)] = False
+    gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
+    network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
+    inputs: Annotated[str, AfterValidator(_make_validator(InputsSpec.parse))] = ""
+    secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_parse_terms)] = False
     privacy: Privacy = Privacy()
     record: RecordedParts = RecordedParts()
     timeout: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")
-    def _defense_is_known(self) -> "Experiment":
+    def _check_defense(self) -> "Experiment":
         try:
-            self.update_defense()
+            self.parse_defense()
         except ValueError as error:
             raise ValueError(f"defense = {self.defense!r}: {error}") from None
         return self
 
-    def update_defense(self) -> DefenseSpec:
+    def parse_defense(self) -> DefenseSpec:
         """Return the defense of updates; learning rates that it leaves out are those of the training."""
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     @model_validator(mode="after")
-    def _clients_can_train_so(self) -> "Experiment":
+    def _check_training(self) -> "Experiment":
         """Refuse settings that only describe other apps' federations, since clients here do not implement them."""
         training, plain = self.training, {field.name: field.default for field in fields(Training)}
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
@@ -167,7 +167,7 @@ class Experiment(_Frozen):
         return self
 
     @model_validator(mode="after")
-    def _inputs_are_mixed(self) -> "Experiment":
+    def _check_inputs(self) -> "Experiment":
         mixing = InputsSpec.parse(self.inputs).build()
         if mixing is not None and self.training.batch_size < mixing.least:
             raise ValueError(
@@ -177,11 +177,11 @@ class Experiment(_Frozen):
         return self
 
     @model_validator(mode="after")
-    def _can_aggregate_securely(self) -> "Experiment":
-        self.agreement()
+    def _check_secure_aggregation(self) -> "Experiment":
+        self.settle_agreement()
         return self
 
-    def agreement(self) -> Agreement | None:
+    def settle_agreement(self) -> Agreement | None:
         """Return the agreement of secure aggregation; None without it."""
         terms, strategy = self.secure_aggregation, self.strategy
         if not terms:
@@ -190,7 +190,7 @@ class Experiment(_Frozen):
         return terms.settle(clients=self.clients.drawn, training=self.training, strategy=strategy.name, central=central)
 
     @model_validator(mode="after")
-    def _records_something(self) -> "Experiment":
+    def _check_record(self) -> "Experiment":
         wanted = parse_rounds(self.record.rounds)
         if wanted is not None and wanted.ranges[0].start > self.rounds:
             raise ValueError(f"record.rounds = {self.record.rounds!r} has none of the {self.rounds} rounds")
@@ -199,7 +199,7 @@ class Experiment(_Frozen):
     def to_toml(self) -> str:
         """Return TOML text from which `read` gives an equal experiment."""
         tables = {
-            key: value.as_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
+            key: value.to_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
             for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
         }
         return tomli_w.dumps(tables)
@@ -232,11 +232,11 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
         try:
             admit_code({key: raw[key]})
         except ValueError as error:
-            raise ExperimentError(f"{_source_of(key, str(path), changed)}: {key}: {error}") from None
+            raise ExperimentError(f"{_find_source(key, str(path), changed)}: {key}: {error}") from None
     return validate(raw, source=str(path), changed=changed)
 
 
-def _source_of(key: str, source: str, changed: Sequence[str]) -> str:
+def _find_source(key: str, source: str, changed: Sequence[str]) -> str:
     """Return where the value of a key was given: `OVERRIDE` for a key in `changed`, or above or below one; else `source`."""
     near = any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in changed)
     return OVERRIDE if near else source
@@ -251,7 +251,7 @@ def admit_code(raw: Mapping[str, Any]) -> None:
         if isinstance(name, str) and references.is_reference(name) and not built_in:
             references.admit(name)
     for key in ("defense", "gradient", "network", "inputs"):
-        for reference in references.references_in(str(raw.get(key, ""))):
+        for reference in references.find_references(str(raw.get(key, ""))):
             references.admit(reference)
 
 
@@ -260,33 +260,33 @@ def validate(raw: dict[str, Any], *, source: str, changed: Sequence[str] = ()) -
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
-        raise ExperimentError(told(error, source, Experiment, changed)) from None
+        raise ExperimentError(describe_errors(error, source, Experiment, changed)) from None
 
 
-def told(error: ValidationError, source: str, model: type, changed: Sequence[str] = ()) -> str:
+def describe_errors(error: ValidationError, source: str, model: type, changed: Sequence[str] = ()) -> str:
     """Return the validation errors of a `model` as text, one line per error, each naming `source` and the key.
 
-    changed: keys whose values came from elsewhere, see `_source_of`.
+    changed: keys whose values came from elsewhere, see `_find_source`.
     """
     lines = []
     for one in error.errors():
-        key, words = ".".join(map(str, one["loc"])), _told(one, model)
+        key, words = ".".join(map(str, one["loc"])), _describe_error(one, model)
         about = key if one["loc"] else words.partition(" = ")[0]  # as in "defense = 'clip(0)': ..."
-        lines.append(f"{_source_of(about, source, changed)}: {key or 'file'}: {words}")
+        lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
     return "\n".join(lines).replace(f"{OVERRIDE}: file: ", f"{OVERRIDE}: ")
 
 
-def _told(error: Any, model: type) -> str:
+def _describe_error(error: Any, model: type) -> str:
     """Return one validation error as text; unknown keys get a suggestion."""
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *tables, key = map(str, error["loc"])
-        return f"unknown key{(hint := suggest(key, _keys(model, tables))) and '.'}{hint}"
+        return f"unknown key{(hint := suggest_name(key, _find_keys(model, tables))) and '.'}{hint}"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
 
 
-def _keys(model: Any, tables: Sequence[str]) -> list[str]:
+def _find_keys(model: Any, tables: Sequence[str]) -> list[str]:
     """Return the keys of a table of `model`; empty if the table is of another kind."""
     for table in tables:
         field = getattr(model, "model_fields", {}).get(table)
@@ -296,7 +296,7 @@ def _keys(model: Any, tables: Sequence[str]) -> list[str]:
     return list(getattr(model, "model_fields", ()))
 
 
-def _default(key: str) -> Any:
+def _find_default(key: str) -> Any:
     field = Experiment.model_fields.get(key)
     return field.default if field else None
 
@@ -304,8 +304,8 @@ def _default(key: str) -> Any:
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a key of parsed TOML, with dots between the keys of tables; keys that `EXCLUSIVE_KEYS` excludes are removed."""
     *tables, last = key.split(".")
-    if tables and isinstance(default := _default(tables[0]), Named):
-        raw.setdefault(tables[0], default.as_toml())
+    if tables and isinstance(default := _find_default(tables[0]), Named):
+        raw.setdefault(tables[0], default.to_toml())
     for table in tables:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}

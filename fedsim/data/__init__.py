@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from defenses._registry import Registry, bind, calls, references
+from defenses._registry import Registry, bind_arguments, calls, references
 from fedsim.data.archives import npz
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.client_parts import part, public
@@ -26,7 +26,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "csv",
-    "described",
+    "describe",
     "digits",
     "fashion_mnist",
     "imagefolder",
@@ -34,14 +34,14 @@ __all__ = [
     "lfw",
     "lfw_patches",
     "load",
+    "load_text",
     "mnist",
-    "named",
-    "named_parts",
     "npz",
-    "parsed",
+    "parse_text",
     "part",
     "photos",
     "public",
+    "split_name",
 ]
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
@@ -74,13 +74,13 @@ def load(name: str, **arguments: Any) -> Dataset:
     return _load(name, json.dumps(arguments, sort_keys=True))
 
 
-def named(text: str) -> Dataset:
+def load_text(text: str) -> Dataset:
     """Load a data set given as a text with arguments, such as "photos", "photos(size=64)" or "npz:TRAIN"."""
-    name, arguments = parsed(text)
+    name, arguments = parse_text(text)
     return load(name, **arguments)
 
 
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
+def parse_text(text: str) -> tuple[str, dict[str, Any]]:
     """Parse a text such as "photos(size=64)" into name and arguments for `load`. Raises ValueError if it is not one data set."""
     if ":" in text and "(" not in text and not is_code(text):
         return text, {}
@@ -90,7 +90,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     return steps[0].name, dict(steps[0].arguments)
 
 
-def named_parts(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Split "npz:TRAIN" into the name of a data set and its positional arguments. A `module:function` is a name as a whole."""
     if is_code(name):
         return name, ""
@@ -105,19 +105,19 @@ def is_code(name: str) -> bool:
 
 @lru_cache(maxsize=4)
 def _load(name: str, arguments: str) -> Dataset:
-    name, positional = named_parts(name)
+    name, positional = split_name(name)
     factory = DATASETS[name]
-    found: object = factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
+    found: object = factory(**bind_arguments(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
     if not isinstance(found, Dataset):
         raise ValueError(f"the data set {name} must return a fedsim.data.Dataset, got {type(found).__name__}")
     return found
 
 
-def described(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a data set that truth stores: arguments of `load`, content hash and number of examples."""
     return {
         "name": name,
         "arguments": dict(arguments),
-        "content_hash": dataset.content_hash(),
+        "content_hash": dataset.compute_hash(),
         "size": len(dataset.train),
     }

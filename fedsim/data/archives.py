@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.data.base import MAX_CLASSES, Array, Dataset, Examples, every_fifth_held_out
-from fedsim.recording.array_archives import names_of, read_arrays
+from fedsim.data.base import MAX_CLASSES, Array, Dataset, Examples, hold_out_every_fifth
+from fedsim.recording.array_archives import read_arrays, read_names
 from fedsim.recording.observation import DataSpec
 
 ARRAY_NAMES = {
@@ -35,7 +35,7 @@ def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std
     spec = DataSpec(shape=own.values.shape[1:], num_classes=max(len(classes), 2), mean=tuple(mean), std=tuple(std))
     name = f"npz:{train}"
     if held_out is None:
-        return every_fifth_held_out(name, spec, classes, own)
+        return hold_out_every_fifth(name, spec, classes, own)
     path, shape = test or train, held_out.values.shape[1:]
     if shape != spec.shape:
         raise ValueError(f"{path}: examples have shape {shape}, but those of {train} have {spec.shape}")
@@ -53,18 +53,18 @@ class _Archive(NamedTuple):
 def _read(path: Path) -> _Archive:
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
-    present = names_of(path)
-    keys = _keys(path, present)
+    present = read_names(path)
+    keys = _find_arrays(path, present)
     told = ("class_names",) if "class_names" in present else ()
     arrays = read_arrays(path, [*(name for pair in keys for name in pair), *told])
-    found = [_examples(path, arrays[images], arrays[labels]) for images, labels in keys]
+    found = [_to_examples(path, arrays[images], arrays[labels]) for images, labels in keys]
     names = tuple(map(str, arrays["class_names"].ravel())) if told else ()
     if names and found[0].labels.max() >= len(names):
         raise ValueError(f"{path}: label {found[0].labels.max()} is not one of the {len(names)} class_names")
     return _Archive(found[0], found[1] if len(found) > 1 else None, names)
 
 
-def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
+def _find_arrays(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
     """Return the names of the arrays of images and labels, training before held-out. Raises ValueError, naming missing arrays."""
     begun = [keys for keys in ARRAY_NAMES if set(keys) & set(present)] or [next(iter(ARRAY_NAMES))]
     own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
@@ -75,7 +75,7 @@ def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _examples(path: Path, images: Array, labels: Array) -> Examples:
+def _to_examples(path: Path, images: Array, labels: Array) -> Examples:
     """Convert arrays to examples, channels first, uint8 or float32. Raises ValueError if images or labels are invalid."""
     if images.ndim == 3:
         images = images[..., None]

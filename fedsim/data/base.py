@@ -49,7 +49,7 @@ class Examples:
         x = torch.from_numpy(values.astype(np.float32, order="C") / scale)
         return x, torch.from_numpy(self.labels[indices].astype(np.int64))
 
-    def subset(self, chosen: Array) -> "Examples":
+    def select(self, chosen: Array) -> "Examples":
         """Return the examples chosen by an index array or a mask."""
         groups = {name: column[chosen] for name, column in self.groups.items()}
         return Examples(values=self.values[chosen], labels=self.labels[chosen], groups=groups)
@@ -76,7 +76,7 @@ class Dataset:
                 raise ValueError(f"{self.name}: {side} must be Examples, got {type(examples).__name__}")
             _check_examples(f"{self.name}: {side}", examples, self.spec)
 
-    def content_hash(self) -> str:
+    def compute_hash(self) -> str:
         """Return a hash of the training examples and their order, which truth stores to recognise its data set. Cached."""
         return self._content_hash
 
@@ -108,10 +108,10 @@ def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
         raise ValueError(f"{where}.labels must be from 0 to spec.num_classes - 1 = {spec.num_classes - 1}, got {worst}")
 
 
-def every_fifth_held_out(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
+def hold_out_every_fifth(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
     """Build a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
         raise ValueError(f"{name}: every fifth example is held out, but there are only {len(examples)}; give a test set")
     held_out = np.arange(len(examples)) % 5 == 4
-    train, test = examples.subset(~held_out), examples.subset(held_out)
+    train, test = examples.select(~held_out), examples.select(held_out)
     return Dataset(name=name, spec=spec, class_names=class_names, train=train, test=test)

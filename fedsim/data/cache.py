@@ -13,25 +13,25 @@ TIMEOUT_SECONDS = 15.0
 """Seconds without an answer after which a download fails."""
 
 
-def cache_folder(root: str | None = None) -> Path:
+def find_cache(root: str | None = None) -> Path:
     """Return the cache folder: `root`, or the environment variable FEDLEAK_CACHE, or `~/.cache/fedleak/datasets`."""
     return Path(root or os.environ.get("FEDLEAK_CACHE") or "~/.cache/fedleak/datasets").expanduser()
 
 
-def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
+def fetch_once(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
     """Return the cache folder, after downloading `part` into it unless it is there.
 
     fetch: function that downloads `part` into a given folder. It gets a temporary folder, from which the complete result is
     moved. Raises FileNotFoundError, in one line, if the download fails.
     """
-    folder = cache_folder(root)
+    folder = find_cache(root)
     place = folder / part
     if place.exists():
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True) as own:
-            with _patience(TIMEOUT_SECONDS):
+            with _set_timeout(TIMEOUT_SECONDS):
                 fetch(own)
             _move(Path(own) / part, place)
     except (OSError, RuntimeError, HTTPException) as error:
@@ -54,7 +54,7 @@ def _move(whole: Path, place: Path) -> None:
 
 
 @contextmanager
-def _patience(seconds: float) -> Iterator[None]:
+def _set_timeout(seconds: float) -> Iterator[None]:
     """Set the timeout of sockets within a `with` block, since torchvision and scikit-learn have no option for it."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

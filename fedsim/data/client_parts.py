@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.recording.array_archives import read_arrays, read_text
-from fedsim.recording.files import make_private, replacing, write_json
+from fedsim.recording.files import make_private, open_replacement, write_json
 from fedsim.recording.observation import DataSpec
 from fedsim.recording.safe_files import parse_json
 
@@ -24,7 +24,9 @@ def part(path: str) -> Dataset:
     1], and `labels` (N,).
     """
     facts, examples = _read(Path(path))
-    return Dataset(name=f"part:{path}", spec=facts.spec, class_names=facts.class_names, train=examples, test=_none(facts.spec))
+    return Dataset(
+        name=f"part:{path}", spec=facts.spec, class_names=facts.class_names, train=examples, test=_make_empty(facts.spec)
+    )
 
 
 def public(path: str) -> Dataset:
@@ -33,12 +35,14 @@ def public(path: str) -> Dataset:
     path: folder `public` that `fedsim split` wrote. Its examples are held out; there are none for training.
     """
     facts, examples = _read(Path(path))
-    return Dataset(name=f"public:{path}", spec=facts.spec, class_names=facts.class_names, train=_none(facts.spec), test=examples)
+    return Dataset(
+        name=f"public:{path}", spec=facts.spec, class_names=facts.class_names, train=_make_empty(facts.spec), test=examples
+    )
 
 
-def sizes(path: Path) -> list[int]:
+def read_sizes(path: Path) -> list[int]:
     """Return the clients' numbers of examples, ascending, from the public description in `path`, without naming the clients."""
-    return list(_facts(path).sizes)
+    return list(_read_facts(path).sizes)
 
 
 def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
@@ -53,7 +57,7 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names, "sizes": sorted(map(int, sizes))}, data.test)
 
 
-def fitted(own: Dataset, like: Dataset) -> Dataset:
+def fit_to(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with the specification of `like`, the server's public description.
 
     Raises ValueError if shapes, columns or class names differ, or a label is not among the classes of `like`.
@@ -68,18 +72,22 @@ def fitted(own: Dataset, like: Dataset) -> Dataset:
     for examples in (own.train, own.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:
             raise ValueError(f"{own.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes")
-    if _named(own) and _named(like) and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b]):
+    if (
+        _has_names(own)
+        and _has_names(like)
+        and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
+    ):
         raise ValueError(f"{own.name}: class {wrong[0]!r} has another number in {like.name}: {', '.join(like.class_names)}")
     return replace(own, spec=like.spec, class_names=like.class_names)
 
 
-def renumbered(own: Dataset, like: Dataset) -> Dataset:
+def renumber_classes(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with its classes renumbered as in `like`, matched by name.
 
     A party that holds only some of the classes numbers them differently. If the classes of either have no names, labels stay as
     they are. Raises ValueError for a class that `like` does not have.
     """
-    if not (_named(own) and _named(like)):
+    if not (_has_names(own) and _has_names(like)):
         return own
     if unknown := [name for name in own.class_names if name not in like.class_names]:
         raise ValueError(f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s: {', '.join(like.class_names)}")
@@ -89,12 +97,12 @@ def renumbered(own: Dataset, like: Dataset) -> Dataset:
     return replace(own, spec=spec, train=train, test=test, class_names=like.class_names)
 
 
-def _named(data: Dataset) -> bool:
+def _has_names(data: Dataset) -> bool:
     """Return whether the classes have names other than their numbers."""
     return data.class_names != tuple(map(str, range(len(data.class_names))))
 
 
-def together(*parts: Examples) -> Examples:
+def concatenate(*parts: Examples) -> Examples:
     """Concatenate examples. If some have uint8 values and others float32, all become float32."""
     values = [one.values for one in parts]
     if len({one.dtype for one in values}) > 1:
@@ -111,7 +119,7 @@ class _Facts:
         self.sizes: tuple[int, ...] = tuple(raw.get("sizes", ()))
 
 
-def _facts(folder: Path) -> _Facts:
+def _read_facts(folder: Path) -> _Facts:
     path = folder / FACTS
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS}; create it with fedsim split or fedsim part")
@@ -122,7 +130,7 @@ def _facts(folder: Path) -> _Facts:
 
 
 def _read(folder: Path) -> tuple[_Facts, Examples]:
-    facts, path = _facts(folder), folder / EXAMPLES
+    facts, path = _read_facts(folder), folder / EXAMPLES
     arrays = read_arrays(path, ("values", "labels"))
     if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:
         raise ValueError(f"{path}: labels must be a vector of integers, got {arrays['labels'].dtype}")
@@ -145,13 +153,13 @@ def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
         raise ValueError(f"{path}: labels must be one of {spec.num_classes} classes, got {examples.labels.max()}")
 
 
-def _none(spec: DataSpec) -> Examples:
+def _make_empty(spec: DataSpec) -> Examples:
     """Return an empty set of examples of this specification."""
     return Examples(values=np.zeros((0, *spec.shape), np.float32), labels=np.zeros(0, np.int64))
 
 
 def _write(folder: Path, facts: dict[str, Any], examples: Examples) -> None:
     make_private(folder)
-    with replacing(folder / EXAMPLES) as file:
+    with open_replacement(folder / EXAMPLES) as file:
         np.savez(file, values=examples.values, labels=examples.labels.astype(np.int64))
     write_json(folder / FACTS, facts)

@@ -34,8 +34,8 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
         raise ValueError(f"{path} is not a regular file; copy its content into one")
     if len(delimiter) != 1:
         raise ValueError(f"{path}: delimiter must be one character, got {delimiter!r}")
-    with _told(path):
-        rows = _rows(path, delimiter)
+    with _explain_errors(path):
+        rows = _read_rows(path, delimiter)
         names = [name.strip() for name in next(rows, [])]
         _check_names(path, names)
         columns: list[list[str]] = [[] for _ in names]
@@ -50,7 +50,7 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
     return {name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)}
 
 
-def _rows(path: Path, delimiter: str) -> Iterator[list[str]]:
+def _read_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
     opened: Callable[..., TextIO] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
         yield from (row for row in reader(file, delimiter=delimiter, skipinitialspace=True) if row)
@@ -71,7 +71,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (BrokenCsv, UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:

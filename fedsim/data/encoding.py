@@ -42,7 +42,7 @@ class KnownColumns:
             if isinstance(values, str) or not values or len(set(map(str, values))) < len(values):
                 raise ValueError(f"{self.file}: categories of column {name!r} must be a list of distinct values, got {values!r}")
 
-    def source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
+    def find_source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
         """Return the source of the ranges and categories of `columns`; of several, the one that reveals most about clients."""
         if all(name in self.ranges or name in self.categories for name in columns):
             return "public"
@@ -61,13 +61,13 @@ class Feature(NamedTuple):
     columns: tuple[Column, ...]
 
 
-def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
+def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
     """Encode a column: numbers are scaled to [0, 1], other values are one-hot.
 
     categorical: whether to treat numbers as categories. limit: largest number of categories. Raises ValueError, with advice, if
     the rows that ranges are computed from hold no value, or a value does not fit.
     """
-    file, numbers = known.file, None if categorical or name in known.categories else numbers_of(texts)
+    file, numbers = known.file, None if categorical or name in known.categories else parse_numbers(texts)
     if numbers is None:
         if name in known.ranges:
             raise ValueError(
@@ -76,21 +76,21 @@ def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, lim
         categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.shown]))))
         if len(categories) > limit:
             raise ValueError(f"{file}: column {name!r} has {len(categories)} categories; drop it, or raise max_categories")
-        return _one_hot(name, texts, categories)
+        return _encode_categories(name, texts, categories)
     if np.isinf(numbers).any():
         raise ValueError(
             f"{file}: column {name!r} has an infinite value; correct it, or list the column under categorical or drop"
         )
     if name in known.ranges:
         low, high = map(float, known.ranges[name])
-        return _scaled(name, numbers, low, high, (low + high) / 2)
+        return _encode_numbers(name, numbers, low, high, (low + high) / 2)
     seen = numbers[known.shown & ~np.isnan(numbers)]
     if not len(seen):
         raise ValueError(f"{file}: column {name!r} has no value in the {known.where}; drop it, or give its range under ranges")
-    return _scaled(name, numbers, float(seen.min()), float(seen.max()), float(np.median(seen)))
+    return _encode_numbers(name, numbers, float(seen.min()), float(seen.max()), float(np.median(seen)))
 
 
-def scaled(numbers: Array, low: Array | float, high: Array | float) -> Array:
+def scale(numbers: Array, low: Array | float, high: Array | float) -> Array:
     """Scale values to float32 in [0, 1]: 0 at `low`, 1 at `high`, clamped outside.
 
     If `low` equals `high`, the result is 0 there.
@@ -99,7 +99,7 @@ def scaled(numbers: Array, low: Array | float, high: Array | float) -> Array:
     return np.clip((numbers - low) / width, 0, 1).astype(np.float32)
 
 
-def numbers_of(texts: Texts) -> Array | None:
+def parse_numbers(texts: Texts) -> Array | None:
     """Parse texts (N,) as float64, with NaN for missing values; return None if any text is not a number."""
     try:
         values = np.array(["nan" if text == MISSING_VALUE else text for text in texts], dtype=np.float64)
@@ -109,18 +109,18 @@ def numbers_of(texts: Texts) -> Array | None:
     return None if underscored else values
 
 
-def few(texts: set[str]) -> str:
+def format_few(texts: set[str]) -> str:
     """Return the first five values as text, and how many more there are."""
     shown = ", ".join(map(repr, sorted(texts)[:5]))
     return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
 
 
-def _scaled(name: str, numbers: Array, low: float, high: float, missing: float) -> Feature:
+def _encode_numbers(name: str, numbers: Array, low: float, high: float, missing: float) -> Feature:
     filled = np.where(np.isnan(numbers), missing, numbers)
-    return Feature(scaled(filled, low, high)[:, None], (Column(name=name, low=low, high=high),))
+    return Feature(scale(filled, low, high)[:, None], (Column(name=name, low=low, high=high),))
 
 
-def _one_hot(name: str, texts: Texts, categories: list[str]) -> Feature:
+def _encode_categories(name: str, texts: Texts, categories: list[str]) -> Feature:
     place = {category: i for i, category in enumerate(categories)}
     places = np.array([place.get(text, -1) for text in texts])
     values = (places[:, None] == np.arange(len(categories))).astype(np.float32)

@@ -25,7 +25,7 @@ class Handed:
     sizes: tuple[int, ...]
 
 
-def client_folder(folder: Path, number: int) -> Path:
+def make_client_path(folder: Path, number: int) -> Path:
     """Return the folder that `split` writes for client `number`, counted from 0."""
     return folder / "clients" / str(number)
 
@@ -50,8 +50,8 @@ def split(experiment: Experiment, folder: Path) -> Handed:
     make_private(folder)
     homes = []
     for number, chosen in enumerate(cuts):
-        homes.append(make_private(client_folder(folder, number)) / "data")
-        parts.write_part(homes[-1], data, data.train.subset(chosen))
+        homes.append(make_private(make_client_path(folder, number)) / "data")
+        parts.write_part(homes[-1], data, data.train.select(chosen))
     sizes = tuple(map(len, cuts))
     parts.write_public(public, data, sizes)
     write_bytes(public / EXPERIMENT, experiment.to_toml().encode())
@@ -66,14 +66,14 @@ def read_split(folder: Path) -> Experiment:
     return read(path)
 
 
-def own_part(data: str, public: Path, folder: Path) -> int:
+def write_own_part(data: str, public: Path, folder: Path) -> int:
     """Write all examples of a party's own data set as the part that it trains on, and return their number.
 
     data: the data set, such as "npz:mine.npz" or "csv:mine.csv". public: folder with the server's public description of the data.
     Raises ValueError if the examples do not fit that description.
     """
     facts = parts.public(str(public))
-    own = parts.fitted(parts.renumbered(datasets.named(data), facts), facts)
-    examples = parts.together(own.train, own.test)
+    own = parts.fit_to(parts.renumber_classes(datasets.load_text(data), facts), facts)
+    examples = parts.concatenate(own.train, own.test)
     parts.write_part(folder, own, examples)
     return len(examples)

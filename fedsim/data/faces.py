@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
-from fedsim.data.cache import fetched
+from fedsim.data.cache import fetch_once
 from fedsim.recording.observation import DataSpec
 
 FACE_CROP = (61, 61, 189, 189)
@@ -34,15 +34,15 @@ def lfw(
     """
     if size not in (32, 64, 128):
         raise ValueError(f"lfw: size must be 32, 64 or 128, got {size}")
-    home = fetched("lfw", root, "lfw_home", _download) / "lfw_home"
-    paths, labels, people = _faces(home / "lfw_funneled", min_faces)
+    home = fetch_once("lfw", root, "lfw_home", _download) / "lfw_home"
+    paths, labels, people = _find_faces(home / "lfw_funneled", min_faces)
     values = np.empty((len(paths), 3, size, size), dtype=np.uint8)
     for i, path in enumerate(paths):
-        values[i] = _face(path, size)
+        values[i] = _read_face(path, size)
     examples = Examples(values=values, labels=labels, groups={"person": np.array(people, dtype=object)[labels]})
     border = len(paths) * 3 // 4
     spec = DataSpec(shape=(3, size, size), num_classes=len(people), mean=tuple(mean), std=tuple(std))
-    train, test = examples.subset(np.arange(border)), examples.subset(np.arange(border, len(paths)))
+    train, test = examples.select(np.arange(border)), examples.select(np.arange(border, len(paths)))
     return Dataset(name="lfw", spec=spec, class_names=people, train=train, test=test)
 
 
@@ -55,7 +55,7 @@ def _download(folder: str) -> None:
     shutil.rmtree(Path(folder) / "lfw_home" / "joblib", ignore_errors=True)
 
 
-def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
+def _find_faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
     """Return files, their labels, and names of the people, in the order of scikit-learn's `fetch_lfw_people`."""
     if not folder.is_dir():
         raise ValueError(f"lfw: {folder} is missing; delete {folder.parent} to download it again")
@@ -71,7 +71,7 @@ def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, 
     return [pairs[i][0] for i in order], np.array([pairs[i][1] for i in order]), people
 
 
-def _face(path: Path, size: int) -> Array:
+def _read_face(path: Path, size: int) -> Array:
     """Read a photograph as (3, size, size) uint8."""
     from PIL import Image
 

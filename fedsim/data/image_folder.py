@@ -37,7 +37,7 @@ def imagefolder(
         raise ValueError(f"imagefolder: size must be 1 to {MAX_SIZE} pixels, got {size}")
     if channels not in (1, 3):
         raise ValueError(f"imagefolder: channels must be 1 or 3, got {channels}")
-    train, test = _sides(Path(path))
+    train, test = _split_classes(Path(path))
     names = tuple(train)
     if unknown := sorted(set(test) - set(train)):
         raise ValueError(f"imagefolder: {path}: class {unknown[0]!r} has held-out images but no training images")
@@ -46,7 +46,7 @@ def imagefolder(
     return Dataset(name=f"imagefolder:{path}", spec=spec, class_names=names, train=sides[0], test=sides[1])
 
 
-def _sides(folder: Path) -> tuple[Classes, Classes]:
+def _split_classes(folder: Path) -> tuple[Classes, Classes]:
     """Return the training files and the held-out files of each class.
 
     Raises if there are fewer than two classes, or no images.
@@ -57,9 +57,9 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
         raise FileNotFoundError(f"imagefolder: the folder {folder} does not exist")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():
-        train, test = _classes(folder / "train"), _classes(held_out)
+        train, test = _find_classes(folder / "train"), _find_classes(held_out)
     else:
-        found = _classes(folder)
+        found = _find_classes(folder)
         train = {name: [f for i, f in enumerate(files) if i % 5 != 4] for name, files in found.items()}
         test = {name: files[4::5] for name, files in found.items()}
         if found and not any(test.values()):
@@ -71,7 +71,7 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
     return train, test
 
 
-def _classes(folder: Path) -> Classes:
+def _find_classes(folder: Path) -> Classes:
     from PIL import Image
 
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in IMAGE_FORMATS}
@@ -89,7 +89,7 @@ def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> E
         raise ValueError(f"imagefolder: {len(files)} images of {shape} take more than {MAX_BYTES} bytes; lower size")
     values = np.empty((len(files), *shape), dtype=np.uint8)
     for i, (file, _) in enumerate(files):
-        values[i] = _image(file, channels=shape[0], size=shape[1])
+        values[i] = _read_image(file, channels=shape[0], size=shape[1])
     return Examples(values=values, labels=np.array([label for _, label in files], dtype=np.int64))
 
 
@@ -99,7 +99,7 @@ def _check_sides(width: int, height: int) -> None:
         raise ValueError(f"it has {width} x {height} pixels; the limits are {MAX_PIXELS} pixels and a side ratio of {MAX_ASPECT}")
 
 
-def _image(file: Path, *, channels: int, size: int) -> Array:
+def _read_image(file: Path, *, channels: int, size: int) -> Array:
     """Read one picture as (C, size, size). Raises ValueError, naming the file, if it cannot be read."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 

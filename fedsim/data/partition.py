@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from defenses._registry import Registry, bind
+from defenses._registry import Registry, bind_arguments
 from fedsim.data import Examples
 
 Indices = NDArray[np.int64]
@@ -26,7 +26,7 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
     if not 0 < alpha < np.inf:
         raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
     parts: list[list[int]] = [[] for _ in range(clients)]
-    for members in _members(examples.labels):
+    for members in _group_members(examples.labels):
         members = rng.permutation(members)
         cuts = (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(members)).round().astype(int)
         for part, chosen in zip(parts, np.split(members, cuts), strict=True):
@@ -34,7 +34,7 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
     for part in parts:
         if not part:
             part.append(max(parts, key=len).pop())
-    return _sorted(parts)
+    return _sort_parts(parts)
 
 
 def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
@@ -44,13 +44,13 @@ def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list
     is split at random among its clients into parts whose sizes differ by at most one. A class has at most as many clients as
     examples.
     """
-    classes = _members(examples.labels)
+    classes = _group_members(examples.labels)
     if clients <= len(classes):
-        return _sorted([np.concatenate(classes[client::clients]).tolist() for client in range(clients)])
+        return _sort_parts([np.concatenate(classes[client::clients]).tolist() for client in range(clients)])
     parts: list[list[int]] = []
-    for members, holders in zip(classes, _dealt([len(c) for c in classes], clients), strict=True):
+    for members, holders in zip(classes, _deal_classes([len(c) for c in classes], clients), strict=True):
         parts.extend(part.tolist() for part in np.array_split(rng.permutation(members), holders))
-    return _sorted(parts)
+    return _sort_parts(parts)
 
 
 def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
@@ -59,18 +59,18 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
     The number of clients of a class is proportional to its size, and it is split evenly among them. All examples are used if
     clients x k is at least the number of classes; otherwise the smallest classes are not used.
     """
-    classes = _members(examples.labels)
+    classes = _group_members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
         raise ValueError(f"partition k_classes: k must be a whole number from 1 to the {len(classes)} classes, got {k}")
     limits = [min(len(members), clients) for members in classes]
     if sum(limits) < clients * k:
         raise ValueError(f"partition k_classes: there are too few examples for {clients} clients of {k} classes; use fewer")
-    holders = _shares([len(members) for members in classes], limits, clients * k)
+    holders = _share_slots([len(members) for members in classes], limits, clients * k)
     parts: list[list[int]] = [[] for _ in range(clients)]
-    for members, own in zip(classes, _mixed(holders, clients, rng), strict=True):
+    for members, own in zip(classes, _draw_holders(holders, clients, rng), strict=True):
         for client, part in zip(own, np.array_split(rng.permutation(members), max(len(own), 1)), strict=False):
             parts[client].extend(part.tolist())
-    return _sorted(parts)
+    return _sort_parts(parts)
 
 
 def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, column: str) -> list[Indices]:
@@ -83,7 +83,7 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
     if column not in examples.groups:
         known = f"It has: {', '.join(examples.groups)}" if examples.groups else "It has none; csv and lfw do"
         raise ValueError(f"partition by_group: the data set has no groups {column!r}. {known}")
-    groups = [rng.permutation(members) for members in _members(examples.groups[column])]
+    groups = [rng.permutation(members) for members in _group_members(examples.groups[column])]
     if clients > len(groups):
         raise ValueError(f"clients.count is {clients}, but column {column!r} has only {len(groups)} groups; use fewer clients")
     held = [(0, tie, client) for client, tie in enumerate(rng.permutation(clients).tolist())]
@@ -93,21 +93,21 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
         size, tie, client = heapq.heappop(held)
         parts[client].extend(groups[number].tolist())
         heapq.heappush(held, (size + len(groups[number]), tie, client))
-    return _sorted(parts)
+    return _sort_parts(parts)
 
 
-def _members(values: NDArray[Any]) -> list[Indices]:
+def _group_members(values: NDArray[Any]) -> list[Indices]:
     """Return the indices of the examples of each distinct value, in the order of the values."""
     _, numbers = np.unique(values, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
-def _sorted(parts: list[list[int]]) -> list[Indices]:
+def _sort_parts(parts: list[list[int]]) -> list[Indices]:
     return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
 
 
-def _dealt(sizes: list[int], clients: int) -> list[int]:
+def _deal_classes(sizes: list[int], clients: int) -> list[int]:
     """Return the number of clients of each class if classes are dealt in turn, each at most as often as it has examples."""
     holders = [0] * len(sizes)
     while clients:
@@ -118,7 +118,7 @@ def _dealt(sizes: list[int], clients: int) -> list[int]:
     return holders
 
 
-def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
+def _share_slots(sizes: list[int], limits: list[int], slots: int) -> list[int]:
     """Distribute slots over classes: one each, the largest first, then in proportion to size (D'Hondt method), up to `limits`."""
     holders = [0] * len(sizes)
     waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
@@ -131,7 +131,7 @@ def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
     return holders
 
 
-def _mixed(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
+def _draw_holders(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
     """Draw the clients of each class so that all clients have equally many classes, each at most once.
 
     The slots are first dealt in turn, which gives every client its number of distinct classes; then random pairs of clients swap
@@ -166,5 +166,5 @@ def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments
         raise ValueError(f"clients.count is {clients}, but there are only {len(examples)} training examples; use fewer clients")
     factory = PARTITIONS[name]
     rng = np.random.default_rng([seed, 0x5917])
-    bound = bind(f"partition {name}", factory, examples, clients, rng, given=arguments, hidden=3)
+    bound = bind_arguments(f"partition {name}", factory, examples, clients, rng, given=arguments, hidden=3)
     return factory(**bound)

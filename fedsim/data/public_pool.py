@@ -19,7 +19,7 @@ class _Images:
         return self.examples[indices.numpy()][0]
 
 
-def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
+def load_public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
     """Return the public images that the defense `inputs` mixes in; None if it uses none.
 
     Raises ValueError if they have another shape than those of `data`, or are the clients' own images.
@@ -27,12 +27,12 @@ def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | No
     mixing = inputs.build()
     if mixing is None or not mixing.public:
         return None
-    public = datasets.named(mixing.public)
+    public = datasets.load_text(mixing.public)
     if public.spec.shape != data.spec.shape:
         raise ValueError(
             f"public data {mixing.public!r} have shape {public.spec.shape}, but the clients' have {data.spec.shape}; name "
             f"another data set"
         )
-    if public.content_hash() == data.content_hash():
+    if public.compute_hash() == data.compute_hash():
         raise ValueError(f"public data {mixing.public!r} are the clients' own; name another data set")
     return _Images(public.train)

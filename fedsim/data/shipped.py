@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.base import Array, Dataset, Examples, every_fifth_held_out
-from fedsim.data.encoding import scaled
+from fedsim.data.base import Array, Dataset, Examples, hold_out_every_fifth
+from fedsim.data.encoding import scale
 from fedsim.recording.observation import Column, DataSpec
 
 PHOTOGRAPHS = {
@@ -39,7 +39,7 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
     train: list[tuple[Array, int]] = []
     test: list[tuple[Array, int]] = []
     for label, photograph in enumerate(PHOTOGRAPHS):
-        windows = _windows(_read_photograph(photograph), size * scale)
+        windows = _cut_windows(_read_photograph(photograph), size * scale)
         border = max(column for column, _ in windows) * 3 // 4
         for column, window in windows:
             crop = window.reshape(size, scale, size, scale, 3).mean(axis=(1, 3)).round().astype(np.uint8)
@@ -49,7 +49,7 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
     return Dataset(name="photos", spec=spec, class_names=tuple(PHOTOGRAPHS), train=_stack(train), test=_stack(test))
 
 
-def _windows(image: Array, size: int) -> list[tuple[int, Array]]:
+def _cut_windows(image: Array, size: int) -> list[tuple[int, Array]]:
     rows, columns = image.shape[0] // size, image.shape[1] // size
     return [
         (column, image[row * size : (row + 1) * size, column * size : (column + 1) * size])
@@ -61,11 +61,11 @@ def _windows(image: Array, size: int) -> list[tuple[int, Array]]:
 def _read_photograph(name: str) -> Array:
     from skimage.io import imread
 
-    image: Array = imread(_shipped("photos", *PHOTOGRAPHS[name]))[..., :3]
+    image: Array = imread(_find_shipped("photos", *PHOTOGRAPHS[name]))[..., :3]
     return image
 
 
-def _shipped(name: str, package: str, file: str) -> Path:
+def _find_shipped(name: str, package: str, file: str) -> Path:
     path = Path(str(files(package))) / file
     if not path.exists():
         raise FileNotFoundError(f"{name}: {path} is missing; reinstall {package.split('.')[0]}, which ships it")
@@ -81,11 +81,11 @@ def lfw_patches() -> Dataset:
 
     The label is 1 for a face; every fifth example is held out.
     """
-    patches = np.load(_shipped("lfw_patches", "skimage.data", "lfw_subset.npy"), allow_pickle=False)
+    patches = np.load(_find_shipped("lfw_patches", "skimage.data", "lfw_subset.npy"), allow_pickle=False)
     values = patches.astype(np.float32)[:, None]
     labels = (np.arange(len(values)) < 100).astype(np.int64)
     spec = DataSpec(shape=(1, 25, 25), num_classes=2)
-    return every_fifth_held_out("lfw_patches", spec, ("other", "face"), Examples(values=values, labels=labels))
+    return hold_out_every_fifth("lfw_patches", spec, ("other", "face"), Examples(values=values, labels=labels))
 
 
 def digits() -> Dataset:
@@ -95,7 +95,7 @@ def digits() -> Dataset:
     loaded = load_digits()
     images = (loaded.images / 16).astype(np.float32)[:, None]
     spec = DataSpec(shape=(1, 8, 8), num_classes=10)
-    return every_fifth_held_out("digits", spec, tuple("0123456789"), Examples(values=images, labels=loaded.target))
+    return hold_out_every_fifth("digits", spec, tuple("0123456789"), Examples(values=images, labels=loaded.target))
 
 
 def breast_cancer(ranges_from: str = "held_out") -> Dataset:
@@ -116,5 +116,5 @@ def breast_cancer(ranges_from: str = "held_out") -> Dataset:
     )
     spec = DataSpec(shape=(30,), num_classes=2, columns=columns, ranges_from="clients" if shown is loaded.data else "held_out")
     names = tuple(map(str, loaded.target_names))
-    examples = Examples(values=scaled(loaded.data, low, high), labels=loaded.target)
-    return every_fifth_held_out("breast_cancer", spec, names, examples)
+    examples = Examples(values=scale(loaded.data, low, high), labels=loaded.target)
+    return hold_out_every_fifth("breast_cancer", spec, names, examples)

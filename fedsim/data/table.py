@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.csv_rows import MISSING_VALUE, Texts, read_columns
-from fedsim.data.encoding import KnownColumns, encoded, few, numbers_of
+from fedsim.data.encoding import KnownColumns, encode, format_few, parse_numbers
 from fedsim.recording.observation import DataSpec
 
 Table = Mapping[str, Texts]
@@ -64,16 +64,16 @@ def csv(
         )
     labels, classes = _labels(file, label, table[label], held_out)
     known = KnownColumns(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
-    features = [encoded(known, name, table[name], name in categorical, max_categories) for name in inputs]
+    features = [encode(known, name, table[name], name in categorical, max_categories) for name in inputs]
     examples = Examples(
         values=np.concatenate([feature.values for feature in features], axis=1),
         labels=labels,
         groups={name: column for name, column in table.items() if name not in (label, split)},
     )
     columns = tuple(column for feature in features for column in feature.columns)
-    source = known.source(inputs)
+    source = known.find_source(inputs)
     spec = DataSpec(shape=(len(columns),), num_classes=len(classes), columns=columns, ranges_from=source)
-    train, test = examples.subset(~held_out), examples.subset(held_out)
+    train, test = examples.select(~held_out), examples.select(held_out)
     return Dataset(name=f"csv:{path}", spec=spec, class_names=classes, train=train, test=test)
 
 
@@ -95,7 +95,7 @@ def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str |
             raise ValueError(f"{file}: every fifth row is held out, but there are only {rows}; name a split column")
         return np.arange(rows) % 5 == 4, None
     if (values := set(table[split])) != {"train", "test"}:
-        raise ValueError(f"{file}: split column {split!r} must hold train and test, and nothing else, got {few(values)}")
+        raise ValueError(f"{file}: split column {split!r} must hold train and test, and nothing else, got {format_few(values)}")
     return np.asarray(table[split] == "test", dtype=bool), split
 
 
@@ -105,14 +105,14 @@ def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array
         row = 1 + texts.tolist().index(MISSING_VALUE)
         raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")
     found = set(texts[~held_out])
-    numbers = numbers_of(np.array(list(found), dtype=object))
+    numbers = parse_numbers(np.array(list(found), dtype=object))
     classes = sorted(found) if numbers is None else sorted(found, key=float)
     if len(classes) < 2:
-        raise ValueError(f"{file}: label {name!r} must take at least two values in the training rows, got {few(found)}")
+        raise ValueError(f"{file}: label {name!r} must take at least two values in the training rows, got {format_few(found)}")
     if unknown := set(texts[held_out]) - found:
         raise ValueError(
-            f"{file}: label column {name!r} holds {few(unknown)} in held-out rows, but never in training rows; move such rows "
-            "to training, or delete them"
+            f"{file}: label column {name!r} holds {format_few(unknown)} in held-out rows, but never in training rows; move such "
+            "rows to training, or delete them"
         )
     number = {text: i for i, text in enumerate(classes)}
     return np.array([number[text] for text in texts], dtype=np.int64), tuple(classes)

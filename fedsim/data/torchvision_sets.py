@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
-from fedsim.data.cache import fetched
+from fedsim.data.cache import fetch_once
 from fedsim.recording.observation import DataSpec
 
 PUBLISHED_MOMENTS = {
@@ -29,7 +29,7 @@ def mnist(root: str | None = None, normalise: bool = False, mean: ChannelValues 
     normalise: whether to normalise the model's input by the published mean and standard deviation.
     mean, std: normalisation to use instead, one value for all channels or one per channel.
     """
-    return _loaded("mnist", "MNIST", "MNIST", root, normalise, mean, std)
+    return _load("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
 
 def fashion_mnist(
@@ -39,7 +39,7 @@ def fashion_mnist(
 
     The arguments are those of `mnist`.
     """
-    return _loaded("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
+    return _load("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
 
 def cifar10(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
@@ -47,7 +47,7 @@ def cifar10(root: str | None = None, normalise: bool = False, mean: ChannelValue
 
     The arguments are those of `mnist`.
     """
-    return _loaded("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
+    return _load("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
 
 def cifar100(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
@@ -55,12 +55,10 @@ def cifar100(root: str | None = None, normalise: bool = False, mean: ChannelValu
 
     The arguments are those of `mnist`.
     """
-    return _loaded("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
+    return _load("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 
 
-def _loaded(
-    name: str, kind: str, part: str, root: str | None, normalise: bool, mean: ChannelValues, std: ChannelValues
-) -> Dataset:
+def _load(name: str, kind: str, part: str, root: str | None, normalise: bool, mean: ChannelValues, std: ChannelValues) -> Dataset:
     if normalise and (tuple(mean), tuple(std)) != (ZERO, ONE):
         raise ValueError(f"{name}: give either normalise or mean and std, got both ({mean}, {std})")
     if normalise:
@@ -68,12 +66,12 @@ def _loaded(
     from torchvision import datasets as published
 
     source: Callable[..., Any] = getattr(published, kind)
-    folder = fetched(name, root, part, lambda own: _download(source, own))
+    folder = fetch_once(name, root, part, lambda own: _download(source, own))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CIFAR's files use type names of numpy from 2009
             sides = [source(str(folder), train=train, download=False) for train in (True, False)]
-        train, test = (Examples(values=_channels_first(side.data), labels=np.asarray(side.targets)) for side in sides)
+        train, test = (Examples(values=_to_channels_first(side.data), labels=np.asarray(side.targets)) for side in sides)
     except (OSError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{name}: {folder / part} is damaged ({reason}); delete it to download it again") from None
@@ -85,7 +83,7 @@ def _download(source: Callable[..., Any], folder: str) -> None:
     source(folder, train=True, download=True)
 
 
-def _channels_first(images: Any) -> Array:
+def _to_channels_first(images: Any) -> Array:
     """Convert images (N, H, W[, C]) to a contiguous array (N, C, H, W)."""
     pixels = np.asarray(images)
     return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

@@ -68,8 +68,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     until = datetime.now(UTC) + timedelta(days=days)
     if not made.authority.exists():
         key = ec.generate_private_key(ec.SECP384R1())
-        write_bytes(made.authority_key, _pem(key))
-        write_bytes(made.authority, _authority(key, until).public_bytes(Encoding.PEM))
+        write_bytes(made.authority_key, _to_pem(key))
+        write_bytes(made.authority, _make_authority(key, until).public_bytes(Encoding.PEM))
     if not made.certificate.exists():
         if not made.authority_key.exists():
             raise ValueError(
@@ -79,10 +79,10 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
         authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
         key = ec.generate_private_key(ec.SECP384R1())
-        write_bytes(made.key, _pem(key))
-        signed = _certificate(key, signer, authority, (*hosts, *DEFAULT_HOST_NAMES), until)
+        write_bytes(made.key, _to_pem(key))
+        signed = _make_certificate(key, signer, authority, (*hosts, *DEFAULT_HOST_NAMES), until)
         write_bytes(made.certificate, signed.public_bytes(Encoding.PEM))
-    _once(made.secret, lambda: secrets.token_hex(32).encode())
+    _write_once(made.secret, lambda: secrets.token_hex(32).encode())
     return made
 
 
@@ -100,39 +100,39 @@ def make_client(key: Path, public: Path) -> None:
     write_bytes(public, pair.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
-def _once(path: Path, content: Callable[[], bytes]) -> None:
+def _write_once(path: Path, content: Callable[[], bytes]) -> None:
     if not path.exists():
         write_bytes(path, content())
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _name(common: str) -> x509.Name:
+def _make_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, until: datetime) -> x509.Certificate:
+def _make_authority(key: ec.EllipticCurvePrivateKey, until: datetime) -> x509.Certificate:
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
         key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    name = _name("fedleak federation")
-    built = _begun(name, name, key, until).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    name = _make_name("fedleak federation")
+    built = _begin_certificate(name, name, key, until).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return built.add_extension(usage, critical=True).add_extension(identifier, critical=False).sign(key, hashes.SHA384())
 
 
-def _certificate(
+def _make_certificate(
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
     authority: x509.Certificate,
     hosts: Sequence[str],
     until: datetime,
 ) -> x509.Certificate:
-    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)])
-    built = _begun(_name(hosts[0]), authority.subject, key, min(until, authority.not_valid_after_utc))
+    names = x509.SubjectAlternativeName([_parse_host(host) for host in dict.fromkeys(hosts)])
+    built = _begin_certificate(_make_name(hosts[0]), authority.subject, key, min(until, authority.not_valid_after_utc))
     return (
         built.add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -142,13 +142,15 @@ def _certificate(
     )
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime) -> x509.CertificateBuilder:
+def _begin_certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
     built = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     return built.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(until)
 
 
-def _host(host: str) -> x509.GeneralName:
+def _parse_host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -36,11 +36,11 @@ class Link:
     address: str
     authority: str | None
 
-    def options(self) -> list[str]:
+    def list_options(self) -> list[str]:
         return ["--insecure"] if self.authority is None else ["--root-certificates", self.authority]
 
 
-def superlink(
+def make_superlink_command(
     *, host: str, port: int, database: str, identity: TlsIdentity | None, control_from: Sequence[str] = ()
 ) -> list[str]:
     """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS.
@@ -62,20 +62,20 @@ def superlink(
     ]
 
 
-def server(link: Link, *, secret: str | None) -> list[str]:
+def make_server_command(link: Link, *, secret: str | None) -> list[str]:
     """Return the command of the server, which aggregates and writes the recording."""
-    words = ["flower-superexec", "--runtime-api-address", link.address, *link.options()]
+    words = ["flower-superexec", "--runtime-api-address", link.address, *link.list_options()]
     return words if secret is None else [*words, "--superexec-auth-secret-file", secret]
 
 
-def client(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
+def make_client_command(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
     """Return the command of a client's SuperNode. config: the client's own configuration, see `fedsim.engine.flower_app`."""
-    words = ["flower-supernode", "--superlink", link.address, *link.options()]
+    words = ["flower-supernode", "--superlink", link.address, *link.list_options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
-    return [*words, "--host", "127.0.0.1", "--port", str(port), "--node-config", written(config)]
+    return [*words, "--host", "127.0.0.1", "--port", str(port), "--node-config", format_config(config)]
 
 
-def config_of_client(number: int, count: int, home: str, *, experiment: str, seed: int | None = None) -> dict[str, str | int]:
+def make_client_config(number: int, count: int, home: str, *, experiment: str, seed: int | None = None) -> dict[str, str | int]:
     """Return the configuration of client `number` of `count`, whose files are below `home`.
 
     experiment: file with the experiment that the client agrees to. seed: seed of its secrets in reproducible runs.
@@ -85,7 +85,7 @@ def config_of_client(number: int, count: int, home: str, *, experiment: str, see
     return own if seed is None else own | {"client-seed": seed}
 
 
-def written(config: Mapping[str, str | int]) -> str:
+def format_config(config: Mapping[str, str | int]) -> str:
     """Return a configuration as Flower's command line reads it: TOML values separated by spaces.
 
     Raises ValueError for a text with a quotation mark, a backslash or a line break, which Flower cannot read.
@@ -99,27 +99,27 @@ def written(config: Mapping[str, str | int]) -> str:
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 
 
-def enrol(link: Link, *, keys: str) -> list[str]:
+def make_enrol_command(link: Link, *, keys: str) -> list[str]:
     """Return the command that registers the clients' public keys in the folder `keys` at the SuperLink."""
-    return ["fedsim", "enrol", keys, "--superlink", link.address, *link.options()]
+    return ["fedsim", "enrol", keys, "--superlink", link.address, *link.list_options()]
 
 
-def runner(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
+def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
     """Return the command that starts a federation on the SuperLink and waits for its end. Paths are on the server."""
-    words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.options()]
+    words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
 
 
-def attacker(*, root: str, host: str, port: int) -> list[str]:
+def make_attacker_command(*, root: str, host: str, port: int) -> list[str]:
     """Return the command of the attacker's service for the recordings below `root`."""
     return ["attacker", "serve", root, "--host", host, "--port", str(port)]
 
 
-def page(*, port: int, attacker: str) -> list[str]:
+def make_page_command(*, port: int, attacker: str) -> list[str]:
     """Return the command that forwards the service's page at `attacker`, HOST:PORT, to a port of this machine."""
     return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 
-def scorer(*, run: str, truth: list[str]) -> list[str]:
+def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:
     """Return the command that compares reconstructions with the examples that the clients used."""
     return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

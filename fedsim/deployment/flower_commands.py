@@ -73,9 +73,11 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
         raise ValueError(f"{keys} holds no public keys (*.pub)")
     _configure(home, link)
     command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", CONNECTION_NAME, *map(str, found)]
-    done = subprocess.run(command, env=_environment(home), capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, env=_make_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise NotReached(f"the SuperLink at {link.address} refused the keys in {keys}: {_said(done.stdout + done.stderr)}")
+        raise NotReached(
+            f"the SuperLink at {link.address} refused the keys in {keys}: {_find_last_lines(done.stdout + done.stderr)}"
+        )
     return len(found)
 
 
@@ -109,12 +111,12 @@ class Submitted:
         (home / "run.toml").write_text(tomli_w.dumps(dict(config)))
         command = ["flwr", "run", str(app), CONNECTION_NAME, "--stream", "--run-config", str(home / "run.toml")]
         processes.start(RUNNER_NAME, command, cwd=home, prefix=(*prefix, "env", f"FLWR_HOME={home}"))
-        return cls(link, home, processes, processes.log(RUNNER_NAME), prefix)
+        return cls(link, home, processes, processes.find_log(RUNNER_NAME), prefix)
 
     @property
     def identity(self) -> str | None:
         """Return the number of the run, or None before it has one."""
-        found = re.search(r"Successfully started run (\d+)", self._text())
+        found = re.search(r"Successfully started run (\d+)", self._read_log())
         return found[1] if found else None
 
     def wait(self, watch: Callable[[], None], on_words: OnWords | None = None) -> None:
@@ -123,35 +125,35 @@ class Submitted:
         on_words: called with the server's messages about missing clients and replies.
         Raises NotReached if there is no run, and RunFailed if it did not complete, for which Flower's exit status is 0.
         """
-        while self.processes.status(RUNNER_NAME) is None:
+        while self.processes.find_status(RUNNER_NAME) is None:
             watch()
-            self._hear(on_words)
+            self._pass_warnings(on_words)
             time.sleep(0.3)
         watch()
-        self._hear(on_words)
+        self._pass_warnings(on_words)
         if self.identity is None:
-            raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_said(self._text())}")
-        status, details = self._status(watch)
+            raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_find_last_lines(self._read_log())}")
+        status, details = self._find_status(watch)
         if status != "finished:completed":
-            raise RunFailed(status, _cause(status, details, self._text()))
+            raise RunFailed(status, _find_cause(status, details, self._read_log()))
 
     def stop(self) -> None:
         """Ask the SuperLink to stop the run, if there is one, without waiting long for its answer."""
         if self.identity is not None:
-            self._flwr("stop", self.identity, CONNECTION_NAME)
+            self._run_flwr("stop", self.identity, CONNECTION_NAME)
 
-    def _hear(self, on_words: OnWords | None) -> None:
-        for line in self.processes.news(RUNNER_NAME):
+    def _pass_warnings(self, on_words: OnWords | None) -> None:
+        for line in self.processes.read_new_lines(RUNNER_NAME):
             found = WARNING_LINE.match(COLOUR_CODES.sub("", line))
             if found and on_words is not None:
                 on_words(found[1])
 
-    def _status(self, watch: Callable[[], None]) -> tuple[str, str]:
+    def _find_status(self, watch: Callable[[], None]) -> tuple[str, str]:
         """Return how the run ended, and Flower's message. Its log is incomplete if the SuperLink was away for a moment."""
         heard = time.monotonic()
         while True:
             try:
-                (status, details), heard = self._asked(), time.monotonic()
+                (status, details), heard = self._ask_status(), time.monotonic()
                 if status.startswith("finished"):
                     return status, details
             except NotReached:
@@ -161,17 +163,17 @@ class Submitted:
                 watch()
                 time.sleep(0.3)
 
-    def _asked(self) -> tuple[str, str]:
-        done = self._flwr("list", CONNECTION_NAME, "--run-id", str(self.identity), "--format", "json")
+    def _ask_status(self) -> tuple[str, str]:
+        done = self._run_flwr("list", CONNECTION_NAME, "--run-id", str(self.identity), "--format", "json")
         try:
             runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
             return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
         except (ValueError, KeyError, IndexError):
-            words = _said(_refused(done.stdout) or done.stdout + done.stderr)
+            words = _find_last_lines(_find_refusal(done.stdout) or done.stdout + done.stderr)
             raise NotReached(f"{self.link.address} does not say how the run ended: {words}") from None
 
-    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = _environment(self.home)
+    def _run_flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = _make_environment(self.home)
         command = [*self.prefix, "flwr", *words]
         try:
             return subprocess.run(
@@ -180,7 +182,7 @@ class Submitted:
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 124, "", f"no answer within {COMMAND_SECONDS:g} seconds")
 
-    def _text(self) -> str:
+    def _read_log(self) -> str:
         return COLOUR_CODES.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
 
 
@@ -192,17 +194,17 @@ def _configure(home: Path, link: Link) -> None:
     )
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _make_environment(home: Path) -> dict[str, str]:
     return {**Processes(home).environment, "FLWR_HOME": str(home), "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "INFO")}
 
 
-def _said(text: str) -> str:
+def _find_last_lines(text: str) -> str:
     """Return the last lines of a failed command's output, without colours and frames."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it said nothing"
 
 
-def _refused(text: str) -> str:
+def _find_refusal(text: str) -> str:
     """Return the reason in the JSON answer of a failed Flower command; empty if the answer is not JSON."""
     try:
         return str(json.loads(text)["error-message"])
@@ -210,7 +212,7 @@ def _refused(text: str) -> str:
         return ""
 
 
-def _cause(status: str, details: str, log: str) -> str:
+def _find_cause(status: str, details: str, log: str) -> str:
     """Return why a run did not complete: Flower's message about the server's app, or else the last traceback in `log`."""
     if details.startswith(SERVER_ERROR_PREFIX):
         return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedsim.config.experiment import Experiment
 from fedsim.data import export as splitting
 from fedsim.deployment import certificates
-from fedsim.deployment.commands import Link, TlsIdentity, config_of_client
+from fedsim.deployment.commands import Link, TlsIdentity, make_client_config
 from fedsim.recording.files import make_private
 
 RUN_NAME = "federation"
@@ -47,11 +47,11 @@ class Layout:
     def keys(self) -> Path:
         return self.root / "keys"
 
-    def client(self, number: int) -> Path:
-        return splitting.client_folder(self.root, number)
+    def make_client_path(self, number: int) -> Path:
+        return splitting.make_client_path(self.root, number)
 
-    def key(self, number: int) -> Path:
-        return self.client(number) / "key"
+    def make_key_path(self, number: int) -> Path:
+        return self.make_client_path(number) / "key"
 
     @property
     def database(self) -> Path:
@@ -69,19 +69,19 @@ class Layout:
     def scored(self) -> Path:
         return self.root / "scores" / RUN_NAME
 
-    def config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
+    def make_client_config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
         """Return the configuration of client `number` of `count`."""
-        return config_of_client(number, count, str(self.client(number)), experiment=str(self.experiment), seed=seed)
+        return make_client_config(number, count, str(self.make_client_path(number)), experiment=str(self.experiment), seed=seed)
 
-    def truths(self, count: int) -> list[str]:
+    def list_truths(self, count: int) -> list[str]:
         """Return the folders of truth of `count` clients."""
-        return [str(self.client(number) / "truth") for number in range(count)]
+        return [str(self.make_client_path(number) / "truth") for number in range(count)]
 
-    def link(self, address: str, *, secure: bool = True) -> Link:
+    def make_link(self, address: str, *, secure: bool = True) -> Link:
         """Return the connection to the SuperLink at `address`."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
 
-    def identity(self) -> TlsIdentity:
+    def find_identity(self) -> TlsIdentity:
         """Return the SuperLink's TLS files."""
         m = self.certificates
         return TlsIdentity(authority=str(m.authority), certificate=str(m.certificate), key=str(m.key), secret=str(m.secret))
@@ -96,9 +96,9 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
     splitting.split(experiment, layout.root)
     certificates.make_server(layout.root, hosts, days=days)
     for number in range(experiment.clients.count):
-        certificates.make_client(layout.key(number), layout.keys / f"{number}.pub")
+        certificates.make_client(layout.make_key_path(number), layout.keys / f"{number}.pub")
         for name in ("private", "truth"):
-            make_private(layout.client(number) / name)
+            make_private(layout.make_client_path(number) / name)
     for folder in (layout.run, layout.attacked / "recording", layout.attacked / "reconstructions", layout.scored):
         make_private(folder)
     for name, reader in (("recording", layout.run), ("reconstructions", layout.scored)):  # in containers, these are mounts

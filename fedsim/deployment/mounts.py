@@ -18,7 +18,7 @@ class Mount(NamedTuple):
     writable: bool = False
 
 
-def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
+def list_mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
     """Return everything that a party sees: "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
 
     count: number of clients. secure: whether there are TLS and keys. Raises ValueError for any other party.
@@ -65,21 +65,21 @@ exec "$@"
 """Script for a mount namespace of its own: below the folder only the mounts remain, and everything else is unchanged."""
 
 
-def isolated(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
+def make_isolation_prefix(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
     """Return a command prefix: the command after it starts in `root` and sees only `seen` below it."""
     options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
-    return (*_unshare(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
+    return (*_make_unshare_command(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
 
 
 @lru_cache(maxsize=1)
-def why_not() -> str:
+def explain_missing_isolation() -> str:
     """Return why this system cannot isolate processes from folders; empty if it can."""
     if shutil.which("unshare") is None:
         return "unshare is not installed; it comes with util-linux, on Linux only"
-    done = subprocess.run([*_unshare(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)
+    done = subprocess.run([*_make_unshare_command(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)
     return "" if done.returncode == 0 else f"this system lets you make no mounts of your own: {done.stderr.strip()}"
 
 
-def _unshare() -> tuple[str, ...]:
+def _make_unshare_command() -> tuple[str, ...]:
     own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     return ("unshare", *own, "--mount", "--propagation", "private")

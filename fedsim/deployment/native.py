@@ -15,8 +15,8 @@ from types import TracebackType
 from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
 from fedsim.deployment.folders import Layout
-from fedsim.deployment.mounts import Mount, isolated, mounts
-from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, free_port, is_healthy
+from fedsim.deployment.mounts import Mount, list_mounts, make_isolation_prefix
+from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, find_free_port, is_healthy
 from fedsim.recording.files import make_private
 
 START_SECONDS = 120.0
@@ -69,7 +69,7 @@ class Native:
         port: int | None = None,
     ) -> None:
         self.layout, self.parties, self.secure, self.isolated, self.hosts = layout, parties, secure, isolated, hosts
-        self.port = port or free_port()
+        self.port = port or find_free_port()
         self.home = make_private(layout.root / "flower")
         environment = {"FLWR_HOME": str(self.home / "server"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         self.processes = Processes(layout.root / "logs", environment)
@@ -77,26 +77,26 @@ class Native:
     @property
     def link(self) -> Link:
         """Return the clients' connection to the SuperLink."""
-        return self.layout.link(f"{self.hosts.address}:{self.port}", secure=self.secure)
+        return self.layout.make_link(f"{self.hosts.address}:{self.port}", secure=self.secure)
 
     def start_superlink(self) -> None:
         """Start or restart the SuperLink from its database, and wait until it answers."""
         make_private(self.layout.database.parent)
-        identity = self.layout.identity() if self.secure else None
+        identity = self.layout.find_identity() if self.secure else None
         database = str(self.layout.database)
-        command = commands.superlink(host=self.hosts.bind, port=self.port, database=database, identity=identity)
+        command = commands.make_superlink_command(host=self.hosts.bind, port=self.port, database=database, identity=identity)
         self._start("superlink", command, self.layout.database.parent)
-        self.processes.wait_for("superlink", self._answers, timeout=START_SECONDS)
+        self.processes.wait_for("superlink", self._is_answering, timeout=START_SECONDS)
 
     def start_server(self) -> None:
         """Start the server's process."""
         secret = str(self.layout.certificates.secret) if self.secure else None
-        self._start("server", commands.server(self.link, secret=secret), make_private(self.layout.run.parent))
+        self._start("server", commands.make_server_command(self.link, secret=secret), make_private(self.layout.run.parent))
 
     def start_client(self, party: Party) -> None:
         """Start a client."""
         key = str(party.key) if party.key and self.secure else None
-        command = commands.client(self.link, key=key, port=free_port(), config=party.config)
+        command = commands.make_client_command(self.link, key=key, port=find_free_port(), config=party.config)
         self._start(f"client-{party.number}", command, party.home)
 
     def restart_client(self, party: Party) -> None:
@@ -105,17 +105,17 @@ class Native:
         Raises Ended if the client is refused for longer.
         """
         name = f"client-{party.number}"
-        before = self.processes.log(name).read_text(errors="replace").count(JOINED_LINE)
+        before = self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE)
         deadline = time.monotonic() + 2 * START_SECONDS
         while True:
             self.start_client(party)
-            while self.processes.status(name) is None:
-                if self.processes.log(name).read_text(errors="replace").count(JOINED_LINE) > before:
+            while self.processes.find_status(name) is None:
+                if self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE) > before:
                     return
                 time.sleep(0.2)
             if time.monotonic() > deadline:
                 raise Ended(
-                    f"{name} cannot join again, because the SuperLink refuses its key\\n{self.processes.last_words(name)}"
+                    f"{name} cannot join again, because the SuperLink refuses its key\\n{self.processes.read_last_lines(name)}"
                 )
             time.sleep(3)
 
@@ -127,7 +127,7 @@ class Native:
         """Register the clients' keys at the SuperLink."""
         from fedsim.deployment.flower_commands import enrol
 
-        prefix = self.prefix("enrol")
+        prefix = self.make_prefix("enrol")
         enrol(self.link, self.layout.keys, home=self.home / "enrol", prefix=prefix)
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class Native:
         for party in self.parties:
             self.start_client(party)
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         """Return whether the SuperLink answers a health check that is made where the server's process runs.
 
         The SuperLink is Flower's relay, to which clients and server connect; the server is the process of the strategy.
@@ -158,26 +158,26 @@ class Native:
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}
-        command = commands.runner(self.link, experiment=str(layout.experiment), **where)
+        command = commands.make_runner_command(self.link, experiment=str(layout.experiment), **where)
         self._start(RUNNER_NAME, [*command, *more], make_private(self.home / RUNNER_NAME))
-        while (status := self.processes.status(RUNNER_NAME)) is None:
+        while (status := self.processes.find_status(RUNNER_NAME)) is None:
             watch()
             self.processes.check()
             time.sleep(0.2)
         return status
 
-    def prefix(self, party: str) -> tuple[str, ...]:
+    def make_prefix(self, party: str) -> tuple[str, ...]:
         """Return the command prefix of a party, which sets its mounts and the home folder for Flower."""
         home = make_private(self.home / party)
         own = ("env", f"FLWR_HOME={home}", f"HOME={home}")
         if not self.isolated:
             return (*self.hosts.prefix(party), *own)
-        seen = mounts(party, len(self.parties), secure=self.secure)
+        seen = list_mounts(party, len(self.parties), secure=self.secure)
         flower = Mount(str(home.relative_to(self.layout.root)), True)
-        return (*self.hosts.prefix(party), *isolated(self.layout.root, (*seen, flower)), *own)
+        return (*self.hosts.prefix(party), *make_isolation_prefix(self.layout.root, (*seen, flower)), *own)
 
     def _start(self, name: str, command: list[str], home: Path) -> None:
-        self.processes.start(name, command, cwd=home, prefix=self.prefix(name))
+        self.processes.start(name, command, cwd=home, prefix=self.make_prefix(name))
 
     def __enter__(self) -> "Native":
         try:
@@ -191,14 +191,14 @@ class Native:
         self.processes.end_all()
 
 
-def parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
+def list_parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
     """Return the clients of a prepared deployment, each with its own folder."""
     return [
         Party(
             number=number,
-            key=layout.key(number),
-            config=layout.config(number, count, seed=seed),
-            home=layout.client(number),
+            key=layout.make_key_path(number),
+            config=layout.make_client_config(number, count, seed=seed),
+            home=layout.make_client_path(number),
         )
         for number in range(count)
     ]

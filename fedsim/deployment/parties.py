@@ -8,14 +8,14 @@ from typing import NoReturn
 from fedsim.data.export import read_split
 from fedsim.deployment import commands
 from fedsim.deployment.folders import Layout
-from fedsim.deployment.processes import Processes, free_port, is_free
+from fedsim.deployment.processes import Processes, find_free_port, is_free
 from fedsim.deployment.superlink import read_network
 from fedsim.recording.files import make_private
 
 PARTY_NAMES = "superlink, server, or client-0, client-1, ..."
 
 
-def command_of(
+def make_command(
     party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True, control_from: Sequence[str] = ()
 ) -> list[str]:
     """Return the command of `party`.
@@ -24,39 +24,41 @@ def command_of(
     control_from: networks that may send the SuperLink commands, besides its own machine.
     Raises ValueError for an unknown party, a missing file that it needs, a port in use, or an invalid network.
     """
-    link, made = layout.link(superlink, secure=secure), layout.certificates
+    link, made = layout.make_link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
     if control_from and party != "superlink":
         raise ValueError(f"--control-from is an option of `fedsim start superlink`, got it for {party}; omit it")
     if party == "superlink":
-        _need(made.certificate, made.key, made.secret, secure=secure)
+        _check_files(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):
             raise ValueError(f"something listens on {bind}:{port} already; choose another port with --superlink HOST:PORT")
         for network in control_from:
             read_network(network)
         make_private(layout.database.parent)
-        identity = layout.identity() if secure else None
-        return commands.superlink(
+        identity = layout.find_identity() if secure else None
+        return commands.make_superlink_command(
             host=bind, port=port, database=str(layout.database), identity=identity, control_from=control_from
         )
     if party == "server":
-        _need(made.authority, made.secret, secure=secure)
-        return commands.server(link, secret=str(made.secret) if secure else None)
+        _check_files(made.authority, made.secret, secure=secure)
+        return commands.make_server_command(link, secret=str(made.secret) if secure else None)
     number = party.removeprefix("client-")
     if party == number or not number.isdecimal():
         raise ValueError(f"unknown party {party!r}. Known: {PARTY_NAMES}")
-    count, home = read_split(layout.root).clients.count, layout.client(int(number))
+    count, home = read_split(layout.root).clients.count, layout.make_client_path(int(number))
     if int(number) >= count:
         raise ValueError(f"{party}: there are {count} clients, from client-0 to client-{count - 1}")
-    _need(made.authority, layout.key(int(number)), secure=secure)
-    _need(home / "data")
+    _check_files(made.authority, layout.make_key_path(int(number)), secure=secure)
+    _check_files(home / "data")
     for name in ("private", "truth"):
         make_private(home / name)
-    key = str(layout.key(int(number))) if secure else None
-    return commands.client(link, key=key, port=free_port(), config=layout.config(int(number), count))
+    key = str(layout.make_key_path(int(number))) if secure else None
+    return commands.make_client_command(
+        link, key=key, port=find_free_port(), config=layout.make_client_config(int(number), count)
+    )
 
 
-def become(command: list[str], layout: Layout, party: str) -> NoReturn:
+def replace_process(command: list[str], layout: Layout, party: str) -> NoReturn:
     """Replace this process by `command`. Raises FileNotFoundError if there is no such program."""
     home = make_private(layout.root / "flower" / party)
     environment = {**Processes(home).environment, "FLWR_HOME": str(home)}
@@ -64,7 +66,7 @@ def become(command: list[str], layout: Layout, party: str) -> NoReturn:
     os.execvpe(command[0], command, environment)
 
 
-def _need(*paths: Path, secure: bool = True) -> None:
+def _check_files(*paths: Path, secure: bool = True) -> None:
     for path in paths if secure else ():
         if not path.exists():
             raise ValueError(f"{path} does not exist; create it with `fedsim prepare`, or copy it to this machine")

@@ -38,7 +38,7 @@ class Processes:
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
-        self.environment = {**os.environ, **FLOWER_ENVIRONMENT, "PATH": _path(), **(environment or {})}
+        self.environment = {**os.environ, **FLOWER_ENVIRONMENT, "PATH": _make_path(), **(environment or {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._heard: dict[str, int] = {}
 
@@ -50,7 +50,7 @@ class Processes:
         if shutil.which(command[0], path=self.environment["PATH"]) is None:
             raise FileNotFoundError(f"{command[0]} is not installed; it is part of Flower: pip install 'flwr>=1.41,<1.42'")
         self.logs.mkdir(parents=True, exist_ok=True)
-        with self.log(name).open("ab") as log:
+        with self.find_log(name).open("ab") as log:
             self._heard[name] = log.tell()
             self._running[name] = subprocess.Popen(
                 [*prefix, *command],
@@ -63,24 +63,24 @@ class Processes:
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
 
-    def log(self, name: str) -> Path:
+    def find_log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
+    def read_last_lines(self, name: str) -> str:
         """Return the last lines of a process's output."""
-        path = self.log(name)
+        path = self.find_log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-LAST_LINES:])
 
-    def news(self, name: str) -> list[str]:
+    def read_new_lines(self, name: str) -> list[str]:
         """Return complete lines of output since the process was started, or since the last call."""
-        with self.log(name).open("rb") as log:
+        with self.find_log(name).open("rb") as log:
             log.seek(self._heard[name])
             said, newline, _ = log.read().rpartition(b"\n")
         self._heard[name] += len(said) + len(newline)
         return said.decode(errors="replace").splitlines()
 
-    def status(self, name: str) -> int | None:
+    def find_status(self, name: str) -> int | None:
         """Return the exit status of a process; None while it runs."""
         return self._running[name].poll()
 
@@ -89,34 +89,34 @@ class Processes:
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Ended(f"{name} has not ended in {timeout:g} seconds\n{self.last_words(name)}") from None
+            raise Ended(f"{name} has not ended in {timeout:g} seconds\n{self.read_last_lines(name)}") from None
 
     def check(self) -> None:
         """Raise Ended if any process except the runner has ended."""
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
-                raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
+                raise Ended(f"{name} has ended with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
         """Wait until the process `name` is healthy. Raises Ended if it is not in time, or ends."""
         deadline = time.monotonic() + timeout
         while not healthy():
-            if (status := self.status(name)) is not None:
-                raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
+            if (status := self.find_status(name)) is not None:
+                raise Ended(f"{name} has ended with status {status}\n{self.read_last_lines(name)}")
             if time.monotonic() > deadline:
-                raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.last_words(name)}")
+                raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End a process and its child processes; with SIGKILL at once."""
-        _signal(self._running[name], how)
+        _send_signal(self._running[name], how)
         self._await_end(name)
 
     def _await_end(self, name: str) -> None:
         process = self._running.pop(name)
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILL_SECONDS)
-        _signal(process, signal.SIGKILL)
+        _send_signal(process, signal.SIGKILL)
         process.wait()
 
     def end_all(self) -> None:
@@ -126,7 +126,7 @@ class Processes:
         """
         first, others = list(self._running)[:1], list(self._running)[1:]
         for name in reversed(others):
-            _signal(self._running[name], signal.SIGTERM)
+            _send_signal(self._running[name], signal.SIGTERM)
         for name in others:
             self._await_end(name)
         for name in first:
@@ -140,7 +140,7 @@ class Processes:
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM inside the context like Ctrl-C, with cleanup and exit status 143. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -173,7 +173,7 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
         return False
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a port of this machine that is free at the moment."""
     with socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -192,12 +192,12 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def _path() -> str:
+def _make_path() -> str:
     """Return PATH with the programs of this Python installation first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _send_signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):  # ended; on macOS the second, of a group of zombies
         os.killpg(process.pid, number)
 

@@ -12,7 +12,7 @@ from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, Submitted
 from fedsim.deployment.folders import Layout
 from fedsim.deployment.native import Native, Party
-from fedsim.deployment.processes import Ended, Processes, ended_in_order, is_healthy
+from fedsim.deployment.processes import Ended, Processes, handle_sigterm, is_healthy
 from fedsim.recording.files import make_private
 from fedsim.recording.round_metrics import read_metrics
 
@@ -24,7 +24,7 @@ class DeploymentFailed(RuntimeError):
     """Raised if the federation did not finish; the message states the reason and where the logs are."""
 
 
-def run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:
+def make_run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:
     """Return the run config of Flower. settings: the experiment as TOML. out, public: paths on the server."""
     places = {"out": str(out), "public": "" if public is None else str(public)}
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
@@ -41,10 +41,10 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
         raise DeploymentFailed(f"no SuperLink answers at {link.address} {secure}; is it running, and the address right?")
     home = Path(tempfile.mkdtemp(prefix="fedleak-"))
     try:
-        with ended_in_order(), Processes(home / "logs") as processes:
+        with handle_sigterm(), Processes(home / "logs") as processes:
             submitted = Submitted.start(link, config, home=home, processes=processes)
             try:
-                submitted.wait(_Rounds(Path(str(config["out"])), on_round).tell, on_words)
+                submitted.wait(_Rounds(Path(str(config["out"])), on_round).report_rounds, on_words)
             except (KeyboardInterrupt, SystemExit):
                 submitted.stop()
                 raise
@@ -71,14 +71,14 @@ def run_natively(
     layout = Layout(Path(tempfile.mkdtemp(prefix="fedleak-")))
     certificates.make_server(layout.root)
     try:
-        parties = [_party(layout, out, number, count, seed) for number in range(count)]
-        with ended_in_order(), Native(layout, parties) as native:
+        parties = [_make_party(layout, out, number, count, seed) for number in range(count)]
+        with handle_sigterm(), Native(layout, parties) as native:
             submitted = Submitted.start(native.link, config, home=native.home / "runner", processes=native.processes)
             rounds = _Rounds(out, on_round)
 
             def watch() -> None:
                 native.processes.check()
-                rounds.tell()
+                rounds.report_rounds()
 
             submitted.wait(watch, on_words)
     except (NotReached, RunFailed, Ended) as error:
@@ -92,13 +92,13 @@ def run_natively(
     shutil.rmtree(layout.root, ignore_errors=True)
 
 
-def _party(layout: Layout, out: Path, number: int, count: int, seed: int | None) -> Party:
-    home = make_private(layout.client(number))
-    certificates.make_client(layout.key(number), layout.keys / f"{number}.pub")
+def _make_party(layout: Layout, out: Path, number: int, count: int, seed: int | None) -> Party:
+    home = make_private(layout.make_client_path(number))
+    certificates.make_client(layout.make_key_path(number), layout.keys / f"{number}.pub")
     config: dict[str, str | int] = {"partition-id": number, "num-partitions": count}
     config |= {"private": str(out / "clients"), "truth": str(out / "truth")}
     config |= {} if seed is None else {"client-seed": seed}
-    return Party(number=number, key=layout.key(number), config=config, home=home)
+    return Party(number=number, key=layout.make_key_path(number), config=config, home=home)
 
 
 class _Rounds:
@@ -108,7 +108,7 @@ class _Rounds:
         self.run, self.on_round = out, on_round
         self.told = max((row["round"] for row in read_metrics(self.run)), default=-1)
 
-    def tell(self) -> None:
+    def report_rounds(self) -> None:
         if self.on_round is None:
             return
         for row in read_metrics(self.run):

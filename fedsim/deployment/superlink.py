@@ -27,7 +27,7 @@ class ControlGuard:
         self.app, self.networks = app, tuple(networks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not _is_control(scope["path"]) or self._admits(scope):
+        if scope["type"] == "lifespan" or not _is_control(scope["path"]) or self._is_admitted(scope):
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
@@ -37,8 +37,8 @@ class ControlGuard:
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": REFUSED_MESSAGE})
 
-    def _admits(self, scope: Scope) -> bool:
-        peer, own = _address(scope.get("client")), _address(scope.get("server"))
+    def _is_admitted(self, scope: Scope) -> bool:
+        peer, own = _parse_address(scope.get("client")), _parse_address(scope.get("server"))
         if peer is None:
             return False
         return peer.is_loopback or peer == own or any(peer in network for network in self.networks)
@@ -50,7 +50,7 @@ def _is_control(path: str) -> bool:
     return ".." in parts or parts[:2] == CONTROL_PATH.strip("/").split("/")
 
 
-def _address(end: Any) -> IPv4Address | IPv6Address | None:
+def _parse_address(end: Any) -> IPv4Address | IPv6Address | None:
     try:
         found = ip_address(end[0])
     except (TypeError, ValueError, IndexError):
@@ -58,7 +58,7 @@ def _address(end: Any) -> IPv4Address | IPv6Address | None:
     return getattr(found, "ipv4_mapped", None) or found
 
 
-def taken_out(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
     """Split command-line arguments into the networks of `--control-from` and Flower's own options.
 
     Raises ValueError for a text that is not a network.
@@ -86,7 +86,7 @@ def main() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     try:
-        networks, sys.argv[1:] = taken_out(sys.argv[1:])
+        networks, sys.argv[1:] = split_arguments(sys.argv[1:])
     except ValueError as error:
         sys.exit(str(error))
     others = extensions.get_middleware

@@ -14,88 +14,90 @@ from defenses.inputs import InputsSpec
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.client import app as client_side
-from fedsim.data.public_pool import public_images
+from fedsim.data.public_pool import load_public_images
 from fedsim.deployment.runner import OnRound
 from fedsim.engine.run import FederationRun
 from fedsim.server import app as server_side
 from fedsim.training.local import evaluate
-from fedsim.training.privacy import accounts
+from fedsim.training.privacy import make_accounts
 
 
-def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
+def make_client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
     """Return the Flower ClientApp of the experiment that `run_of` returns."""
     known: list[tuple[FederationRun, client_side.ClientSettings]] = []
 
-    def settings(context: Context) -> client_side.ClientSettings:
+    def find_settings(context: Context) -> client_side.ClientSettings:
         run = run_of(context)
         if not known or known[0][0] is not run:
-            known[:] = [(run, made(run))]
+            known[:] = [(run, make_settings(run))]
         return known[0][1]
 
-    def made(run: FederationRun) -> client_side.ClientSettings:
+    def make_settings(run: FederationRun) -> client_side.ClientSettings:
         run.admit_code()
-        data, places, named = run.data(), run.places, run.experiment.data
+        data, places, named = run.load_data(), run.places, run.experiment.data
         inputs = InputsSpec.parse(run.experiment.inputs)
         own = None if places.data is None else np.arange(len(data.train))
         return client_side.ClientSettings(
-            model=run.model(),
+            model=run.make_model_spec(),
             data=data.spec,
             training=run.experiment.training,
-            defense=run.experiment.update_defense(),
+            defense=run.experiment.parse_defense(),
             private=places.private or run.out / "clients",
             truth=places.truth or run.out / "truth",
-            described=lambda: datasets.described(data, named.name, named.arguments) if own is None else places.described(data),
+            described=lambda: (
+                datasets.describe(data, named.name, named.arguments) if own is None else places.describe_dataset(data)
+            ),
             holdings=lambda number: (data.train, run.split()[number] if own is None else own),
             gradient=GradientSpec.parse(run.experiment.gradient),
             inputs=inputs,
-            public=lambda: public_images(inputs, data),
+            public=lambda: load_public_images(inputs, data),
             seed=run.client_seed,
-            device=run.resolved_device(),
+            device=run.resolve_device(),
             threads=run.threads,
-            secure=run.experiment.agreement(),
+            secure=run.experiment.settle_agreement(),
         )
 
-    return client_side.make_client_app(settings)
+    return client_side.make_client_app(find_settings)
 
 
-def server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
+def make_server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
     """Return the Flower ServerApp of the experiment that `run_of` returns. on_round: called with each round's row of metrics."""
 
-    def settings(context: Context) -> server_side.ServerSettings:
+    def make_settings(context: Context) -> server_side.ServerSettings:
         run = run_of(context)
         run.prepare()
-        e, data, device = run.experiment, run.data(), run.resolved_device()
-        model = models.build(run.model(), data.spec).to(device)
+        e, data, device = run.experiment, run.load_data(), run.resolve_device()
+        model = models.build(run.make_model_spec(), data.spec).to(device)
         x, y = (t.to(device) for t in data.test[:])
-        sizes = frozenset(run.sizes())
+        sizes = frozenset(run.count_examples())
 
-        def held_out(weights: dict[str, Tensor]) -> dict[str, float]:
+        def evaluate_held_out(weights: dict[str, Tensor]) -> dict[str, float]:
             if not len(y):
                 return {"loss": nan, "accuracy": nan}
             moved = {name: w.to(device) for name, w in weights.items()}
-            buffers = {name: moved.pop(name) for name in models.buffer_names(model) if name in moved}
+            buffers = {name: moved.pop(name) for name in models.list_buffers(model) if name in moved}
             return evaluate(model, moved, x, y, data.spec, e.training, buffers=buffers)
 
         return server_side.ServerSettings(
             folder=run.out,
-            manifest=run.manifest(data.spec),
-            strategy=run.strategy,
-            evaluate=held_out,
+            manifest=run.make_manifest(data.spec),
+            strategy=run.build_strategy,
+            evaluate=evaluate_held_out,
             seed=e.seed,
             rounds=e.rounds,
             clients=e.clients.count,
             timeout=e.timeout,
-            wanted=run.wanted(),
-            needs=run.needs,
-            privacy=accounts(
+            wanted=run.parse_wanted(),
+            needs=run.count_bytes,
+            privacy=make_accounts(
                 e,
                 tensors=len(dict(model.named_parameters())),
                 smallest=min(sizes),
                 others=sizes,
-                buffers=bool(models.buffer_names(model)),
-            ).row,
-            secure=e.agreement(),
+                buffers=bool(models.list_buffers(model)),
+            ).make_row,
+            secure=e.settle_agreement(),
             on_round=on_round,
         )
 
-    return server_side.make_server_app(settings)
+    return server_side.make_server_app(make_settings)

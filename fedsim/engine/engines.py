@@ -19,7 +19,7 @@ from fedsim.deployment import runner as running
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import OnWords
 from fedsim.deployment.runner import OnRound
-from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.apps import make_client_app, make_server_app
 from fedsim.engine.run import FederationRun
 
 Engine = Literal["ray", "local", "deployment"]
@@ -55,9 +55,9 @@ def run(
         run_deployment(experiment, superlink, on_round, on_words)
         return
     if engine == "ray":
-        resources = _resources(client_cpus, client_gpus)
-    experiment = experiment.settled()
-    server, clients = server_app(lambda _: experiment, on_round), client_app(lambda _: experiment)
+        resources = _make_resources(client_cpus, client_gpus)
+    experiment = experiment.settle()
+    server, clients = make_server_app(lambda _: experiment, on_round), make_client_app(lambda _: experiment)
     count = experiment.experiment.clients.count
     if engine == "local":
         run_local(server, clients, count)
@@ -70,7 +70,7 @@ def set_verbosity(verbose: bool) -> None:
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
-def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
+def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
     """Return Ray resources of one client. Raises EngineError if this machine never has them; Flower would wait an hour."""
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
@@ -97,7 +97,7 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
             backend_config={"init_args": initialise, "client_resources": resources},  # type: ignore[dict-item]
         )
     except RuntimeError as error:
-        if _is_of_system(error.__cause__):
+        if _is_system_error(error.__cause__):
             raise error.__cause__ from error
         raise EngineError(str(error.__cause__ or error)) from error
 
@@ -109,12 +109,12 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
     try:
         server(grid, context)
     except Exception as error:
-        if _is_of_system(error):
+        if _is_system_error(error):
             raise
         raise EngineError(str(error)) from error
 
 
-def _is_of_system(error: BaseException | None) -> TypeGuard[OSError]:
+def _is_system_error(error: BaseException | None) -> TypeGuard[OSError]:
     """Return whether the operating system reported the error, such as a full disk, and not a server that waits in vain."""
     return isinstance(error, OSError) and error.errno is not None
 
@@ -128,10 +128,10 @@ def run_deployment(
     """
     public, resume = experiment.places.public, superlink is None or experiment.resume
     if superlink is None:
-        experiment = experiment.settled()
+        experiment = experiment.settle()
         experiment.prepare()
     settings = experiment.experiment.to_toml()
-    config = running.run_config(
+    config = running.make_run_config(
         settings, experiment.out, device=experiment.device, threads=experiment.threads, public=public, resume=resume
     )
     try:

@@ -22,48 +22,48 @@ from flwr.app import Context
 from defenses._registry import references
 from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, read, validate
-from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.apps import make_client_app, make_server_app
 from fedsim.engine.locations import Places
 from fedsim.engine.run import FederationRun
 
 
-def run_of_server(context: Context) -> FederationRun:
+def find_server_run(context: Context) -> FederationRun:
     """Return the run that the server's run config describes; it is built once for each config."""
     config = context.run_config
     public = str(config.get("public", ""))
-    return _run(*_told(config), Places(public=Path(public) if public else None), None)
+    return _build_run(*_read_config(config), Places(public=Path(public) if public else None), None)
 
 
-def run_of_client(context: Context) -> FederationRun:
+def find_client_run(context: Context) -> FederationRun:
     """Return the run from this client's configuration. Raises ValueError if the client agreed to another experiment."""
     own = context.node_config
     seed = own.get("client-seed")
     if datasets.is_code(str(own.get("data", ""))):
         references.admit(str(own["data"]))
     agreed = read(Path(str(own["experiment"])), own=True) if "experiment" in own else None
-    run = _run(*_told(context.run_config), _places(own), None if seed is None else int(seed))
+    run = _build_run(*_read_config(context.run_config), _read_places(own), None if seed is None else int(seed))
     if agreed is not None and agreed != run.experiment:
         raise ValueError(f"the server asks for another experiment than this client agreed to in {own['experiment']}")
     return run
 
 
-def _places(own: Any) -> Places:
+def _read_places(own: Any) -> Places:
     """Return a client's folders from its node config."""
     private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
     return Places(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
 
 
-def _told(config: Any) -> tuple[str, str, str, bool, str, int]:
+def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
     words = str(config["experiment"]), str(config.get("settings", "")), str(config["out"])
     return (*words, bool(config["resume"]), str(config.get("device", "auto")), int(config.get("threads", 1)))
 
 
 @lru_cache(maxsize=4)
-def _run(
+def _build_run(
     experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: Places, seed: int | None
 ) -> FederationRun:
     run = FederationRun(
-        experiment=_experiment(experiment, settings, own=places.private is None),
+        experiment=_read_experiment(experiment, settings, own=places.private is None),
         out=Path(out).absolute(),
         resume=resume,
         device=device,
@@ -71,10 +71,10 @@ def _run(
         client_seed=seed,
         places=places,
     )
-    return run if places.private is not None or places.public is not None else run.settled()
+    return run if places.private is not None or places.public is not None else run.settle()
 
 
-def _experiment(path: str, settings: str, *, own: bool) -> Experiment:
+def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
     """Return the experiment that the run config names.
 
     own: whether this is the server or a simulation. A client does not import code that a server names.
@@ -85,5 +85,5 @@ def _experiment(path: str, settings: str, *, own: bool) -> Experiment:
     return read(here if here.exists() else Path(__file__).parents[2] / path, own=own)
 
 
-client = client_app(run_of_client)
-server = server_app(run_of_server)
+client = make_client_app(find_client_run)
+server = make_server_app(find_server_run)

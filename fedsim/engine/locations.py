@@ -23,19 +23,19 @@ class Places:
     truth: Path | None = None
     public: Path | None = None
 
-    def dataset(self) -> Dataset | None:
+    def load_dataset(self) -> Dataset | None:
         """Return this party's own data set; None if it is the experiment's."""
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:
             return facts
-        own = datasets.named(self.data)
-        return own if facts is None else parts.fitted(own, facts)
+        own = datasets.load_text(self.data)
+        return own if facts is None else parts.fit_to(own, facts)
 
-    def described(self, own: Dataset) -> dict[str, object]:
+    def describe_dataset(self, own: Dataset) -> dict[str, object]:
         """Return the description of the client's `own` data set for its truth folder."""
         assert self.data is not None
-        name, arguments = datasets.parsed(self.data)
-        return datasets.described(own, name, arguments)
+        name, arguments = datasets.parse_text(self.data)
+        return datasets.describe(own, name, arguments)
 
 
 SIMULATION_PLACES = Places()

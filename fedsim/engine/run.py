@@ -22,7 +22,7 @@ from fedsim import models
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.data import client_parts as parts
 from fedsim.data import partition
-from fedsim.data.public_pool import public_images
+from fedsim.data.public_pool import load_public_images
 from fedsim.engine.locations import SIMULATION_PLACES, Places
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
@@ -32,7 +32,7 @@ from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import read_json
 from fedsim.recording.selection import Wanted
-from fedsim.server.checkpoint import rounds_done
+from fedsim.server.checkpoint import count_rounds
 from fedsim.strategies import names as strategies
 from fedsim.training.local import train
 
@@ -63,32 +63,32 @@ class FederationRun:
     threads: int | None = 1
     resume: bool = False
     places: Places = SIMULATION_PLACES
-    code: tuple[str, ...] = field(default_factory=references.admitted)
+    code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:
         """Admit code in this process that was admitted in the process from which the run comes, such as a Ray worker's parent."""
-        references.remember(*self.code)
+        references.remember_admitted(*self.code)
 
-    def model(self) -> ModelSpec:
+    def make_model_spec(self) -> ModelSpec:
         named = self.experiment.model
         network = str(NetworkSpec.parse(self.experiment.network))
         return ModelSpec(name=named.name, arguments=named.arguments, network=network)
 
-    def data(self) -> datasets.Dataset:
-        return self.places.dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+    def load_data(self) -> datasets.Dataset:
+        return self.places.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
         """Return the indices of each client's examples, if one party has all data."""
         return _split(self.experiment.to_toml())
 
-    def sizes(self) -> list[int]:
+    def count_examples(self) -> list[int]:
         """Return the number of examples of each client.
 
         If the server has no data, the sizes are in no particular order of clients.
         """
         if self.places.public is None:
             return [len(part) for part in self.split()]
-        found = parts.sizes(self.places.public)
+        found = parts.read_sizes(self.places.public)
         if len(found) != self.experiment.clients.count:
             raise ValueError(
                 f"{self.places.public} lists the sizes of {len(found)} clients, and clients.count = "
@@ -96,40 +96,40 @@ class FederationRun:
             )
         return found
 
-    def resolved_device(self) -> str:
+    def resolve_device(self) -> str:
         if self.device != "auto":
             return self.device
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def strategy(self) -> Strategy:
+    def build_strategy(self) -> Strategy:
         named, clients = self.experiment.strategy, self.experiment.clients
         return strategies.build(named.name, clients=clients.count, fraction=clients.fraction, **named.arguments)
 
     def check(self) -> None:
         """Raise ValueError or FileNotFoundError, before any work, for problems that would fail during the run."""
         try:
-            self._try_out()
+            self._try_parts()
         except TypeError as error:  # what the named things make of arguments that are lists, texts, ...
             raise ValueError(f"an argument of data, model, partition or strategy has the wrong type: {error}") from error
 
-    def _try_out(self) -> None:
-        data = self.data()
-        model = models.build(self.model(), data.spec)
-        x, y = _sample(data, 1)
+    def _try_parts(self) -> None:
+        data = self.load_data()
+        model = models.build(self.make_model_spec(), data.spec)
+        x, y = _take_sample(data, 1)
         with torch.no_grad():
-            models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
-        public_images(InputsSpec.parse(self.experiment.inputs), data)
+            models.find_loss(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
+        load_public_images(InputsSpec.parse(self.experiment.inputs), data)
         self._try_rule(model, data)
-        self.experiment.update_defense().build().init(dict(model.named_parameters()))
-        self.strategy()
-        sizes = self.sizes()
+        self.experiment.parse_defense().build().init(dict(model.named_parameters()))
+        self.build_strategy()
+        sizes = self.count_examples()
         training = self.experiment.training
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(
                 f"a client holds {min(sizes)} examples, which do not fill one batch of {training.batch_size}, "
                 "and training.drop_last is set; lower batch_size or use fewer clients"
             )
-        agreement = self.experiment.agreement()
+        agreement = self.experiment.settle_agreement()
         if agreement and training.epochs and max(sizes) > agreement.max_weight:
             raise ValueError(
                 f"a client holds {max(sizes)} examples, and secure_aggregation.max_weight is {agreement.max_weight}; "
@@ -144,20 +144,20 @@ class FederationRun:
         if spec.step is not None:
             weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
             with torch.random.fork_rng(devices=[]):
-                train(model, weights, [_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
+                train(model, weights, [_take_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
         """Return whether this experiment is finished in `out`.
 
         Raises ValueError if `out` holds another experiment, and `Unfinished` if this one was stopped before its last round.
         """
-        if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
+        if not self.out.exists() or not any(map(_has_begun, self.out.iterdir())):
             return False
         check_run(self.out)
         path = self.out / "experiment.toml"
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds another run, or other files; choose another --out, or delete them")
-        done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
+        done, rounds = count_rounds(self.out / "state"), self.experiment.rounds
         if done is None and (rows := read_metrics(self.out)):  # its checkpoint is gone
             done = rows[-1]["round"]
         if done == rounds:
@@ -169,39 +169,39 @@ class FederationRun:
             "first with `fedsim delete`"
         )
 
-    def _model_bytes(self) -> int:
-        model = models.layout(self.model(), self.data().spec)
+    def _count_model_bytes(self) -> int:
+        model = models.build_layout(self.make_model_spec(), self.load_data().spec)
         shared = self.experiment.training.buffers == "shared"
         values: int = sum(t.numel() for t in (*model.parameters(), *(model.buffers() if shared else ())))
         return 4 * values
 
-    def _checkpoint_bytes(self) -> int:
+    def _count_checkpoint_bytes(self) -> int:
         strategy = self.experiment.strategy
         kept = 3 * (strategy.name in STATEFUL_STRATEGIES) + ("central" in strategy.arguments)
-        return self._model_bytes() * (1 + kept)
+        return self._count_model_bytes() * (1 + kept)
 
-    def _round_bytes(self) -> int:
+    def _count_round_bytes(self) -> int:
         """Return the approximate number of bytes of a recorded round."""
-        clients, wanted = self.experiment.clients, self.wanted()
+        clients, wanted = self.experiment.clients, self.parse_wanted()
         limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]
         limits += [] if wanted.at_most is None else [wanted.at_most]
         more = 1 if self.experiment.secure_aggregation else 0  # the sum
-        return (self._model_bytes() + 2000) * (1 + min(limits) + more)
+        return (self._count_model_bytes() + 2000) * (1 + min(limits) + more)
 
-    def needs(self, number: int) -> int:
+    def count_bytes(self, number: int) -> int:
         """Return the approximate number of bytes that round `number` writes: recording and checkpoint."""
-        wanted = self.wanted().rounds
-        return self._checkpoint_bytes() + (self._round_bytes() if wanted is None or number in wanted else 0)
+        wanted = self.parse_wanted().rounds
+        return self._count_checkpoint_bytes() + (self._count_round_bytes() if wanted is None or number in wanted else 0)
 
-    def megabytes(self) -> float:
+    def count_megabytes(self) -> float:
         """Return the approximate number of megabytes that the remaining rounds write, including checkpoints."""
-        first, stop, wanted = (rounds_done(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.wanted().rounds
+        first, stop, wanted = (count_rounds(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.parse_wanted().rounds
         ranges = (range(first, stop),) if wanted is None else wanted.ranges
         recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
-        return (recorded * self._round_bytes() + 2 * self._checkpoint_bytes()) / 1e6
+        return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
-    def wanted(self) -> Wanted:
+    def parse_wanted(self) -> Wanted:
         """Return the selection of what is recorded."""
         return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
@@ -215,7 +215,7 @@ class FederationRun:
             make_private(self._simulation.parent, below=self.out)
             write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 
-    def settled(self) -> "FederationRun":
+    def settle(self) -> "FederationRun":
         """Return a copy of this run that has the client seed with which the run in its folder began.
 
         A resumed run therefore needs no `--client-seed`. A run that has not begun is returned unchanged.
@@ -234,29 +234,29 @@ class FederationRun:
     def _simulation(self) -> Path:
         return self.out / "clients" / "simulation.json"
 
-    def manifest(self, spec: DataSpec) -> Manifest:
-        e, agreement = self.experiment, self.experiment.agreement()
+    def make_manifest(self, spec: DataSpec) -> Manifest:
+        e, agreement = self.experiment, self.experiment.settle_agreement()
         return Manifest(
             name=make_name(self.out.name),
-            model=self.model(),
+            model=self.make_model_spec(),
             data=spec,
             training=e.training,
-            defense=e.update_defense(),
+            defense=e.parse_defense(),
             gradient=str(GradientSpec.parse(e.gradient)),
             inputs=str(InputsSpec.parse(e.inputs)),
-            secure_aggregation=agreement.as_public() if agreement else False,
-            codec=MASKED_CODEC if agreement else e.update_defense().codec(),
+            secure_aggregation=agreement.to_json() if agreement else False,
+            codec=MASKED_CODEC if agreement else e.parse_defense().choose_codec(),
             created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
             software={package: version(package) for package in ("flwr", "torch", "numpy")},
         )
 
 
-def _counts(path: Path) -> bool:
+def _has_begun(path: Path) -> bool:
     """Return whether a file shows that a run has begun. Leftovers of a crash and empty mounted folders do not."""
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
-def _sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
+def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
     """Return examples for a trial step: the first ones, or black images if this party has no data."""
     if len(data.train):
         return data.train[:count]

@@ -34,13 +34,15 @@ def pack(values: NDArray[Any]) -> Array:
     """Return what Flower's `Array(values)` gives, byte for byte, with one copy instead of three."""
     values = np.asarray(values, order="C")
     data = values.reshape(-1).view(np.uint8).data if values.size else b""
-    return Array(str(values.dtype), values.shape, "numpy.ndarray", b"".join((_header(str(values.dtype), values.shape), data)))
+    return Array(
+        str(values.dtype), values.shape, "numpy.ndarray", b"".join((_make_header(str(values.dtype), values.shape), data))
+    )
 
 
-def view(array: Array) -> NDArray[Any]:
+def read_array(array: Array) -> NDArray[Any]:
     """Return what Flower's `array.numpy()` gives, read-only and without a copy. Raises ValueError for a wrong length."""
     with suppress(TypeError):  # a type that NumPy does not know
-        if array.stype == "numpy.ndarray" and array.data.startswith(head := _header(array.dtype, array.shape)):
+        if array.stype == "numpy.ndarray" and array.data.startswith(head := _make_header(array.dtype, array.shape)):
             return np.frombuffer(array.data, np.dtype(array.dtype), offset=len(head)).reshape(array.shape)
     _check_length(array)
     return array.numpy()
@@ -57,7 +59,7 @@ def _check_length(array: Array) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return the header that `numpy.save` writes before the values of an array in C order."""
     buffer = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
@@ -72,7 +74,7 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def to_tensor(array: Array) -> Tensor:
     """Convert one array to a tensor."""
-    return from_numpy(view(array).copy())
+    return from_numpy(read_array(array).copy())
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
@@ -111,7 +113,7 @@ def take_buffers(content: RecordDict) -> dict[str, Tensor]:
     return to_tensors(record)
 
 
-def reported(content: RecordDict) -> dict[str, float]:
+def read_metrics(content: RecordDict) -> dict[str, float]:
     """Return the metrics that a client reports, without lists of numbers."""
     record = content[METRICS_KEY]
     assert isinstance(record, MetricRecord)
@@ -120,10 +122,10 @@ def reported(content: RecordDict) -> dict[str, float]:
 
 def count_bytes(content: RecordDict) -> int:
     """Return the size in bytes of all records of a message on the wire, including keys."""
-    return sum(_size(record) for record in content.values())
+    return sum(_count_record_bytes(record) for record in content.values())
 
 
-def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
+def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
     """Return the size as Flower counts it, also for empty values, for which Flower fails."""
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
@@ -131,7 +133,7 @@ def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
     return filled.count_bytes() + sum(len(key) for key in record.keys() - filled.keys())
 
 
-def number(message: Message, key: str) -> int:
+def read_number(message: Message, key: str) -> int:
     """Return a number from the server's configuration of this round."""
     config = message.content[CONFIG_KEY]
     assert isinstance(config, ConfigRecord)

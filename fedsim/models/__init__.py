@@ -1,25 +1,25 @@
 """Models and losses by name. Both are public knowledge."""
 
-from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, identify_network, layout
-from fedsim.models.concessions import concessions, require_mode, unsimulated
+from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, build, build_layout, find_head, identify_network, list_buffers
+from fedsim.models.concessions import list_concessions, list_unsimulated, require_mode
 from fedsim.models.foreign import ModuleSpec
-from fedsim.models.losses import loss_of, outputs_for, predictions, probabilities
+from fedsim.models.losses import count_outputs, find_loss, predict_classes, predict_probabilities
 
 __all__ = [
     "MAX_PARAMETERS",
     "MODELS",
     "ModuleSpec",
     "admit",
-    "buffer_names",
     "build",
-    "concessions",
-    "head",
+    "build_layout",
+    "count_outputs",
+    "find_head",
+    "find_loss",
     "identify_network",
-    "layout",
-    "loss_of",
-    "outputs_for",
-    "predictions",
-    "probabilities",
+    "list_buffers",
+    "list_concessions",
+    "list_unsimulated",
+    "predict_classes",
+    "predict_probabilities",
     "require_mode",
-    "unsimulated",
 ]

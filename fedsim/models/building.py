@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from defenses._registry import Registry, bind, references
-from defenses.networks import NetworkSpec, last_linear
-from fedsim.models.foreign import ModuleSpec, adapted
+from defenses._registry import Registry, bind_arguments, references
+from defenses.networks import NetworkSpec, find_last_linear
+from fedsim.models.foreign import ModuleSpec, adapt
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4
@@ -63,7 +63,7 @@ def admit(reference: str, name: str | None = None) -> None:
     if known is not function:  # a file that was edited since does not change the code that runs
         code = identify_code(function)
     for key in {reference, name or reference}:
-        _ADMITTED[key] = _fitted(function)
+        _ADMITTED[key] = _make_factory(function)
         _CODE[key] = (function, code)
 
 
@@ -74,7 +74,7 @@ def identify_network(spec: ModelSpec) -> str:
     """
     if spec.name in _CODE:
         return _CODE[spec.name][1]
-    return identify_code(_factory(spec.name))
+    return identify_code(_find_factory(spec.name))
 
 
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
@@ -84,76 +84,78 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     logistic loss.
     Raises ValueError if name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
     """
-    layout(spec, data)
-    return _drawn(spec, data, seed)
+    build_layout(spec, data)
+    return _draw_weights(spec, data, seed)
 
 
-def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
+def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
     """Return the model without values, on the meta device: names, shapes and modules at little cost. Raises as `build` does.
 
     If the code of a foreign model does not work on the meta device, the model is returned with values.
     """
     try:
         with torch.device("meta"):
-            model = _called(spec, data)
+            model = _call_factory(spec, data)
         _check_size(spec, model)
-        outputs = _outputs(spec, model, data, device="meta")
+        outputs = _probe_outputs(spec, model, data, device="meta")
     except ValueError:
         raise
     except Exception as error:
         if spec.name in BUILT_IN and not isinstance(error, NotImplementedError):  # which is what needs values
-            raise _misfit(spec, data, error) from error
-        model = _drawn(spec, data, 0)
+            raise _make_misfit_error(spec, data, error) from error
+        model = _draw_weights(spec, data, 0)
         _check_size(spec, model)
         try:
-            outputs = _outputs(spec, model, data, device="cpu")
+            outputs = _probe_outputs(spec, model, data, device="cpu")
         except Exception as late:
-            raise _misfit(spec, data, late) from late
+            raise _make_misfit_error(spec, data, late) from late
     _check_outputs(spec, outputs, data)
     return model
 
 
-def head(model: nn.Module) -> tuple[str, str | None]:
+def find_head(model: nn.Module) -> tuple[str, str | None]:
     """Return the names of the weight and the bias of the last linear layer; None for a missing bias."""
-    name = last_linear(model)
+    name = find_last_linear(model)
     prefix = f"{name}." if name else ""
     return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
 
 
-def buffer_names(model: nn.Module) -> tuple[str, ...]:
+def list_buffers(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the persistent buffers of the model, such as batch-norm statistics."""
     saved = model.state_dict(keep_vars=True)
     return tuple(name for name, _ in model.named_buffers() if name in saved)
 
 
-def _drawn(spec: ModelSpec, data: DataSpec, seed: int) -> nn.Module:
+def _draw_weights(spec: ModelSpec, data: DataSpec, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            return _called(spec, data)
+            return _call_factory(spec, data)
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(f"model {_short(spec)} cannot be built: {type(error).__name__}: {_first_line(error)}") from error
+            raise ValueError(
+                f"model {_shorten(spec)} cannot be built: {type(error).__name__}: {_read_first_line(error)}"
+            ) from error
 
 
-def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
+def _call_factory(spec: ModelSpec, data: DataSpec) -> nn.Module:
     if isinstance(spec, ModuleSpec):
-        return spec.copied()
-    factory = _factory(spec.name)
+        return spec.copy()
+    factory = _find_factory(spec.name)
     given, outputs = dict(spec.arguments), data.num_classes
     if "outputs" in given and "outputs" not in inspect.signature(factory).parameters:
         outputs = given.pop("outputs")
-        if isinstance(outputs, bool) or outputs not in _possible_outputs(data):
-            raise ValueError(f"model {spec.name!r}: outputs must be one of {_possible_outputs(data)}, got {outputs!r}")
-    bind(spec.name, factory, data.shape, outputs, given=given, hidden=2)
+        if isinstance(outputs, bool) or outputs not in _list_output_counts(data):
+            raise ValueError(f"model {spec.name!r}: outputs must be one of {_list_output_counts(data)}, got {outputs!r}")
+    bind_arguments(spec.name, factory, data.shape, outputs, given=given, hidden=2)
     model = factory(data.shape, outputs, **given)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {spec.name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return NetworkSpec.parse(spec.network).apply(model)
 
 
-def _factory(name: str) -> ModelFactory:
+def _find_factory(name: str) -> ModelFactory:
     if name in _ADMITTED:
         return _ADMITTED[name]
     if references.is_admitted(name):
@@ -166,20 +168,20 @@ def _factory(name: str) -> ModelFactory:
     return MODELS[name]
 
 
-def _fitted(function: Callable[..., Any]) -> ModelFactory:
+def _make_factory(function: Callable[..., Any]) -> ModelFactory:
     """Wrap `function` as a factory that takes `(shape, num_classes, **arguments)`."""
-    named, plain = _public_parameters(function)
+    named, plain = _find_public_parameters(function)
 
-    def factory(shape: tuple[int, ...], num_classes: int, **arguments: Any) -> nn.Module:
+    def build_network(shape: tuple[int, ...], num_classes: int, **arguments: Any) -> nn.Module:
         public = {"shape": shape, "num_classes": num_classes}
         positional = (shape, num_classes) if plain else ()
         model: nn.Module = function(*positional, **{key: public[key] for key in named}, **arguments)
-        return adapted(model, shape) if isinstance(model, nn.Module) else model
+        return adapt(model, shape) if isinstance(model, nn.Module) else model
 
-    return factory
+    return build_network
 
 
-def _public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
+def _find_public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
     """Return which of shape and num_classes a function takes as keyword arguments, and whether it takes both by position."""
     parameters = inspect.signature(function).parameters
     named = [key for key in ("shape", "num_classes") if key in parameters]
@@ -191,27 +193,27 @@ def _public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
     return named, not named and len(required) >= 2
 
 
-def _possible_outputs(data: DataSpec) -> tuple[int, ...]:
+def _list_output_counts(data: DataSpec) -> tuple[int, ...]:
     return (1, 2) if data.num_classes == 2 else (data.num_classes,)
 
 
 def _check_size(spec: ModelSpec, model: nn.Module) -> None:
     values = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if values > MAX_PARAMETERS:
-        raise ValueError(f"model {_short(spec)} has {values:,} values, and the limit is {MAX_PARAMETERS:,}")
+        raise ValueError(f"model {_shorten(spec)} has {values:,} values, and the limit is {MAX_PARAMETERS:,}")
 
 
-def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
+def _probe_outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
     """Return the number of logits per example, or a description of the output if it is not a tensor of logits.
 
     Networks of this project check shapes themselves and are not called here, since PyTorch takes a second to load what a call
     needs.
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
-        return dict(model.named_parameters())[head(model)[0]].shape[0]
-    if len(needed := _inputs(model)) > 1:
+        return dict(model.named_parameters())[find_head(model)[0]].shape[0]
+    if len(needed := _list_inputs(model)) > 1:
         raise ValueError(
-            f"model {_short(spec)} takes {len(needed)} inputs ({', '.join(needed)}), and attacks search for one input "
+            f"model {_shorten(spec)} takes {len(needed)} inputs ({', '.join(needed)}), and attacks search for one input "
             "tensor; give a module whose forward takes one tensor and computes all inputs from it"
         )
     training = model.training
@@ -223,29 +225,29 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
     return logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else f"{tuple(logits.shape)} for 2 examples"
 
 
-def _inputs(model: nn.Module) -> list[str]:
+def _list_inputs(model: nn.Module) -> list[str]:
     """Return the names of the positional arguments of the network's `forward` that have no default."""
     parameters = inspect.signature(model.forward).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:
-    wanted = (spec.arguments["outputs"],) if "outputs" in spec.arguments else _possible_outputs(data)
+    wanted = (spec.arguments["outputs"],) if "outputs" in spec.arguments else _list_output_counts(data)
     if outputs not in wanted:
         raise ValueError(
-            f"model {_short(spec)} returns {outputs}, but {data.num_classes} classes need {' or '.join(map(str, wanted))} "
+            f"model {_shorten(spec)} returns {outputs}, but {data.num_classes} classes need {' or '.join(map(str, wanted))} "
             "logits per example"
         )
 
 
-def _misfit(spec: ModelSpec, data: DataSpec, error: Exception) -> ValueError:
-    return ValueError(f"model {_short(spec)} does not fit inputs of shape {data.shape}: {_first_line(error)}")
+def _make_misfit_error(spec: ModelSpec, data: DataSpec, error: Exception) -> ValueError:
+    return ValueError(f"model {_shorten(spec)} does not fit inputs of shape {data.shape}: {_read_first_line(error)}")
 
 
-def _short(spec: ModelSpec) -> str:
+def _shorten(spec: ModelSpec) -> str:
     text = str(spec)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _first_line(error: Exception) -> str:
+def _read_first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0]

@@ -13,7 +13,7 @@ RANDOM_CLIENTS = (
 )
 
 
-def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
+def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what the prescribed training mode ("train" or "eval") means for attacks on this network."""
     normed = _has_batch_norm(network)
     found = []
@@ -24,12 +24,12 @@ def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[
         )
     if normed and training.mode == "train":
         found.append("batch norm goes by each batch (mode 'train'): a guess is simulated as one whole batch")
-    return found + unsimulated(network, training, data)
+    return found + list_unsimulated(network, training, data)
 
 
-def unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
+def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what attacks do not simulate of this network's training."""
-    return [RANDOM_CLIENTS] if training.mode == "train" and _draws(network, data) else []
+    return [RANDOM_CLIENTS] if training.mode == "train" and _is_random(network, data) else []
 
 
 def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:
@@ -39,7 +39,7 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
     """
     if training.mode != "unstated":
         return training
-    if _has_batch_norm(network) or _draws(network, data):
+    if _has_batch_norm(network) or _is_random(network, data):
         raise ValueError(
             "the network computes differently while it trains (batch norm, dropout or other random numbers), so attacks must "
             "know how clients train: set training.mode to 'train' if they call net.train(), as most apps do, or to 'eval' if "
@@ -52,7 +52,7 @@ def _has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
-def _draws(network: nn.Module, data: DataSpec) -> bool:
+def _is_random(network: nn.Module, data: DataSpec) -> bool:
     """Return whether a network in training mode computes two different outputs for the same input.
 
     The comparison of outputs also detects random functions that are not modules.

@@ -12,17 +12,17 @@ from torch.nn.parameter import is_lazy
 from fedsim.recording.observation import ModelSpec
 
 
-def adapted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Initialise lazy layers by a forward pass of zeros, and make the network return logits (`with_logits`)."""
+def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """Initialise lazy layers by a forward pass of zeros, and make the network return logits (`return_logits`)."""
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         training = model.training
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
         model.train(training)
-    return with_logits(model)
+    return return_logits(model)
 
 
-def with_logits(model: nn.Module) -> nn.Module:
+def return_logits(model: nn.Module) -> nn.Module:
     """Make a network that returns an object or a dictionary return its `logits` instead, by a forward hook."""
     model.register_forward_hook(take_logits)
     return model
@@ -60,7 +60,7 @@ class ModuleSpec(ModelSpec):
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)
 
-    def copied(self) -> nn.Module:
+    def copy(self) -> nn.Module:
         """Return a copy of the network, on the meta device if that is PyTorch's default device."""
         module = copy_module(self.module)
-        return with_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)
+        return return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fedsim.models.shapes import at_least, image
+from fedsim.models.shapes import check_image, check_side
 
 Option = TypeVar("Option")
 
@@ -52,19 +52,19 @@ class LeNet(nn.Sequential):
         initial: str = "published",
     ) -> None:
         depth, height, width = shape
-        activate, pool = _named("activation", activation, ACTIVATIONS), _named("pooling", pooling, POOLINGS)
-        uniform = _named("initial", initial, INITIAL_WEIGHTS)
+        activate, pool = _find_part("activation", activation, ACTIVATIONS), _find_part("pooling", pooling, POOLINGS)
+        uniform = _find_part("initial", initial, INITIAL_WEIGHTS)
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise ValueError(f"a LeNet: channels must be a whole number above 0, got {channels!r}")
         if pool:
-            at_least(shape, 2 ** strides.count(2), "a LeNet with pooling")
+            check_side(shape, 2 ** strides.count(2), "a LeNet with pooling")
         layers: list[nn.Module] = []
         for stride in strides:
             pooled = pool if stride == 2 else None
             layers += [nn.Conv2d(depth, channels, kernel_size=5, stride=1 if pooled else stride, padding=2), activate()]
             if pooled:
                 layers.append(pooled())
-            depth, height, width = channels, _after(height, stride, pooled), _after(width, stride, pooled)
+            depth, height, width = channels, _compute_side(height, stride, pooled), _compute_side(width, stride, pooled)
         super().__init__(*layers, nn.Flatten(), nn.Linear(channels * height * width, num_classes))
         if activation == "sigmoid" if uniform is None else uniform:
             with torch.no_grad():
@@ -85,7 +85,7 @@ def lenet_dlg(
     channels, activation, pooling, initial: as in `LeNet`.
     """
     return LeNet(
-        image(shape, "a LeNet"),
+        check_image(shape, "a LeNet"),
         num_classes,
         strides=(2, 2, 1),
         channels=channels,
@@ -109,7 +109,7 @@ def lenet_cpl(
     channels, activation, pooling, initial: as in `LeNet`.
     """
     return LeNet(
-        image(shape, "a LeNet"),
+        check_image(shape, "a LeNet"),
         num_classes,
         strides=(2, 2, 1, 1),
         channels=channels,
@@ -119,12 +119,12 @@ def lenet_cpl(
     )
 
 
-def _after(side: int, stride: int, pooled: object) -> int:
+def _compute_side(side: int, stride: int, pooled: object) -> int:
     """Return the side length after the convolutions and pooling."""
     return side // 2 if pooled else (side - 1) // stride + 1
 
 
-def _named(what: str, name: str, parts: Mapping[str, Option]) -> Option:
+def _find_part(what: str, name: str, parts: Mapping[str, Option]) -> Option:
     if name not in parts:
         raise ValueError(f"a LeNet: unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]

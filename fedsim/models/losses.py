@@ -39,16 +39,16 @@ def logistic(logits: Tensor, y: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
 
 
-def loss_of(name: str) -> Loss:
+def find_loss(name: str) -> Loss:
     """Return a loss function by name. Raises ValueError, listing known names, if it is unknown."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
     return LOSSES[name]
 
 
-def outputs_for(loss: str, num_classes: int) -> int:
+def count_outputs(loss: str, num_classes: int) -> int:
     """Return the number of logits that a loss needs. Raises ValueError if the loss does not support that many classes."""
-    loss_of(loss)
+    find_loss(loss)
     if loss != "logistic":
         return num_classes
     if num_classes != 2:
@@ -56,12 +56,12 @@ def outputs_for(loss: str, num_classes: int) -> int:
     return 1
 
 
-def predictions(logits: Tensor) -> Tensor:
+def predict_classes(logits: Tensor) -> Tensor:
     """Return the most probable class (N,) int64 from logits (N, K), or (N, 1) for two classes."""
     return (logits[..., 0] > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)
 
 
-def probabilities(logits: Tensor) -> Tensor:
+def predict_probabilities(logits: Tensor) -> Tensor:
     """Return class probabilities (N, K) from logits (N, K), or (N, 2) from (N, 1)."""
     if logits.shape[-1] != 1:
         return logits.softmax(dim=-1)

@@ -6,7 +6,7 @@ from math import prod
 
 from torch import nn
 
-from fedsim.models.shapes import widths
+from fedsim.models.shapes import check_widths
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)) -> nn.Sequential:
@@ -14,7 +14,7 @@ def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)
 
     hidden: width of each hidden layer.
     """
-    sizes = [prod(shape), *widths(hidden, "mlp: hidden")]
+    sizes = [prod(shape), *check_widths(hidden, "mlp: hidden")]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]

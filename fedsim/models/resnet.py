@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedsim.models.shapes import image, truth
+from fedsim.models.shapes import check_bool, check_image
 
 
 class BasicBlock(nn.Module):
@@ -16,12 +16,14 @@ class BasicBlock(nn.Module):
     def __init__(self, before: int, after: int, *, stride: int, batch_norm: bool, bias: bool) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
+            *make_convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
             nn.ReLU(),
-            *convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
+            *make_convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
         )
         same = stride == 1 and before == after
-        self.shortcut = nn.Sequential(*([] if same else convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias)))
+        self.shortcut = nn.Sequential(
+            *([] if same else make_convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias))
+        )
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,13 +31,13 @@ class BasicBlock(nn.Module):
         return out
 
 
-def convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+def make_convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
     """Return a convolution that keeps height and width at stride 1, followed by batch norm if requested."""
     layer = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
     return [layer, nn.BatchNorm2d(after)] if batch_norm else [layer]
 
 
-def residual_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+def make_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:
     """Return the stages: `blocks` residual blocks per width; each stage after the first begins with stride 2."""
     layers: list[nn.Module] = []
     before = widths[0]
@@ -47,14 +49,14 @@ def residual_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm:
     return layers
 
 
-def _small_image_resnet(
+def _make_resnet(
     shape: tuple[int, ...], num_classes: int, *, blocks: Sequence[int], widths: Sequence[int], batch_norm: bool
 ) -> nn.Sequential:
-    channels = image(shape, "a ResNet")[0]
+    channels = check_image(shape, "a ResNet")[0]
     model = nn.Sequential(
-        *convolution(channels, widths[0], 3, 1, batch_norm=batch_norm, bias=True),
+        *make_convolution(channels, widths[0], 3, 1, batch_norm=batch_norm, bias=True),
         nn.ReLU(),
-        *residual_stages(blocks, widths, batch_norm=batch_norm, bias=True),
+        *make_stages(blocks, widths, batch_norm=batch_norm, bias=True),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(widths[-1], num_classes),
@@ -72,7 +74,7 @@ def resnet20_4(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     It has a 3x3 stem without pooling and three stages of three blocks, of widths 64, 128 and 256. The initial weights of
     convolutions are Kaiming normal (fan out).
     """
-    return _small_image_resnet(shape, num_classes, blocks=(3, 3, 3), widths=(64, 128, 256), batch_norm=True)
+    return _make_resnet(shape, num_classes, blocks=(3, 3, 3), widths=(64, 128, 256), batch_norm=True)
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) -> nn.Sequential:
@@ -80,5 +82,5 @@ def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) 
 
     batch_norm: False leaves out all normalisation; convolutions then have biases and PyTorch's initialisation.
     """
-    norm = truth(batch_norm, "resnet18: batch_norm")
-    return _small_image_resnet(shape, num_classes, blocks=(2, 2, 2, 2), widths=(64, 128, 256, 512), batch_norm=norm)
+    norm = check_bool(batch_norm, "resnet18: batch_norm")
+    return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2), widths=(64, 128, 256, 512), batch_norm=norm)

@@ -5,14 +5,14 @@ None has batch norm, and all have PyTorch's initialisation. The paper uses image
 
 from torch import nn
 
-from fedsim.models.resnet import residual_stages
-from fedsim.models.shapes import at_least, image
+from fedsim.models.resnet import make_stages
+from fedsim.models.shapes import check_image, check_side
 
 
 def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return two 5x5 convolutions with ReLU and pooling, then linear layers of 512 and `num_classes` outputs without bias."""
-    channels, height, width = image(shape, "lenet_rog")
-    at_least((channels, height, width), 4, "lenet_rog")
+    channels, height, width = check_image(shape, "lenet_rog")
+    check_side((channels, height, width), 4, "lenet_rog")
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -27,8 +27,8 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
     The linear layers have no bias.
     """
-    channels, height, width = image(shape, "vgg7")
-    at_least((channels, height, width), 8, "vgg7")
+    channels, height, width = check_image(shape, "vgg7")
+    check_side((channels, height, width), 8, "vgg7")
     layers: list[nn.Module] = []
     for after in (128, 256, 512):
         layers += [nn.Conv2d(channels, after, 3, padding=1), nn.ReLU(), nn.Conv2d(after, after, 3, padding=1), nn.ReLU()]
@@ -41,19 +41,19 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return a ResNet-18 without biases: a 7x7 stem of stride 2 without pooling, and features averaged to 8x8."""
-    return _resnet(shape, num_classes, blocks=(2, 2, 2, 2))
+    return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2))
 
 
 def resnet9_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return ResNet-9 of ROG: `resnet18_rog` with one block per stage."""
-    return _resnet(shape, num_classes, blocks=(1, 1, 1, 1))
+    return _make_resnet(shape, num_classes, blocks=(1, 1, 1, 1))
 
 
-def _resnet(shape: tuple[int, ...], num_classes: int, *, blocks: tuple[int, ...]) -> nn.Sequential:
-    channels = image(shape, "ROG's ResNet")[0]
+def _make_resnet(shape: tuple[int, ...], num_classes: int, *, blocks: tuple[int, ...]) -> nn.Sequential:
+    channels = check_image(shape, "ROG's ResNet")[0]
     return nn.Sequential(
         *(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False), nn.ReLU()),
-        *residual_stages(blocks, (64, 128, 256, 512), batch_norm=False, bias=False),
+        *make_stages(blocks, (64, 128, 256, 512), batch_norm=False, bias=False),
         nn.AdaptiveAvgPool2d(8),
         nn.Flatten(),
         nn.Linear(512 * 8 * 8, num_classes, bias=False),

@@ -3,27 +3,27 @@
 from collections.abc import Sequence
 
 
-def image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
+def check_image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
     """Return `shape` as (C, H, W). Raises ValueError, naming `what`, if the data are rows."""
     if len(shape) != 3:
         raise ValueError(f"{what} takes images (C, H, W), and these data are rows of shape {shape}; use the model 'mlp'")
     return shape[0], shape[1], shape[2]
 
 
-def at_least(shape: tuple[int, int, int], side: int, what: str) -> None:
+def check_side(shape: tuple[int, int, int], side: int, what: str) -> None:
     """Raise ValueError, naming `what`, if an image is smaller than `side` pixels in height or width."""
     if min(shape[1:]) < side:
         raise ValueError(f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}")
 
 
-def widths(values: object, what: str) -> list[int]:
+def check_widths(values: object, what: str) -> list[int]:
     """Return `values` as a list of layer widths. Raises ValueError, naming `what`, unless they are whole numbers above 0."""
     if not isinstance(values, Sequence) or isinstance(values, str) or not all(_is_width(value) for value in values):
         raise ValueError(f"{what} must be a list of whole numbers above 0, got {values!r}")
     return list(values)
 
 
-def truth(value: object, what: str) -> bool:
+def check_bool(value: object, what: str) -> bool:
     """Return `value`. Raises ValueError, naming `what`, if it is not a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be true or false, got {value!r}")

@@ -29,7 +29,7 @@ def identify_code(function: Callable[..., Any]) -> str:
     if module.__name__.partition(".")[0] in OWN_PACKAGES:
         return ""
     digest = hashlib.sha256()
-    for path in sorted({path for used in _used_modules(module) if (path := _source_file(used)) is not None}):
+    for path in sorted({path for used in _find_used_modules(module) if (path := _find_source_file(used)) is not None}):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return f"{module.__name__}:{name}@{digest.hexdigest()[:16]}"
 
@@ -40,8 +40,8 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
     Modules that they import are included. This project and installed distributions are not; they must be installed there.
     """
     found = set[Path]()
-    for module in {used for start in modules for used in _used_modules(start)}:
-        path = _source_file(module)
+    for module in {used for start in modules for used in _find_used_modules(start)}:
+        path = _find_source_file(module)
         if path is None or any(path.is_relative_to(folder) for folder in _INSTALLED):
             continue
         package = sys.modules.get(module.__name__.partition(".")[0])
@@ -50,7 +50,7 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
     return sorted(found)
 
 
-def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
+def _find_used_modules(start: ModuleType) -> Iterator[ModuleType]:
     """Yield `start` and the modules whose code it can reach through its globals or its import statements."""
     package = start.__name__.partition(".")[0]
     seen, waiting = {start.__name__}, [start]
@@ -59,7 +59,7 @@ def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
         yield module
         values = list(vars(module).values())
         names = [value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) for value in values]
-        for name in [*names, *_imported_names(module)]:
+        for name in [*names, *_find_imported_names(module)]:
             if not isinstance(name, str) or name in seen or (other := sys.modules.get(name)) is None:
                 continue
             seen.add(name)
@@ -67,12 +67,12 @@ def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
                 waiting.append(other)
 
 
-def _imported_names(module: ModuleType) -> Iterator[str]:
+def _find_imported_names(module: ModuleType) -> Iterator[str]:
     """Yield the names in the import statements of a module; they may be names of modules.
 
     An imported value such as a number has no `__module__`, so that the globals do not show from which module it comes.
     """
-    path = _source_file(module)
+    path = _find_source_file(module)
     if path is None or path.suffix != ".py":
         return
     try:
@@ -94,11 +94,11 @@ def _is_followed(module: ModuleType, package: str) -> bool:
     top = module.__name__.partition(".")[0]
     if top in OWN_PACKAGES:
         return False
-    path = _source_file(module)
+    path = _find_source_file(module)
     return top == package or (path is not None and not any(path.is_relative_to(folder) for folder in _INSTALLED))
 
 
-def _source_file(module: ModuleType) -> Path | None:
+def _find_source_file(module: ModuleType) -> Path | None:
     """Return the path of a module's source file, or of its compiled code if there is no source; None without either."""
     named = getattr(module, "__file__", None)
     path = Path(named).resolve() if isinstance(named, str) else None

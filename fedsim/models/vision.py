@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.models.shapes import image
+from fedsim.models.shapes import check_image
 
 
 def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> nn.Module:
@@ -21,16 +21,16 @@ def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> 
         close = get_close_matches(str(architecture), known, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
         raise ValueError(f"torchvision has no classifier {architecture!r}. {hint}")
-    channels, height, width = image(shape, f"torchvision's {architecture}")
+    channels, height, width = check_image(shape, f"torchvision's {architecture}")
     if channels != 3:
         raise ValueError(f"torchvision's {architecture} takes images of 3 channels, and these have {channels}")
     model: nn.Module = models.get_model(
-        architecture, weights=None, num_classes=num_classes, **_arguments(architecture, height, width)
+        architecture, weights=None, num_classes=num_classes, **_choose_arguments(architecture, height, width)
     )
     return model
 
 
-def _arguments(architecture: str, height: int, width: int) -> dict[str, Any]:
+def _choose_arguments(architecture: str, height: int, width: int) -> dict[str, Any]:
     if architecture in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}
     if architecture.startswith("vit_"):

@@ -35,7 +35,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
     """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
-            entries = _entries(archive)
+            entries = _list_entries(archive)
             chosen = list(entries) if names is None else list(names)
             if missing := [name for name in chosen if name not in entries]:
                 raise ValueError(f"no array {missing[0]!r}; it holds {', '.join(entries) or 'none'}")
@@ -46,23 +46,23 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
     except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:  # what zipfile makes of broken archives
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except (ValueError, MemoryError, OverflowError) as error:
-        raise ValueError(_named(path, error)) from None
+        raise ValueError(_describe_error(path, error)) from None
 
 
-def names_of(path: Path) -> tuple[str, ...]:
+def read_names(path: Path) -> tuple[str, ...]:
     """Return the names of the arrays in an archive. Raises the same errors as `read_arrays`."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
-            return tuple(_entries(archive))
+            return tuple(_list_entries(archive))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except ValueError as error:
-        raise ValueError(_named(path, error)) from None
+        raise ValueError(_describe_error(path, error)) from None
 
 
-def _named(path: Path, error: Exception) -> str:
+def _describe_error(path: Path, error: Exception) -> str:
     words = str(error) or type(error).__name__
     return words if words.startswith(str(path)) else f"{path}: {words}"
 
@@ -114,7 +114,7 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
+def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     """Return the entries of an archive by name of the array. Raises ValueError for files that are not arrays."""
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from defenses.base import Tensors
 from fedsim.recording.packing import sparse, tabled
-from fedsim.recording.packing.parts import TensorLike, about, check_kind, check_names, check_shape
+from fedsim.recording.packing.parts import TensorLike, check_kind, check_names, check_shape, name_parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,35 +40,35 @@ class Codec(NamedTuple):
     packs: bool = True
 
 
-def _no_encoder(update: Tensors) -> dict[str, Tensor]:
+def _refuse_update(update: Tensors) -> dict[str, Tensor]:
     raise ValueError("codec 'weights' cannot encode an update: it marks whole weights sent by other apps; use codec 'dense'")
 
 
-def _difference(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
+def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
     """Return the update `weights - start`, computed in float64 and rounded to the weights' type."""
     return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
 
 
-def _same_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
+def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raise ValueError if the tensors do not have the names, shapes and kinds of type of the weights."""
     check_names(got, weights)
     for name, tensor in got.items():
-        with about(name):
+        with name_parameter(name):
             check_shape(tensor, weights[name])
             check_kind(tensor, weights[name])
 
 
 CODECS: dict[str, Codec] = {
-    "dense": Codec(dict, lambda tensors, start: dict(tensors), _same_kinds, packs=False),
+    "dense": Codec(dict, lambda tensors, start: dict(tensors), _check_kinds, packs=False),
     # whole weights, as plain FedAvg sends them: the client's own rounding is in them, see `Observation.rounding`
-    "weights": Codec(_no_encoder, _difference, _same_kinds, packs=False),
-    "sparse": Codec(sparse.encode, sparse.decode, sparse.fits, sparse.sent),
-    "bits": Codec(partial(tabled.encode, most=2), partial(tabled.decode, most=2), partial(tabled.fits, most=2)),
-    "levels": Codec(tabled.encode, tabled.decode, tabled.fits),
+    "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
+    "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
+    "bits": Codec(partial(tabled.encode, most=2), partial(tabled.decode, most=2), partial(tabled.check_fit, most=2)),
+    "levels": Codec(tabled.encode, tabled.decode, tabled.check_fit),
 }
 
 
-def codec_of(name: str) -> Codec:
+def find_codec(name: str) -> Codec:
     """Return the codec with this name. Raises ValueError for an unknown name."""
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}. Known: {', '.join(sorted(CODECS))}")
@@ -77,14 +77,14 @@ def codec_of(name: str) -> Codec:
 
 def encode(update: Tensors, codec: str = "dense") -> Payload:
     """Pack an update (tensors by parameter name) with a codec, and return the payload."""
-    return Payload(tensors=codec_of(codec).encode(update), codec=codec)
+    return Payload(tensors=find_codec(codec).encode(update), codec=codec)
 
 
 def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
     """Unpack a payload and return the update, given the weights `start` that the client started from."""
-    return codec_of(payload.codec).decode(payload.tensors, start)
+    return find_codec(payload.codec).decode(payload.tensors, start)
 
 
-def sent(payload: Payload, start: Tensors) -> dict[str, Tensor]:
+def find_sent(payload: Payload, start: Tensors) -> dict[str, Tensor]:
     """Return a boolean mask of the sent coordinates by parameter name; empty if the codec always sends all of them."""
-    return codec_of(payload.codec).sent(payload.tensors, start)
+    return find_codec(payload.codec).sent(payload.tensors, start)

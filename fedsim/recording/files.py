@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fedsim.recording.safe_files import DamagedFile, naming, open_to_write, opened, opened_folder, parse_json
+from fedsim.recording.safe_files import DamagedFile, name_errors, open_file, open_folder, open_to_write, parse_json
 
 DTYPES = {
     torch.float64: "F64",
@@ -44,7 +44,7 @@ MAX_LINE_BYTES = 2**24
 
 
 @contextmanager
-def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
+def hold_lock(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on the file `path` within a `with` block.
 
     wait: whether to wait for another process that holds the lock; otherwise ValueError is raised. On systems without file locks,
@@ -55,7 +55,7 @@ def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Itera
     except ImportError:  # Windows
         yield
         return
-    with opened_folder(path.parent, below=below) as folder:
+    with open_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR, path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -70,12 +70,12 @@ def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Itera
 
 def make_private(folder: Path, *, below: Path | None = None) -> Path:
     """Create `folder` with access for its owner only, and return it. An existing folder keeps its permissions."""
-    with opened_folder(folder, below=below, make=True):
+    with open_folder(folder, below=below, make=True):
         return folder
 
 
 @contextmanager
-def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file for writing within a `with` block. At the end it is flushed and renamed to `path`.
 
     On errors it is removed, and `path` stays as it was.
@@ -85,7 +85,7 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
             After writing many files to one folder, call `flush(folder)` once instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
-    with naming(path), opened_folder(path.parent, below=below) as folder:
+    with name_errors(path), open_folder(path.parent, below=below) as folder:
         with suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=folder)
         descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
@@ -94,7 +94,7 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
                 os.fchmod(descriptor, 0o600)  # whatever the umask says
                 yield file
                 file.flush()
-                _settle(descriptor)
+                _flush_and_drop(descriptor)
             os.replace(beside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if settle:
                 os.fsync(folder)
@@ -107,12 +107,12 @@ def flush(path: Path) -> None:
     """Flush a file's content, or a folder's entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _settle(descriptor)
+        _flush_and_drop(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _settle(descriptor: int) -> None:
+def _flush_and_drop(descriptor: int) -> None:
     """Flush a file to disk and, if it is larger than `LARGE_BYTES`, drop it from the page cache."""
     os.fsync(descriptor)
     if os.fstat(descriptor).st_size > LARGE_BYTES and hasattr(os, "posix_fadvise"):
@@ -121,13 +121,13 @@ def _settle(descriptor: int) -> None:
 
 def remove(path: Path, *, below: Path | None = None) -> None:
     """Delete a file if it exists. A link is deleted, but not its target."""
-    with suppress(FileNotFoundError), naming(path), opened_folder(path.parent, below=below) as folder:
+    with suppress(FileNotFoundError), name_errors(path), open_folder(path.parent, below=below) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def write_bytes(path: Path, content: bytes, *, below: Path | None = None, settle: bool = True) -> None:
-    """Write `content` to `path` atomically. below, settle: see `replacing`."""
-    with replacing(path, below=below, settle=settle) as file:
+    """Write `content` to `path` atomically. below, settle: see `open_replacement`."""
+    with open_replacement(path, below=below, settle=settle) as file:
         file.write(content)
 
 
@@ -136,26 +136,26 @@ def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", below=below)
 
 
-def json_lines(*values: Any) -> bytes:
+def to_json_lines(*values: Any) -> bytes:
     """Return the values as JSON, one line per value."""
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
 def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
     """Append a JSON line per value to `path` and flush it to disk. An incomplete last line, left by a crash, is removed first."""
-    with opened_folder(path.parent, below=below) as folder:
+    with open_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
-    with naming(path), os.fdopen(descriptor, "ab+") as file:
+    with name_errors(path), os.fdopen(descriptor, "ab+") as file:
         if (size := file.seek(0, os.SEEK_END)) == 0:
             os.fchmod(descriptor, 0o600)  # whatever the umask says
         elif (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-            file.truncate(_last_break(file, size))
-        file.write(json_lines(*values))
+            file.truncate(_find_last_break(file, size))
+        file.write(to_json_lines(*values))
         file.flush()
         os.fsync(descriptor)
 
 
-def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
+def _find_last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
     """Return the position where the last, incomplete line of a file of `size` bytes begins, searching from the end."""
     for start in range(size - size % step, -1, -step):
         file.seek(start)
@@ -166,7 +166,7 @@ def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
 
 def replace_json_lines(path: Path, *values: Any) -> None:
     """Replace a file of JSON lines atomically."""
-    write_bytes(path, json_lines(*values))
+    write_bytes(path, to_json_lines(*values))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not os.path.lexists(path):
         return []
     rows: list[dict[str, Any]] = []
-    with opened(path.parent, path.name, limit=MAX_LINES_BYTES) as file:
+    with open_file(path.parent, path.name, limit=MAX_LINES_BYTES) as file:
         lines = BufferedReader(file)
         while (line := lines.readline(MAX_LINE_BYTES + 1)).endswith(b"\n"):
             if line == b"\n":
@@ -208,8 +208,8 @@ def write_tensors(
     Raises ValueError for a type that the format does not have.
     """
     digest = hashlib.sha256()
-    with replacing(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
-        for part in _safetensors(tensors, metadata or {}):
+    with open_replacement(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
+        for part in _serialise_tensors(tensors, metadata or {}):
             if len(part) < LARGE_BYTES:
                 digest.update(part)
                 file.write(part)
@@ -220,7 +220,7 @@ def write_tensors(
     return digest.hexdigest()
 
 
-def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+def _serialise_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """Yield the parts of a safetensors file: the header, then each tensor's memory."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0

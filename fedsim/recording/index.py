@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.recording.codec import CODECS
 from fedsim.recording.index_database import INDEX_FILE as INDEX_FILE
-from fedsim.recording.index_database import SCHEMA, Image, opened_image
+from fedsim.recording.index_database import SCHEMA, Image, open_image
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, shorten
 from fedsim.recording.writer import is_plain
@@ -67,46 +67,46 @@ class SentRow:
     cohort: tuple[str, ...]
 
 
-def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
     """Return the result of an SQL query on the index in `folder`. Raises DamagedFile, naming it, if the index is invalid."""
     try:
-        with opened_image(folder) as image:
-            return _ask(image, query, values)
+        with open_image(folder) as image:
+            return _query_image(image, query, values)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # an error may quote what is no text
         raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE.sub("?", str(error)[:200])) from None
 
 
-def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
+def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
     """Build a row from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid."""
-    if wrong := _wrong(*values):
-        raise _bad(folder, values, wrong, values[INDEX_COLUMNS.index(wrong)])
+    if wrong := _find_invalid_column(*values):
+        raise _make_error(folder, values, wrong, values[INDEX_COLUMNS.index(wrong)])
     row = dict(zip(INDEX_COLUMNS, values, strict=True))
-    row["metrics"] = _metrics(folder, values, row["metrics"])
+    row["metrics"] = _parse_metrics(folder, values, row["metrics"])
     return Row(**row)
 
 
-def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
+def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
     """Build a row from round, attempt, file, sha256 and cohort. Raises DamagedFile if a value is invalid."""
     round, attempt, file, sha256, text = values
     checks = {
         "round": _is_count(round, 1),
         "attempt": _is_count(attempt, 1),
-        "file": _is_count(round, 1) and file == path_of(round, "global"),
+        "file": _is_count(round, 1) and file == make_path(round, "global"),
         "sha256": isinstance(sha256, str) and DIGEST_PATTERN.fullmatch(sha256) is not None,
     }
     for (column, good), value in zip(checks.items(), values, strict=False):
         if not good:
-            raise _bad(folder, values, column, value)
+            raise _make_error(folder, values, column, value)
     try:
         cohort = parse_json(text) if isinstance(text, str) else None
     except ValueError:
         cohort = None
     if not isinstance(cohort, list) or not all(isinstance(name, str) and is_plain(name) for name in cohort):
-        raise _bad(folder, values, "cohort", text)
+        raise _make_error(folder, values, "cohort", text)
     return SentRow(round=round, attempt=attempt, file=file, sha256=sha256, cohort=tuple(cohort))
 
 
-def path_of(round: int, name: str) -> str:
+def make_path(round: int, name: str) -> str:
     """Return the relative path of the reply of client `name` in a round or, for "global", of the weights that the server sent."""
     return f"rounds/{round:05d}/{name}.safetensors"
 
@@ -115,7 +115,7 @@ def check_counts(folder: Path, rows: Iterable[tuple[Any, ...]]) -> None:
     """Raise DamagedFile if a row does not consist of a round and of counts (integers of at least 0)."""
     for values in rows:
         if not (_is_count(values[0], 1) and all(_is_count(value, 0) for value in values)):
-            raise _bad(folder, values, "round or bytes", values)
+            raise _make_error(folder, values, "round or bytes", values)
 
 
 def check_clients(folder: Path, clients: Iterable[Any]) -> None:
@@ -129,7 +129,7 @@ def _is_count(value: Any, least: int) -> bool:
     return type(value) is int and least <= value <= MAX_NUMBER
 
 
-def _wrong(
+def _find_invalid_column(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
@@ -167,7 +167,7 @@ def _wrong(
     return ""
 
 
-def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
+def _parse_metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
     """Parse the metrics that a client reported. NaN is allowed, since clients report it when their training diverges.
 
     values: the whole row, for error messages. Raises DamagedFile if the text does not map names to numbers.
@@ -179,30 +179,30 @@ def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, floa
     except ValueError:
         metrics = None
     if type(metrics) is not dict:
-        raise _bad(folder, values, "metrics", text)
+        raise _make_error(folder, values, "metrics", text)
     if any(type(value) is not float and type(value) is not int for value in metrics.values()):
-        raise _bad(folder, values, "metrics", text)
+        raise _make_error(folder, values, "metrics", text)
     return metrics
 
 
-def _bad(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> DamagedFile:
+def _make_error(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> DamagedFile:
     """Return the error for an invalid value of a column, naming the row by its first two values."""
     where = ", ".join(shorten(value) for value in values[:2])
     return DamagedFile(folder / INDEX_FILE, f"row {where}: {shorten(value)} is not a valid value of {column}")
 
 
-def _ask(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     steps = count()
     most = 100 + 2 * image.size // PROGRESS_INSTRUCTIONS
     image.connection.set_progress_handler(lambda: next(steps) > most, PROGRESS_INSTRUCTIONS)
     found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
-    if set(found) != _schema():
+    if set(found) != _read_schema():
         raise sqlite3.DatabaseError("holds other tables than a recorder makes")
     return image.connection.execute(query, values).fetchall()
 
 
 @cache
-def _schema() -> set[tuple[str, ...]]:
+def _read_schema() -> set[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as index:
         index.executescript(SCHEMA)
         return set(index.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.recording.files import write_bytes
-from fedsim.recording.safe_files import DamagedFile, check_status, opened, opened_folder, read_exactly
+from fedsim.recording.safe_files import DamagedFile, check_status, open_file, open_folder, read_exactly
 
 INDEX_FILE = "index.sqlite"
 JOURNAL_FILE = f"{INDEX_FILE}-journal"
@@ -76,13 +76,13 @@ _kept: list[Image] = []
 
 
 @contextmanager
-def opened_image(folder: Path) -> Iterator[Image]:
+def open_image(folder: Path) -> Iterator[Image]:
     """Open a private copy of the index in `folder` within a `with` block. Queries cannot change the recording.
 
     The index is read without following links. Raises DamagedFile if it is not a database, or is in a mode in which reading
     changes it, and sqlite3.Error as SQLite does.
     """
-    with opened(folder, INDEX_FILE, limit=MAX_BYTES) as file, _locked(file):
+    with open_file(folder, INDEX_FILE, limit=MAX_BYTES) as file, _hold_shared_lock(file):
         state = _check_header(folder, file)
         image: Image | None = None
         with suppress(IndexError):
@@ -91,7 +91,7 @@ def opened_image(folder: Path) -> Iterator[Image]:
             image.connection.close()
             image = None
         if image is None:
-            image = Image(state, os.fstat(file.fileno()).st_size, _copied(folder, file))
+            image = Image(state, os.fstat(file.fileno()).st_size, _copy_index(folder, file))
     try:
         yield image
     finally:
@@ -101,13 +101,13 @@ def opened_image(folder: Path) -> Iterator[Image]:
             image.connection.close()
 
 
-def forget_images() -> None:
+def close_images() -> None:
     """Close the images that are kept for the next query."""
     while _kept:
         _kept.pop().connection.close()
 
 
-atexit.register(forget_images)
+atexit.register(close_images)
 
 
 def make_index(folder: Path) -> None:
@@ -128,7 +128,7 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
     Raises DamagedFile if SQLite opened another file than the index, and ValueError if other users may change the folder.
     """
     path = folder / INDEX_FILE
-    with opened_folder(folder) as at:
+    with open_folder(folder) as at:
         _check_owner(folder, os.fstat(at))
         try:
             pinned = os.open(INDEX_FILE, PINNING_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
@@ -153,7 +153,7 @@ def _check_to_write(folder: Path, status: os.stat_result) -> None:
     except ValueError as error:
         raise DamagedFile(folder / INDEX_FILE, str(error)) from None
     if os.path.lexists(folder / JOURNAL_FILE):
-        with opened(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
+        with open_file(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
             _check_journal(journal, status.st_size + os.fstat(journal.fileno()).st_size, folder / JOURNAL_FILE)
 
 
@@ -185,7 +185,7 @@ def _is_open(status: os.stat_result, *, besides: int) -> bool:
 
 
 @contextmanager
-def _locked(file: FileIO) -> Iterator[None]:
+def _hold_shared_lock(file: FileIO) -> Iterator[None]:
     """Hold SQLite's shared lock on the file within a `with` block, so that no writer changes it; no lock on other systems."""
     try:
         import fcntl
@@ -229,15 +229,15 @@ def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
     else:
         if not stat.S_ISREG(journal.st_mode):
             raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file")
-        beside = _state(journal)
-    return str(folder), *_state(os.fstat(file.fileno())), *beside, start
+        beside = _read_state(journal)
+    return str(folder), *_read_state(os.fstat(file.fileno())), *beside, start
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
+def _read_state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
+def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
     """Copy an index to a private database, in memory unless it is larger than `IN_MEMORY`.
 
     If there is a journal, a writer was killed during a commit, or has not changed the index yet. SQLite then undoes the commit in
@@ -247,29 +247,29 @@ def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
     size = os.fstat(file.fileno()).st_size
     interrupted = os.path.lexists(folder / JOURNAL_FILE)
     if not interrupted and size <= IN_MEMORY:
-        return _prepared(_in_memory(file.read()))
+        return _restrict(_open_in_memory(file.read()))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as private:
         copy = Path(private) / INDEX_FILE
-        _copy(file, copy)
+        _copy_file(file, copy)
         if interrupted:
-            with opened(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
-                _copy(journal, Path(private) / JOURNAL_FILE)
+            with open_file(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
+                _copy_file(journal, Path(private) / JOURNAL_FILE)
                 _check_journal(journal, size + os.fstat(journal.fileno()).st_size, folder / JOURNAL_FILE)
             with closing(sqlite3.connect(copy)) as index:
                 index.execute("PRAGMA synchronous = OFF")
                 index.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if copy.stat().st_size <= IN_MEMORY:
-            return _prepared(_in_memory(copy.read_bytes()))
-        return _prepared(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False))
+            return _restrict(_open_in_memory(copy.read_bytes()))
+        return _restrict(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False))
 
 
-def _in_memory(content: bytes) -> sqlite3.Connection:
+def _open_in_memory(content: bytes) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.deserialize(content)
     return connection
 
 
-def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
+def _restrict(connection: sqlite3.Connection) -> sqlite3.Connection:
     """Set limits and pragmas so that SQLite runs no code from the database and does not change it; return the connection."""
     for limit, value in LIMITS.items():
         connection.setlimit(limit, value)
@@ -278,7 +278,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     return connection
 
 
-def _copy(file: FileIO, to: Path) -> None:
+def _copy_file(file: FileIO, to: Path) -> None:
     file.seek(0)
     with to.open("xb") as copy:
         while part := file.read(CHUNK_BYTES):

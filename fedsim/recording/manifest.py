@@ -128,7 +128,7 @@ def _from_json(cls: type[T], raw: Any) -> T:
             f"missing keys {missing} for {cls.__name__}; the file is damaged: copy it again, or run the federation again"
         )
     hints = get_type_hints(cls)
-    made = cls(**{name: _value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
+    made = cls(**{name: _convert_value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
     if isinstance(made, DataSpec) and (prod(made.shape) > MAX_VALUES or made.num_classes > MAX_CLASSES):
         raise ValueError(
             f"data of shape {shorten(made.shape)} with {made.num_classes} classes exceed the limits of {MAX_VALUES} values and "
@@ -137,22 +137,22 @@ def _from_json(cls: type[T], raw: Any) -> T:
     return made
 
 
-def _value(where: str, value: Any, hint: Any) -> Any:
+def _convert_value(where: str, value: Any, hint: Any) -> Any:
     """Convert a value of parsed JSON to the type of the annotation `hint`. Raises ValueError, naming the field `where`."""
     kind, inner = get_origin(hint), get_args(hint)
     if hint is DefenseSpec:
-        return DefenseSpec.parse(_value(where, value, str))
+        return DefenseSpec.parse(_convert_value(where, value, str))
     if is_dataclass(hint):
         return _from_json(hint, value)  # type: ignore[arg-type]
     if kind is Literal:  # the dataclass itself checks which values are known
-        return _value(where, value, str)
+        return _convert_value(where, value, str)
     if kind is types.UnionType:
         absent = value is None if type(None) in inner else value is False
-        return value if absent else _value(where, value, inner[0])
+        return value if absent else _convert_value(where, value, inner[0])
     if kind is tuple and isinstance(value, list):
-        return tuple(_value(where, item, inner[0]) for item in value)
+        return tuple(_convert_value(where, item, inner[0]) for item in value)
     if kind is Mapping and isinstance(value, dict):
-        return {_value(where, key, str): _value(where, item, inner[1]) for key, item in value.items()}
+        return {_convert_value(where, key, str): _convert_value(where, item, inner[1]) for key, item in value.items()}
     if hint is Any:
         return check_plain(where, value)
     if type(value) is not hint and not (hint is float and type(value) is int):

@@ -40,13 +40,13 @@ class Masked:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the fields as tensors that can be written to a file."""
-        tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._keys().items()}
+        tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._list_keys().items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):
             tensors[name] = torch.tensor([sizes.get(exchange, 0) for exchange in EXCHANGES])
         return tensors if self.words is None else {**tensors, "words": self.words}
 
-    def _keys(self) -> dict[str, bytes]:
+    def _list_keys(self) -> dict[str, bytes]:
         return {"mask_key": self.mask_key, "share_key": self.share_key}
 
     @classmethod
@@ -69,7 +69,7 @@ class Masked:
         )
 
 
-def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
+def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights."""
     length = HEADER_WORDS + sum(prod(weight.shape) for weight in weights.values())
     expected = {

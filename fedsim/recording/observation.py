@@ -82,17 +82,17 @@ class DataSpec:
         """Number of values of one example."""
         return prod(self.shape)
 
-    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+    def _to_channels(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         tensor = torch.tensor(values, dtype=like.dtype, device=like.device)
         return tensor[:, None, None] if self.is_image else tensor
 
     def normalise(self, x: Tensor) -> Tensor:
         """Convert examples (..., *shape) with values in [0, 1] to normalised model input."""
-        return (x - self._per_channel(self.mean, x)) / self._per_channel(self.std, x)
+        return (x - self._to_channels(self.mean, x)) / self._to_channels(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
         """Convert normalised model input back to values in [0, 1]."""
-        return x * self._per_channel(self.std, x) + self._per_channel(self.mean, x)
+        return x * self._to_channels(self.std, x) + self._to_channels(self.mean, x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Observation:
     client:       pseudonym that the client sent, or Flower's node id if it sent none.
     cohort:       the clients of that round, including this one.
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
-                  (`Training.examples_behind`); None if the client reports no number.
+                  (`Training.count_examples`); None if the client reports no number.
     weights:      weights that the server sent to the client, by name.
     payload:      message that the client sent back.
     gradient, inputs: defenses that change how clients compute gradients and prepare examples, in addition to `defenses`.
@@ -160,7 +160,7 @@ class Observation:
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
-        return codec.sent(self.payload, self.weights)
+        return codec.find_sent(self.payload, self.weights)
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
@@ -175,12 +175,12 @@ class Observation:
         an_epoch = max(1, -(-(self.num_examples or 1) // self.training.step_size))
         steps = self.training.steps or an_epoch * (self.training.epochs or 1)
         return {
-            name: steps * _half_gap(torch.maximum(w.abs(), self.weights[name].to(w.dtype).abs()))
+            name: steps * _compute_half_gap(torch.maximum(w.abs(), self.weights[name].to(w.dtype).abs()))
             for name, w in self.payload.tensors.items()
             if w.is_floating_point()
         }
 
 
-def _half_gap(magnitude: Tensor) -> Tensor:
+def _compute_half_gap(magnitude: Tensor) -> Tensor:
     """Return half the distance from each value to the next larger floating point number."""
     return (torch.nextafter(magnitude, torch.full_like(magnitude, float("inf"))) - magnitude) / 2

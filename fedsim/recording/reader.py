@@ -13,13 +13,13 @@ from torch import Tensor
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from fedsim.recording import index
-from fedsim.recording.codec import Codec, Payload, codec_of
+from fedsim.recording.codec import Codec, Payload, find_codec
 from fedsim.recording.index import Row, SentRow
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES, Manifest
-from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked, fits
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked, check_fit
 from fedsim.recording.observation import Observation
-from fedsim.recording.packing.parts import about, check_kind, check_shape
+from fedsim.recording.packing.parts import check_kind, check_shape, name_parameter
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
 from fedsim.recording.selection import Rounds
 from fedsim.recording.tensor_files import TensorEntries, read_tensors
@@ -64,15 +64,15 @@ class Recording:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder / "manifest.json")
-        self._sent = lru_cache(maxsize=2)(self._try_sent)
+        self._sent = lru_cache(maxsize=2)(self._try_read_sent)
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """Return a SHA-256 digest (hexadecimal) of the manifest and of the first weights sent, which identifies the recording."""
-        first = "".join(row.sha256 for row in self._sent_rows("ORDER BY round LIMIT 1"))
+        first = "".join(row.sha256 for row in self._read_sent_rows("ORDER BY round LIMIT 1"))
         content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
         return hashlib.sha256(content + first.encode()).hexdigest()
 
-    def rows(
+    def read_rows(
         self,
         *,
         rounds: Iterable[int] | None = None,
@@ -84,81 +84,85 @@ class Recording:
         on_damage: callback for each invalid row, which is then skipped; without it, the first invalid row raises DamagedFile.
         """
         chosen, values = [], []
-        for column, wanted in (("round", self._few(rounds) if rounds else None), ("client", clients)):
+        for column, wanted in (("round", self._limit_rounds(rounds) if rounds else None), ("client", clients)):
             if wanted is not None and (wanted or column == "round"):
                 chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
                 values.append(json.dumps(sorted(wanted)))
         where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
         columns = ", ".join(index.INDEX_COLUMNS)
-        found = index.ask(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
+        found = index.query_index(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
         rows: list[Row] = []
-        for row in _read_undamaged(found, lambda line: index.row_of(self.folder, line), on_damage):
+        for row in _read_undamaged(found, lambda line: index.make_row(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
                 raise DamagedFile(self.folder / INDEX_FILE, f"row {row.round}, {row.client!r} is out of order")
-            rows.append(self._counted(row))
+            rows.append(self._replace_count(row))
         return rows
 
-    def _counted(self, row: Row) -> Row:
+    def _replace_count(self, row: Row) -> Row:
         """Return the row with `num_examples` replaced by the number of distinct examples behind the update.
 
-        `Training.examples_behind` derives that number from the client's report and the training settings, since a round
+        `Training.count_examples` derives that number from the client's report and the training settings, since a round
         may use only part of the client's examples. The number that the client reported is kept in `reported`.
         The row of a secure sum is returned unchanged.
         """
         if row.client == SUM_CLIENT:
             return row
-        return replace(row, num_examples=self.manifest.training.examples_behind(row.num_examples), reported=row.num_examples)
+        return replace(row, num_examples=self.manifest.training.count_examples(row.num_examples), reported=row.num_examples)
 
-    def _few(self, rounds: Iterable[int]) -> Iterable[int]:
+    def _limit_rounds(self, rounds: Iterable[int]) -> Iterable[int]:
         """Return the selected rounds, for a query; of a huge selection, only those that the recording holds."""
         asked = Rounds.of(rounds)
         if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
-        found = index.ask(self.folder, "SELECT DISTINCT round FROM observations")
+        found = index.query_index(self.folder, "SELECT DISTINCT round FROM observations")
         return [number for (number,) in found if number in asked]
 
-    def counts(self) -> list[Counts]:
+    def count_replies(self) -> list[Counts]:
         """Return the numbers of replies by status, round by round."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
-        found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
+        found = index.query_index(
+            self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round"
+        )
         index.check_counts(self.folder, found)
         return [
             Counts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size) for round, c, m, f, late, size in found
         ]
 
-    def clients(self) -> list[str]:
+    def list_clients(self) -> list[str]:
         """Return the names of all clients, sorted."""
-        found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
+        found = [
+            client for (client,) in index.query_index(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")
+        ]
         found = [client for client in found if client != SUM_CLIENT]
         index.check_clients(self.folder, found)
         return found
 
-    def summed(self, round: int) -> tuple[str, ...]:
+    def list_summed(self, round: int) -> tuple[str, ...]:
         """Return the clients whose updates are in the secure sum of a round, sorted; empty without secure aggregation."""
         query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
-        found = [client for (client,) in index.ask(self.folder, query, round, MASKED_CODEC)]
+        found = [client for (client,) in index.query_index(self.folder, query, round, MASKED_CODEC)]
         index.check_clients(self.folder, found)
         return tuple(found)
 
-    def masked(self, row: Row) -> Masked:
+    def read_masked(self, row: Row) -> Masked:
         """Read what the server saw of one client under secure aggregation.
 
         Raises DamagedFile, naming the file, if the file is invalid, and ValueError if the row has no masked vector.
         """
         if row.file is None or row.sha256 is None or row.codec != MASKED_CODEC:
             raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
-        weights = self.sent(row.round).weights
-        tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: fits(found, weights))
+        weights = self.read_sent(row.round).weights
+        tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: check_fit(found, weights))
         try:
             return Masked.from_tensors(tensors)
         except ValueError as error:
             raise DamagedFile(self.folder / row.file, str(error)) from None
 
-    def rounds(self) -> list[int]:
+    def list_rounds(self) -> list[int]:
         """Return all rounds with global weights, ascending."""
-        return [row.round for row in self._sent_rows("ORDER BY round")]
+        return [row.round for row in self._read_sent_rows("ORDER BY round")]
 
-    def observation(self, row: Row) -> Observation:
+    def read_observation(self, row: Row) -> Observation:
         """Read one observation. Raises DamagedFile, naming the file, if it differs from the index or does not fit the weights."""
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
@@ -167,8 +171,10 @@ class Recording:
             raise ValueError(
                 f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM_CLIENT!r}"
             )
-        m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
-        tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec)))
+        m, sent, codec = self.manifest, self.read_sent(row.round), find_codec(row.codec)
+        tensors, buffers = _split_buffers(
+            read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec))
+        )
         weights = sent.weights
         if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
             # some strategies send float64, which the client rounds to its own type before training
@@ -176,11 +182,11 @@ class Recording:
         observation = Observation(
             round=row.round,
             client=row.client,
-            cohort=self.summed(row.round) if row.client == SUM_CLIENT else sent.cohort,
+            cohort=self.list_summed(row.round) if row.client == SUM_CLIENT else sent.cohort,
             num_examples=row.num_examples,
             model=m.model,
             data=m.data,
-            training=m.training.in_round(row.round),
+            training=m.training.fix_round(row.round),
             defenses=m.defense,
             gradient=GradientSpec.parse(m.gradient),
             inputs=InputsSpec.parse(m.inputs),
@@ -197,7 +203,7 @@ class Recording:
                 raise DamagedFile(self.folder / row.file, str(error)) from None
         return observation
 
-    def observations(
+    def read_observations(
         self,
         *,
         rounds: Iterable[int] | None = None,
@@ -209,30 +215,30 @@ class Recording:
         on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
                    Without it, the first one raises DamagedFile.
         """
-        rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
-        return _read_undamaged((row for row in rows if row.status == "complete"), self.observation, on_damage)
+        rows = self.read_rows(rounds=rounds, clients=clients, on_damage=on_damage)
+        return _read_undamaged((row for row in rows if row.status == "complete"), self.read_observation, on_damage)
 
-    def sent(self, round: int) -> Sent:
+    def read_sent(self, round: int) -> Sent:
         """Return what the server sent in a round. Raises DamagedFile if the file is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
         return sent
 
-    def _sent_rows(self, which: str, *values: int) -> list[SentRow]:
-        found = index.ask(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
-        return [index.sent_of(self.folder, line) for line in found]
+    def _read_sent_rows(self, which: str, *values: int) -> list[SentRow]:
+        found = index.query_index(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
+        return [index.make_sent_row(self.folder, line) for line in found]
 
-    def _try_sent(self, round: int) -> Sent | DamagedFile:
+    def _try_read_sent(self, round: int) -> Sent | DamagedFile:
         """Read what the server sent in a round, or return the error.
 
         The error is a return value, so that it is cached and damaged weights are not read again for each client of the round.
         """
         try:
-            found = self._sent_rows("WHERE round = ?", round)
+            found = self._read_sent_rows("WHERE round = ?", round)
             if not found:
                 raise DamagedFile(self.folder / INDEX_FILE, f"has no global weights of round {round}")
-            weights, buffers = _apart(read_tensors(self.folder, found[0].file, found[0].sha256))
+            weights, buffers = _split_buffers(read_tensors(self.folder, found[0].file, found[0].sha256))
             return Sent(weights, buffers, found[0].cohort)
         except DamagedFile as error:
             return error
@@ -253,17 +259,17 @@ def _read_undamaged(items: Iterable[T], read: Callable[[T], R], on_damage: OnDam
 
 def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     """Raise ValueError if names, types or shapes of a reply do not fit the weights and buffers that were sent."""
-    payload, buffers = _apart(layout)
+    payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
         raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
     for name, entry in buffers.items():
-        with about(name):
+        with name_parameter(name):
             check_shape(entry, sent.buffers[name])
             check_kind(entry, sent.buffers[name])
 
 
-def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+def _split_buffers(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
     """Split the tensors of a file into weights (or a payload) and buffers."""
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
     return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

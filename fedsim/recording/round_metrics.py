@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.manifest import check_plain
-from fedsim.recording.safe_files import DamagedFile, printable, shorten
+from fedsim.recording.safe_files import DamagedFile, shorten, to_printable
 
 METRICS_FILE = "metrics.jsonl"
 COUNT_KEYS = ("round", "clients", "missing")
@@ -33,7 +33,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")
         for key, value in row.items():
             try:
-                check_plain(printable(key)[:80], {key: value})
+                check_plain(to_printable(key)[:80], {key: value})
             except ValueError as error:
                 raise DamagedFile(path, f"row {number}: {error}; remove the row, or the file") from None
     return rows

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.recording.safe_files import COPY_ADVICE, DamagedFile, check_status, opened_folder
+from fedsim.recording.safe_files import COPY_ADVICE, DamagedFile, check_status, open_folder
 
 MAX_DEPTH = 16
 """Largest depth of nested folders; regular runs have four levels."""
@@ -39,20 +39,20 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
     recording, only files that commands read or write are checked.
     """
     try:
-        with opened_folder(folder) as at:
+        with open_folder(folder) as at:
             names = os.listdir(at)
             if not {"recording", "manifest.json", "attack.json"}.intersection(names):
                 names = [name for name in names if name in RUN_ENTRIES | RECORDING_ENTRIES]
             for name in sorted(names):
-                target = _shared(folder, name, at)
-                yield from _look(folder / name, name, at, 1) if target is None else _in_folder(*target)
+                target = _find_link_target(folder, name, at)
+                yield from _check_entry(folder / name, name, at, 1) if target is None else _check_folder(*target)
     except (FileNotFoundError, NotADirectoryError):  # the caller reports that this is not a run
         return
     except OSError as error:
         yield DamagedFile(folder, error.strerror or str(error))
 
 
-def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
+def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
     """Return where an entry of a run's folder leads if it is a link made by `fedsim prepare`; None for any other entry.
 
     In a deployment, the server's folder of the run holds a link `recording`, and the scorer's a link `reconstructions`.
@@ -69,11 +69,11 @@ def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
     return (root / inner, root) if led == f"../../{inner.as_posix()}" else None
 
 
-def _in_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
+def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
     """Yield errors of all entries of a folder that is opened without following links below `below`."""
     try:
-        with opened_folder(folder, below=below) as at:
-            yield from _inside(folder, at, depth)
+        with open_folder(folder, below=below) as at:
+            yield from _check_entries(folder, at, depth)
     except FileNotFoundError:
         return
     except DamagedFile as error:
@@ -82,11 +82,11 @@ def _in_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFil
         yield DamagedFile(folder, error.strerror or str(error))
 
 
-def _inside(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
+def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
     """Yield errors of all entries of the folder with descriptor `at`."""
     for name in sorted(os.listdir(at)):
         if not _is_plain_file(name, at):  # paths of thousands of files would take longer than a look at them
-            yield from _look(folder / name, name, at, depth + 1)
+            yield from _check_entry(folder / name, name, at, depth + 1)
 
 
 def _is_plain_file(name: str, at: int) -> bool:
@@ -98,7 +98,7 @@ def _is_plain_file(name: str, at: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
-def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
+def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
     """Yield errors of one entry of the folder with descriptor `at`, and of all entries below it."""
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -115,7 +115,7 @@ def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
             yield DamagedFile(path, error.strerror or str(error))
             return
         try:
-            yield from _inside(path, inner, depth)
+            yield from _check_entries(path, inner, depth)
         finally:
             os.close(inner)
     elif kind == stat.S_IFLNK:

@@ -39,16 +39,16 @@ class DamagedFile(ValueError):
         self.path, self.reason = Path(path), reason
 
     def __str__(self) -> str:
-        return f"{printable(str(self.path))}: {self.reason}"
+        return f"{to_printable(str(self.path))}: {self.reason}"
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """Return `text`, such as the name of a file, with a question mark for each character that could steer a terminal."""
     return UNPRINTABLE.sub("?", text)
 
 
 @contextmanager
-def naming(path: Path | str) -> Iterator[None]:
+def name_errors(path: Path | str) -> Iterator[None]:
     """Set the file name of OSErrors raised within the `with` block to `path`, unless they name an absolute path.
 
     Errors of descriptors name no file, and errors of functions with `dir_fd` only its last part.
@@ -62,7 +62,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
+def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open a regular file for reading within a `with` block. name: path relative to `folder`, with '/' between folders.
 
     Links below `folder` are not followed, and '..' is not allowed; `folder` itself may be reached through a link.
@@ -72,12 +72,12 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     try:
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise ValueError("is not a plain path below its folder")
-        with opened_folder(path.parent, below=folder) as at, ExitStack() as stack:
-            descriptor = _descriptor(stack, path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at)
+        with open_folder(path.parent, below=folder) as at, ExitStack() as stack:
+            descriptor = _open_descriptor(stack, path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at)
             _check(descriptor, limit)
             yield FileIO(descriptor, closefd=False)
     except OSError as error:
-        raise DamagedFile(path, _words(error)) from None
+        raise DamagedFile(path, _describe_reason(error)) from None
     except DamagedFile:
         raise
     except ValueError as error:
@@ -85,7 +85,7 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
 
 
 @contextmanager
-def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
+def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
     """Open `folder` as a descriptor, for functions that take `dir_fd`, within a `with` block.
 
     below: folder below which links are not followed, by default `folder`; it may be reached through a link itself.
@@ -93,23 +93,23 @@ def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False
     Raises DamagedFile if part of the path is a link or not a folder, and OSError as `os.open` does.
     """
     below = folder if below is None else below
-    inner = _below(folder, below)
+    inner = _split_below(folder, below)
     if make and not below.exists():
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
-        at, path = _descriptor(stack, below, os.O_RDONLY | os.O_DIRECTORY), below
+        at, path = _open_descriptor(stack, below, os.O_RDONLY | os.O_DIRECTORY), below
         for part in inner:
             path /= part
             if make:
-                with suppress(FileExistsError), naming(path):
+                with suppress(FileExistsError), name_errors(path):
                     os.mkdir(part, 0o700, dir_fd=at)
             try:
-                with naming(path):
-                    at = _descriptor(stack, part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at)
+                with name_errors(path):
+                    at = _open_descriptor(stack, part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
-                raise DamagedFile(path, _words(error)) from None
+                raise DamagedFile(path, _describe_reason(error)) from None
         yield at
 
 
@@ -119,12 +119,12 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
     path: path of the file, for messages. Returns a descriptor. Raises DamagedFile for links and for anything but a regular file.
     """
     try:
-        with naming(path):
+        with name_errors(path):
             descriptor = os.open(name, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600, dir_fd=at)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise
-        raise DamagedFile(path, "is not a regular file" if error.errno != errno.ELOOP else _words(error)) from None
+        raise DamagedFile(path, "is not a regular file" if error.errno != errno.ELOOP else _describe_reason(error)) from None
     try:
         check_status(os.fstat(descriptor))
     except ValueError as error:
@@ -144,8 +144,8 @@ def check_status(status: os.stat_result) -> None:
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
-    """Return the content of a small file, at most `limit` bytes. Raises what `opened` raises."""
-    with opened(folder, name, limit=limit) as file:
+    """Return the content of a small file, at most `limit` bytes. Raises what `open_file` raises."""
+    with open_file(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
             raise ValueError(f"has more than {limit} bytes, which no file written by a recorder has")
@@ -153,7 +153,7 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
 
 
 def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
-    """Read a file of plain JSON. Raises DamagedFile, naming the file, as `opened` and `parse_json` do."""
+    """Read a file of plain JSON. Raises DamagedFile, naming the file, as `open_file` and `parse_json` do."""
     try:
         return parse_json(read_bytes(path.parent, path.name, limit=limit))
     except DamagedFile:
@@ -163,12 +163,12 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 @contextmanager
-def opened_tensors(path: Path, *, limit: int) -> Iterator[Any]:
+def open_tensors(path: Path, *, limit: int) -> Iterator[Any]:
     """Open a safetensors file with `safetensors.safe_open`.
 
     Raises DamagedFile, naming the file, if it cannot be opened safely.
     """
-    with opened(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
+    with open_file(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
         yield tensors
 
 
@@ -188,8 +188,8 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
     """
     try:
         if not finite:
-            return json.loads(text, object_pairs_hook=_distinct)
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number, parse_float=_finite)
+            return json.loads(text, object_pairs_hook=_check_distinct)
+        return json.loads(text, object_pairs_hook=_check_distinct, parse_constant=_refuse_number, parse_float=_parse_finite)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply; no file of a run has more than a few levels") from None
 
@@ -200,7 +200,7 @@ def shorten(value: object, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-def _below(folder: Path, below: Path) -> tuple[str, ...]:
+def _split_below(folder: Path, below: Path) -> tuple[str, ...]:
     """Return the names of the folders on the path from `below` to `folder`. Raises ValueError if it contains '..'."""
     inner = PurePath(folder).relative_to(below).parts
     if ".." in inner:
@@ -208,7 +208,7 @@ def _below(folder: Path, below: Path) -> tuple[str, ...]:
     return inner
 
 
-def _descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | None = None) -> int:
+def _open_descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | None = None) -> int:
     """Open a path as a descriptor that `stack` closes. at: descriptor of the folder that a relative path starts from."""
     descriptor = os.open(path, os.O_CLOEXEC | flags, dir_fd=at)
     stack.callback(os.close, descriptor)
@@ -233,7 +233,7 @@ def _has_holes(descriptor: int, size: int) -> bool:
     return hole < size
 
 
-def _words(error: OSError) -> str:
+def _describe_reason(error: OSError) -> str:
     """Return the reason of a failed open as text; links get advice."""
     match error.errno:
         case errno.ELOOP:
@@ -243,7 +243,7 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a mapping from JSON pairs. Raises ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -251,11 +251,11 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(text: str) -> float:
+def _refuse_number(text: str) -> float:
     raise ValueError(f"{text} is not a valid JSON number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), -float("inf")):
         raise ValueError(f"{shorten(text)} is too large for a number")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.recording.files import DTYPES
-from fedsim.recording.safe_files import UNPRINTABLE, opened, parse_json, read_exactly, shorten
+from fedsim.recording.safe_files import UNPRINTABLE, open_file, parse_json, read_exactly, shorten
 
 MAX_BYTES = 16 * 2**30
 """Largest size of a file in bytes, enough for four billion parameters."""
@@ -44,16 +44,16 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
     The bytes are read once, into memory that all tensors share, and hashed at the same time.
     Raises DamagedFile unless the file is a complete safetensors file with this digest.
     """
-    with opened(folder, name, limit=MAX_BYTES) as file:
+    with open_file(folder, name, limit=MAX_BYTES) as file:
         size = file.seek(0, 2)
         file.seek(0)
-        header = _header(file.read(8), size)
+        header = _make_header_buffer(file.read(8), size)
         read_exactly(file, memoryview(header)[8:])
-        layout = _layout(bytes(header[8:]), size - len(header))
+        layout = _parse_header(bytes(header[8:]), size - len(header))
         if fits is not None:
             fits(layout)
         digest = hashlib.sha256(header)
-        data = _room(size - len(header))
+        data = _allocate(size - len(header))
         content = data.numpy().data
         for start in range(0, len(content), CHUNK_BYTES):
             part = content[start : start + CHUNK_BYTES]
@@ -61,10 +61,10 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
             digest.update(part)
         if digest.hexdigest() != sha256:
             raise ValueError("its checksum differs from the one in the index")
-        return {tensor_name: _tensor(tensor_name, entry, data) for tensor_name, entry in layout.items()}
+        return {tensor_name: _view_tensor(tensor_name, entry, data) for tensor_name, entry in layout.items()}
 
 
-def _room(size: int) -> Tensor:
+def _allocate(size: int) -> Tensor:
     """Allocate `size` bytes. Raises ValueError if there is not enough memory."""
     try:
         return torch.empty(size, dtype=torch.uint8)
@@ -72,7 +72,7 @@ def _room(size: int) -> Tensor:
         raise ValueError(f"takes {size} bytes of memory, which this machine cannot allocate") from None
 
 
-def _header(length: bytes, size: int) -> bytearray:
+def _make_header_buffer(length: bytes, size: int) -> bytearray:
     """Return a buffer for length field and header of a file of `size` bytes. Raises ValueError if the length is impossible."""
     claimed = int.from_bytes(length, "little")
     if len(length) < 8 or claimed > min(MAX_HEADER, size - 8):
@@ -80,7 +80,7 @@ def _header(length: bytes, size: int) -> bytearray:
     return bytearray(length) + bytearray(claimed)
 
 
-def _layout(header: bytes, size: int) -> dict[str, TensorEntry]:
+def _parse_header(header: bytes, size: int) -> dict[str, TensorEntry]:
     """Parse a header. Raises ValueError if its tensors do not exactly fill the `size` bytes after it without gaps."""
     try:
         described = parse_json(header)
@@ -90,7 +90,7 @@ def _layout(header: bytes, size: int) -> dict[str, TensorEntry]:
         raise ValueError("its header is not a JSON object")
     if not isinstance(described.pop("__metadata__", {}), dict):
         raise ValueError("the metadata in its header are not a JSON object")
-    layout = {name: _entry(name, entry) for name, entry in described.items()}
+    layout = {name: _check_entry(name, entry) for name, entry in described.items()}
     at = 0
     for name, entry in sorted(layout.items(), key=lambda item: item[1][2:]):
         if entry.start != at:
@@ -101,7 +101,7 @@ def _layout(header: bytes, size: int) -> dict[str, TensorEntry]:
     return layout
 
 
-def _entry(name: str, described: Any) -> TensorEntry:
+def _check_entry(name: str, described: Any) -> TensorEntry:
     """Check one tensor's description in the header. Raises ValueError if it is invalid."""
     words = f"tensor {shorten(name)}"
     if not name or len(name) > 512 or UNPRINTABLE.search(name):
@@ -125,7 +125,7 @@ def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
 
 
-def _tensor(name: str, entry: TensorEntry, data: Tensor) -> Tensor:
+def _view_tensor(name: str, entry: TensorEntry, data: Tensor) -> Tensor:
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=entry.dtype)
     part = data[entry.start : entry.end]

@@ -130,11 +130,11 @@ class Training:
         """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
-    def rate(self, step: int) -> float:
+    def compute_rate(self, step: int) -> float:
         """Return the learning rate of a local step, counted from 0."""
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
-    def in_round(self, number: int) -> "Training":
+    def fix_round(self, number: int) -> "Training":
         """Return the settings of one round (1-based), with that round's learning rate and `round_decay` 1."""
         if self.round_decay == 1:
             return self
@@ -148,7 +148,7 @@ class Training:
         """Return whether a parameter is not trained, see `frozen`."""
         return any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
-    def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
+    def count_step_examples(self, num_examples: int) -> tuple[int, ...] | None:
         """Return the number of examples of each optimiser step in one round, for a client with `num_examples`; None if unknown.
 
         It is unknown if a client's steps continue beyond the end of its epoch, since any of the batches may be the short one.
@@ -163,7 +163,7 @@ class Training:
             return (self.step_size,) * self.steps
         return (num_examples,) if self.steps == 1 else None
 
-    def examples_behind(self, reported: int | None) -> int | None:
+    def count_examples(self, reported: int | None) -> int | None:
         """Return the number of distinct examples behind an update, given the number that the client reports.
 
         Apps report the size of the client's data set. With `steps`, at most `steps * batch_size` of these examples are used; with
@@ -178,11 +178,11 @@ class Training:
         used = reported - reported % self.batch_size if self.drop_last else reported
         return used or reported
 
-    def beliefs(self) -> list[str]:
+    def list_beliefs(self) -> list[str]:
         """Return what attacks assume about each update, in sentences that name the settings behind each assumption."""
-        return [self._amount(), self._steps(), *self.limits()]
+        return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 
-    def _amount(self) -> str:
+    def _describe_amount(self) -> str:
         size = f"{self.batch_size}" if self.accumulation == 1 else f"{self.batch_size} x {self.accumulation} accumulated"
         if self.examples is not None:
             return f"examples behind an update: {self.examples}, as training.examples says, whatever clients report"
@@ -198,7 +198,7 @@ class Training:
             "where it reports none, attacks estimate the number from the update; set training.examples if that is wrong"
         )
 
-    def _steps(self) -> str:
+    def _describe_steps(self) -> str:
         name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[self.optimiser]
         parts = [f"learning rate {self.learning_rate:g}"]
         parts += [f"momentum {self.momentum:g}{' (Nesterov)' * self.nesterov}"] if self.momentum else []
@@ -207,7 +207,7 @@ class Training:
         parts += ["a schedule of the learning rate"] if self.schedule else []
         return f"each step: {name} with {', '.join(parts)}, the network in mode {'train' if self.mode == 'train' else 'eval'!r}"
 
-    def limits(self) -> list[str]:
+    def list_limits(self) -> list[str]:
         """Return the properties of this training that no attack simulates exactly, in sentences."""
         found = []
         if self.optimiser != "sgd":

@@ -72,14 +72,14 @@ class Recorder:
         make_index(folder)
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
-    def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
+    def record_sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights and buffers that the server sends in a round."""
         self._pending = {"rounds": [], "observations": []}
-        path = self._round_folder(round) / "global.safetensors"
-        sha256 = write_tensors(path, _together(weights, buffers or {}), below=self.folder, settle=False)
-        self._pending["rounds"].append((self._relative(path), sha256, time.time()))
+        path = self._make_round_folder(round) / "global.safetensors"
+        sha256 = write_tensors(path, _join_tensors(weights, buffers or {}), below=self.folder, settle=False)
+        self._pending["rounds"].append((self._to_relative(path), sha256, time.time()))
 
-    def received(self, round: int, reply: Reply) -> None:
+    def record_reply(self, round: int, reply: Reply) -> None:
         """Write one reply, or record its absence. Raises ValueError if the client's name or number of examples is invalid."""
         if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
@@ -89,20 +89,20 @@ class Recorder:
             raise ValueError(f"client {reply.client}: num_examples must be 0 to {MAX_EXAMPLES}, got {reply.num_examples}")
         file = sha256 = codec = None
         if reply.payload is not None:
-            path = self._round_folder(round) / f"{reply.client}.safetensors"
-            sha256 = write_tensors(path, _together(reply.payload.tensors, reply.buffers), below=self.folder, settle=False)
-            file, codec = self._relative(path), reply.payload.codec
+            path = self._make_round_folder(round) / f"{reply.client}.safetensors"
+            sha256 = write_tensors(path, _join_tensors(reply.payload.tensors, reply.buffers), below=self.folder, settle=False)
+            file, codec = self._to_relative(path), reply.payload.codec
         self._pending["observations"].append(
             (
-                *(reply.client, reply.node, reply.status, _printable(reply.reason), reply.num_examples),
-                *(file, sha256, codec, reply.bytes, json.dumps(_bounded(reply.metrics)), time.time()),
+                *(reply.client, reply.node, reply.status, _to_printable(reply.reason), reply.num_examples),
+                *(file, sha256, codec, reply.bytes, json.dumps(_limit_metrics(reply.metrics)), time.time()),
             )
         )
 
     def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
         """Add everything that was sent and received in a round to the recording, in one transaction."""
         rounds, observations = self._pending["rounds"], self._pending["observations"]
-        for folder in (self._round_folder(round), self.folder / "rounds"):
+        for folder in (self._make_round_folder(round), self.folder / "rounds"):
             flush(folder)
         with closing(connect_to_write(self.folder)) as index, index:
             index.executemany(
@@ -127,32 +127,32 @@ class Recorder:
         for path in self.folder.rglob(".*.partial"):
             path.unlink()
 
-    def rounds(self) -> int:
+    def count_rounds(self) -> int:
         """Return the number of rounds in the recording so far."""
         with closing(connect_to_write(self.folder)) as index:
             (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
         return int(count)
 
-    def clients(self) -> set[str]:
+    def list_clients(self) -> set[str]:
         """Return the names of all clients in the recording so far."""
         with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM_CLIENT}
 
-    def _relative(self, path: Path) -> str:
+    def _to_relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _round_folder(self, round: int) -> Path:
+    def _make_round_folder(self, round: int) -> Path:
         return make_private(self.folder / "rounds" / f"{round:05d}", below=self.folder)
 
 
-def _printable(text: str) -> str:
+def _to_printable(text: str) -> str:
     return text[:MAX_REASON].encode("utf-8", "replace").decode()
 
 
-def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
+def _limit_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return at most `MAX_METRICS` metrics, with shortened names."""
-    return {_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
+    return {_to_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 
-def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_tensors(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, **{BUFFER_PREFIX + name: t for name, t in buffers.items()}}

@@ -37,14 +37,14 @@ class Cohorts:
                     "a new run"
                 ) from None
 
-    def admits(self, round: int, member: str) -> bool:
+    def is_admitted(self, round: int, member: str) -> bool:
         """Return whether the client `member` may take part in this round.
 
         It may not if the round is a repetition and the client was not in the cohort before.
         """
         return round != self._round or member in self._members
 
-    def keep(self, round: int, members: Iterable[str]) -> None:
+    def store(self, round: int, members: Iterable[str]) -> None:
         """Store the clients whose sum is about to be unmasked.
 
         Raises Lost if the round was unmasked before with other clients.

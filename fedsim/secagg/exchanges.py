@@ -21,7 +21,7 @@ from fedsim.secagg.protocol.aggregator import Aggregator, Lost
 from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.participant import Publics, Stage
 from fedsim.secagg.protocol.terms import Agreement
-from fedsim.strategies.replies import pseudonym_of, whole
+from fedsim.strategies.replies import read_pseudonym, to_whole
 
 T = TypeVar("T")
 
@@ -44,16 +44,16 @@ class Exchanges:
         start = first.content[records.WEIGHTS_KEY]
         assert isinstance(start, ArrayRecord)
         self._shapes = {name: tuple(array.shape) for name, array in start.items()}
-        context = messages.context_of(first)
+        context = messages.read_context(first)
         self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
-        self._cohorts, self._round = cohorts or Cohorts(), records.number(first, "server-round")
+        self._cohorts, self._round = cohorts or Cohorts(), records.read_number(first, "server-round")
         self._seen = {node: SecureClient(node) for node in asked}
         self._numbers: dict[int, int] = {}  # of members, by node
 
     def run(self) -> SecureRound:
         """Run all four exchanges and return the outcome; a lost round is an outcome without a sum."""
         try:
-            total = self._total()
+            total = self._compute_total()
             clients = sum(seen.words is not None for seen in self._seen.values())
             revealed = self._agreement.quantiser.decode(total, self._shapes, clients)
         except (Lost, ValueError) as lost:
@@ -62,55 +62,59 @@ class Exchanges:
             return SecureRound(self._seen, None, str(lost))
         return SecureRound(self._seen, revealed)
 
-    def _total(self) -> Words:
+    def _compute_total(self) -> Words:
         aggregator = self._aggregator
-        publics = self._of_cohort(self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._publics))
-        self._numbers = {node: number for number, node in enumerate(sorted(publics, key=self._name), start=1)}
-        rosters = self._by_node(aggregator.advertised(self._by_number(publics)))
+        publics = self._select_cohort(
+            self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._read_publics)
+        )
+        self._numbers = {node: number for number, node in enumerate(sorted(publics, key=self._make_sort_key), start=1)}
+        rosters = self._key_by_node(aggregator.draw_rosters(self._key_by_number(publics)))
         sealed = self._exchange(
             "share",
             {node: messages.ask_share(roster) for node, roster in rosters.items()},
-            lambda node, content: messages.shared_in(content, rosters[node]),
+            lambda node, content: messages.read_shared(content, rosters[node]),
         )
         for node, texts in sealed.items():
             self._seen[node].sealed = tuple(len(text) for text in texts.values())
-        for_each = self._by_node(aggregator.shared(self._by_number(sealed)))
-        vectors = self._exchange("collect", {node: messages.ask_collect(texts) for node, texts in for_each.items()}, self._words)
-        wanted = self._by_node(aggregator.collected(self._by_number(vectors)))
-        self._cohorts.keep(self._round, map(self._member, wanted))
+        for_each = self._key_by_node(aggregator.route_shares(self._key_by_number(sealed)))
+        vectors = self._exchange(
+            "collect", {node: messages.ask_collect(texts) for node, texts in for_each.items()}, self._read_words
+        )
+        wanted = self._key_by_node(aggregator.ask_shares(self._key_by_number(vectors)))
+        self._cohorts.store(self._round, map(self._name_member, wanted))
         opened = self._exchange(
             "unmask",
             {node: messages.ask_unmask(asked) for node, asked in wanted.items()},
-            lambda node, content: messages.opened_in(content, wanted[node]),
+            lambda node, content: messages.read_opened(content, wanted[node]),
         )
-        return aggregator.unmasked(self._by_number(opened))
+        return aggregator.unmask(self._key_by_number(opened))
 
-    def _of_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
+    def _select_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
         """Return the answers of the clients that may take part; a repeated round keeps its cohort."""
-        admitted = {node: own for node, own in publics.items() if self._cohorts.admits(self._round, self._member(node))}
+        admitted = {node: own for node, own in publics.items() if self._cohorts.is_admitted(self._round, self._name_member(node))}
         for node in publics.keys() - admitted.keys():
             self._seen[node].reason = "the round is repeated, and this client was not in its sum before"
         return admitted
 
-    def _member(self, node: int) -> str:
+    def _name_member(self, node: int) -> str:
         return self._seen[node].pseudonym or str(node)
 
-    def _publics(self, node: int, content: RecordDict) -> Publics:
-        publics = messages.publics_in(content)
+    def _read_publics(self, node: int, content: RecordDict) -> Publics:
+        publics = messages.read_publics(content)
         self._seen[node].publics = publics
         return publics
 
-    def _words(self, node: int, content: RecordDict) -> Words:
-        words, seen = messages.words_in(content, self._agreement.quantiser.length(self._shapes)), self._seen[node]
+    def _read_words(self, node: int, content: RecordDict) -> Words:
+        words, seen = messages.read_words(content, self._agreement.quantiser.count_words(self._shapes)), self._seen[node]
         if self._agreement.reveal:
-            metrics = records.reported(content)
-            seen.num_examples, seen.metrics = whole(metrics.pop(records.NUM_EXAMPLES_KEY)), metrics
+            metrics = records.read_metrics(content)
+            seen.num_examples, seen.metrics = to_whole(metrics.pop(records.NUM_EXAMPLES_KEY)), metrics
         seen.words = words
         return words
 
     def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
         """Send one exchange and return the valid answers by node. The reasons of all others are noted."""
-        sent = [self._message(stage, node, record) for node, record in asked.items()]
+        sent = [self._make_message(stage, node, record) for node, record in asked.items()]
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
         answers = {m.metadata.src_node_id: m for m in self._grid.send_and_receive(sent, timeout=self._timeout)}
@@ -123,7 +127,7 @@ class Exchanges:
                 seen.reason = f"exchange '{stage}': {answer.error.reason or 'failed'}"
             else:
                 seen.up[stage] = records.count_bytes(answer.content)
-                seen.pseudonym = seen.pseudonym or pseudonym_of(answer)
+                seen.pseudonym = seen.pseudonym or read_pseudonym(answer)
                 try:
                     found[node] = read(node, answer.content)
                     seen.answered += (stage,)
@@ -131,7 +135,7 @@ class Exchanges:
                     seen.reason = f"exchange '{stage}': malformed reply: {error or type(error).__name__}"
         return found
 
-    def _message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
+    def _make_message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
         """Return the message of one exchange; the strategy's content goes along in the exchange that carries the weights."""
         template = self._asked[node]
         content = RecordDict(
@@ -140,12 +144,12 @@ class Exchanges:
         content[EXCHANGE_KEY] = record
         return Message(content, dst_node_id=node, message_type=template.metadata.message_type)
 
-    def _name(self, node: int) -> tuple[str, int]:
+    def _make_sort_key(self, node: int) -> tuple[str, int]:
         """Return the sort key of a member: its pseudonym, so that a simulation repeats although Flower draws new node ids."""
         return self._seen[node].pseudonym or "", node
 
-    def _by_number(self, answers: Mapping[int, T]) -> dict[int, T]:
+    def _key_by_number(self, answers: Mapping[int, T]) -> dict[int, T]:
         return {self._numbers[node]: answer for node, answer in answers.items()}
 
-    def _by_node(self, found: Mapping[int, T]) -> dict[int, T]:
+    def _key_by_node(self, found: Mapping[int, T]) -> dict[int, T]:
         return {node: found[number] for node, number in self._numbers.items() if number in found}

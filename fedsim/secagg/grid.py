@@ -61,7 +61,7 @@ class SecureGrid(Around):
             logging.getLogger(__name__).warning("the round is lost: %s", outcome.reason)
         if self._observe is not None:
             self._observe(outcome)
-        return replies(asked, outcome)
+        return make_replies(asked, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages that are not training. A secure round cannot be pushed and pulled later."""
@@ -71,28 +71,28 @@ class SecureGrid(Around):
         return self.inner.push_messages(sent)
 
 
-def replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
+def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
     """Return the replies to the messages `asked`, by node. Clients that did not answer in time have none."""
     answers = []
     plain: RecordDict | None = None
     for node, message in asked.items():
         seen = outcome.seen[node]
         if outcome.revealed is not None and outcome.is_summed(node):
-            plain = plain or _plain(message, outcome.revealed.mean)
+            plain = plain or _make_plain_reply(message, outcome.revealed.mean)
             answers.append(Message(RecordDict(dict(plain)), reply_to=message))
         elif not seen.late:
             answers.append(Message(Error(code=FAILED_CODE, reason=seen.reason), reply_to=message))
     return answers
 
 
-def _plain(message: Message, mean: dict[str, NDArray[np.floating]]) -> RecordDict:
+def _make_plain_reply(message: Message, mean: dict[str, NDArray[np.floating]]) -> RecordDict:
     start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)
-    weights = ArrayRecord({name: _plus(array, mean[name]) for name, array in start.items()})
+    weights = ArrayRecord({name: _add_update(array, mean[name]) for name, array in start.items()})
     return RecordDict({records.WEIGHTS_KEY: weights, records.METRICS_KEY: MetricRecord({records.NUM_EXAMPLES_KEY: 1})})
 
 
-def _plus(start: Array, update: NDArray[np.floating]) -> Array:
+def _add_update(start: Array, update: NDArray[np.floating]) -> Array:
     """Return the weights after an update, in their own dtype."""
-    before = records.view(start)
+    before = records.read_array(start)
     return records.pack(np.asarray(before + update.astype(before.dtype)))

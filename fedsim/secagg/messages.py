@@ -21,18 +21,18 @@ MASKED_KEY = "masked"
 WORDS_KEY = "words"
 
 
-def context_of(message: Message) -> str:
+def read_context(message: Message) -> str:
     """Return the name of a round and its attempt, to which keys are bound."""
     config = message.content[records.CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
 
 
-def stage_of(content: RecordDict) -> Stage | None:
+def read_stage(content: RecordDict) -> Stage | None:
     """Return the exchange of a server's message, or None. Raises ValueError for an unknown exchange."""
     if EXCHANGE_KEY not in content:
         return None
-    stage = _record(content)["stage"]
+    stage = _find_record(content)["stage"]
     if stage not in STAGES:
         raise ValueError(f"unknown exchange {stage!r}. Known: {', '.join(STAGES)}")
     return stage
@@ -66,20 +66,20 @@ def ask_unmask(asked: Asked) -> ConfigRecord:
     return ConfigRecord({"stage": "unmask", "summed": asked.summed, "dropped": asked.dropped})
 
 
-def roster_in(content: RecordDict) -> Roster:
-    record = _record(content)
-    masks, shares = _by_member(record, "peers", "mask-keys"), _by_member(record, "peers", "share-keys")
-    return Roster(_whole(record["number"]), {peer: Publics(masks[peer], shares[peer]) for peer in masks})
+def read_roster(content: RecordDict) -> Roster:
+    record = _find_record(content)
+    masks, shares = _read_by_member(record, "peers", "mask-keys"), _read_by_member(record, "peers", "share-keys")
+    return Roster(_check_number(record["number"]), {peer: Publics(masks[peer], shares[peer]) for peer in masks})
 
 
-def sealed_in(content: RecordDict) -> dict[int, bytes]:
+def read_sealed(content: RecordDict) -> dict[int, bytes]:
     """Return the encrypted shares in a server's message or a client's answer."""
-    return _by_member(_record(content), "peers", "sealed")
+    return _read_by_member(_find_record(content), "peers", "sealed")
 
 
-def asked_in(content: RecordDict) -> Asked:
-    record = _record(content)
-    return Asked(_numbers(record["summed"]), _numbers(record["dropped"]))
+def read_asked(content: RecordDict) -> Asked:
+    record = _find_record(content)
+    return Asked(_check_numbers(record["summed"]), _check_numbers(record["dropped"]))
 
 
 # --- what clients answer ---
@@ -108,9 +108,9 @@ def answer_unmask(opened: Opened) -> ConfigRecord:
     )
 
 
-def publics_in(content: RecordDict) -> Publics:
-    record = _record(content)
-    found = Publics(_bytes(record["mask-key"]), _bytes(record["share-key"]))
+def read_publics(content: RecordDict) -> Publics:
+    record = _find_record(content)
+    found = Publics(_check_bytes(record["mask-key"]), _check_bytes(record["share-key"]))
     if [len(key) for key in found] != [32, 32]:
         raise ValueError("the public keys do not have 32 bytes each")
     if found.mask == found.share:
@@ -120,29 +120,29 @@ def publics_in(content: RecordDict) -> Publics:
     return found
 
 
-def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
+def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
     """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours of the roster."""
-    sealed = sealed_in(content)
+    sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
         raise ValueError("the shares are not for exactly its neighbours")
     return sealed
 
 
-def words_in(content: RecordDict, length: int) -> Words:
+def read_words(content: RecordDict, length: int) -> Words:
     """Return the masked vector (length,), read-only. Raises ValueError for anything else."""
     record = content[MASKED_KEY]
     if not isinstance(record, ArrayRecord) or WORDS_KEY not in record:
         raise ValueError("the answer contains no masked vector")
-    words = records.view(record[WORDS_KEY])
+    words = records.read_array(record[WORDS_KEY])
     if words.dtype != np.uint32 or words.shape != (length,):
         raise ValueError(f"expected a masked vector of {length} uint32 words, got {words.dtype} of shape {words.shape}")
     return cast(Words, words)
 
 
-def opened_in(content: RecordDict, asked: Asked) -> Opened:
+def read_opened(content: RecordDict, asked: Asked) -> Opened:
     """Return the shares that a client reveals. Raises ValueError unless they are exactly those that were asked for."""
-    record = _record(content)
-    opened = Opened(_by_member(record, "summed", "seeds"), _by_member(record, "dropped", "keys"))
+    record = _find_record(content)
+    opened = Opened(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
         raise ValueError("the shares are not exactly those that were requested")
     if any(len(share) != SHARE_BYTES for shares in opened for share in shares.values()):
@@ -153,7 +153,7 @@ def opened_in(content: RecordDict, asked: Asked) -> Opened:
 # --- what a client keeps ---
 
 
-def kept(me: Participant) -> ConfigRecord:
+def encode_state(me: Participant) -> ConfigRecord:
     """Encode a client's private state for Flower's `Context.state`."""
     plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
     plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
@@ -162,44 +162,44 @@ def kept(me: Participant) -> ConfigRecord:
     return ConfigRecord(plain)
 
 
-def recalled(state: RecordDict) -> Participant | None:
-    """Decode what `kept` encoded; None if there is no state."""
+def decode_state(state: RecordDict) -> Participant | None:
+    """Decode what `encode_state` encoded; None if there is no state."""
     if EXCHANGE_KEY not in state:
         return None
-    record: Mapping[str, Any] = _record(state)
+    record: Mapping[str, Any] = _find_record(state)
     plain = {key: record[key] for key in ("context", "threshold", "done", "mask_key", "share_key", "seed", "number")}
     peers = zip(record["peers"], map(Publics, record["masks"], record["channels"]), strict=True)
     shares = zip(record["holders"], map(Shares, record["keys"], record["seeds"]), strict=True)
     return Participant(**plain, peers=dict(peers), shares=dict(shares))
 
 
-def _record(content: RecordDict) -> ConfigRecord:
+def _find_record(content: RecordDict) -> ConfigRecord:
     record = content.get(EXCHANGE_KEY)
     if not isinstance(record, ConfigRecord):
         raise ValueError("the message contains no record of secure aggregation")
     return record
 
 
-def _by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
-    numbers, found = _numbers(record[members]), record[values]
+def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
+    numbers, found = _check_numbers(record[members]), record[values]
     if not isinstance(found, list) or len(found) != len(numbers):
         raise ValueError(f"expected one value for each of the members {members!r}, got {values!r}")
-    return {number: _bytes(value) for number, value in zip(numbers, found, strict=True)}
+    return {number: _check_bytes(value) for number, value in zip(numbers, found, strict=True)}
 
 
-def _numbers(value: object) -> list[int]:
+def _check_numbers(value: object) -> list[int]:
     if not isinstance(value, list) or len(set(value)) != len(value):
         raise ValueError("the list of members is invalid or names a member twice")
-    return [_whole(number) for number in value]
+    return [_check_number(number) for number in value]
 
 
-def _whole(value: object) -> int:
+def _check_number(value: object) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{value!r} is not a member's number")
     return value
 
 
-def _bytes(value: object) -> bytes:
+def _check_bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError(f"expected bytes, got {type(value).__name__}")
     return value

@@ -12,7 +12,7 @@ from fedsim.recording.codec import decode
 from fedsim.secagg import messages
 from fedsim.secagg.messages import EXCHANGE_KEY, MASKED_KEY
 from fedsim.secagg.protocol import participant
-from fedsim.secagg.protocol.keys import system
+from fedsim.secagg.protocol.keys import draw_bytes
 from fedsim.secagg.protocol.participant import Participant
 from fedsim.secagg.protocol.terms import Agreement
 
@@ -31,7 +31,7 @@ class SecureParticipant:
     pseudonym: str
 
 
-def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
+def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
     """Return a mod that answers the exchanges of secure aggregation; only "collect" reaches the client app.
 
     Use it as the outermost mod.
@@ -41,8 +41,8 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
     Raises ValueError, which becomes an error reply, if the server asks for an unmasked update or asks out of order.
     """
 
-    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
-        part, stage = part_of(context), messages.stage_of(message.content)
+    def answer(message: Message, context: Context, call_next: CallNext) -> Message:
+        part, stage = part_of(context), messages.read_stage(message.content)
         if message.metadata.message_type.partition(".")[0] != "train" or (part is None and stage is None):
             return call_next(message, context)
         if part is None or stage is None:
@@ -51,36 +51,36 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
                 f"the server aggregates {theirs}, and this client takes part in secure aggregation {ours}; give both the same "
                 "experiment"
             )
-        known = messages.recalled(context.state)
+        known = messages.decode_state(context.state)
         content = RecordDict()
         if stage == "collect":
-            content, me = _collect(part, _within(known, message), message, lambda: call_next(message, context))
+            content, me = _collect(part, _check_context(known, message), message, lambda: call_next(message, context))
         elif stage == "setup":
-            me = _setup(part, known, messages.context_of(message))
+            me = _begin_round(part, known, messages.read_context(message))
             content[EXCHANGE_KEY] = messages.answer_setup(me.publics)
         elif stage == "share":
-            me = _within(known, message)
-            me, sealed = participant.share(me, *messages.roster_in(message.content), system)
+            me = _check_context(known, message)
+            me, sealed = participant.share(me, *messages.read_roster(message.content), draw_bytes)
             content[EXCHANGE_KEY] = messages.answer_share(sealed)
         else:
-            me, opened = participant.unmask(_within(known, message), *messages.asked_in(message.content))
+            me, opened = participant.unmask(_check_context(known, message), *messages.read_asked(message.content))
             content[EXCHANGE_KEY] = messages.answer_unmask(opened)
         content[records.CLIENT_KEY] = ConfigRecord({"pseudonym": part.pseudonym})
-        context.state[EXCHANGE_KEY] = messages.kept(me)
+        context.state[EXCHANGE_KEY] = messages.encode_state(me)
         return Message(content, reply_to=message)
 
-    return mod
+    return answer
 
 
-def _setup(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
+def _begin_round(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
     """Begin a round. Raises ValueError if this round and attempt began already, since each is answered once."""
     if known is not None and known.context == context:
         raise ValueError(f"{context} has begun already, and a client takes part in it once; repeat the round as another attempt")
-    return participant.setup(context, part.agreement.threshold, system)
+    return participant.setup(context, part.agreement.threshold, draw_bytes)
 
 
-def _within(known: Participant | None, message: Message) -> Participant:
-    context = messages.context_of(message)
+def _check_context(known: Participant | None, message: Message) -> Participant:
+    context = messages.read_context(message)
     if known is None or known.context != context:
         raise ValueError(f"the server asks about {context}, for which this client has no keys, because it has not begun")
     return known
@@ -90,7 +90,7 @@ def _collect(
     part: SecureParticipant, me: Participant, message: Message, train: Callable[[], Message]
 ) -> tuple[RecordDict, Participant]:
     """Return the masked update of this round. Metrics are sent only if `reveal` is set."""
-    me = participant.receive(me, messages.sealed_in(message.content))
+    me = participant.receive(me, messages.read_sealed(message.content))
     start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)
     shapes = {name: tuple(array.shape) for name, array in start.items()}
@@ -99,7 +99,7 @@ def _collect(
         raise ValueError(reply.error.reason)
     payload, metrics = records.take_payload(reply.content), reply.content[records.METRICS_KEY]
     update = decode(payload, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    count = int(records.reported(reply.content)[records.NUM_EXAMPLES_KEY])
+    count = int(records.read_metrics(reply.content)[records.NUM_EXAMPLES_KEY])
     words = part.agreement.quantiser.encode({name: t.numpy() for name, t in update.items()}, shapes, count)
     me, masked = participant.mask(me, words)
     content = RecordDict({MASKED_KEY: messages.answer_collect(masked)})

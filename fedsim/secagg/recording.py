@@ -11,7 +11,7 @@ from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked
 from fedsim.recording.writer import Reply
 from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.quantisation import Revealed
-from fedsim.strategies.recording_strategy import RecordingStrategy, distinct
+from fedsim.strategies.recording_strategy import RecordingStrategy, make_distinct
 
 
 class SecureRecording(RecordingStrategy):
@@ -31,15 +31,15 @@ class SecureRecording(RecordingStrategy):
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
         self.pseudonyms |= {node: seen.pseudonym for node, seen in outcome.seen.items() if seen.pseudonym is not None}
-        named = distinct(sorted((self._name(node), node) for node in outcome.seen))
+        named = make_distinct(sorted((self._name_client(node), node) for node in outcome.seen))
         summed = {node for node in named if outcome.is_summed(node)}
         for node, client in named.items():
-            self._record(server_round, replace(_reply(outcome, node), client=client))
-        if outcome.revealed is not None and self._writes(server_round):
-            self._recorder.received(server_round, self._sum(outcome.revealed))
-        if self._writes(server_round):
+            self._record(server_round, replace(_make_reply(outcome, node), client=client))
+        if outcome.revealed is not None and self._is_written(server_round):
+            self._recorder.record_reply(server_round, self._make_sum_reply(outcome.revealed))
+        if self._is_written(server_round):
             self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
-        sizes = {client: _sizes(outcome.seen[node]) for node, client in named.items()}
+        sizes = {client: _count_bytes(outcome.seen[node]) for node, client in named.items()}
         self.traffic = {
             "bytes_down": sum(own["down"] for own in sizes.values()),
             "bytes_up": sum(own["up"] for own in sizes.values()),
@@ -48,28 +48,28 @@ class SecureRecording(RecordingStrategy):
             "bytes": sizes,
         }
         if outcome.revealed is not None:
-            self.traffic |= clipped(outcome.revealed)
+            self.traffic |= count_clipped(outcome.revealed)
         by_node = {message.metadata.src_node_id: message for message in replies}
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
     def _record(self, server_round: int, reply: Reply) -> None:
         """Write a row for every client, so that the cohort of the sum is known, and a file only for recorded clients."""
-        if self._writes(server_round):
-            self._recorder.received(server_round, reply if self._keeps(reply) else replace(reply, payload=None))
+        if self._is_written(server_round):
+            self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))
 
-    def _sum(self, revealed: Revealed) -> Reply:
+    def _make_sum_reply(self, revealed: Revealed) -> Reply:
         start = self._replies.start
         update = {name: torch.from_numpy(revealed.mean[name].astype(array.dtype)) for name, array in start.items()}
-        metrics = {name: float(number) for name, number in clipped(revealed).items()}
+        metrics = {name: float(number) for name, number in count_clipped(revealed).items()}
         return Reply(client=SUM_CLIENT, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
 
 
-def clipped(revealed: Revealed) -> dict[str, int]:
+def count_clipped(revealed: Revealed) -> dict[str, int]:
     """Return metrics of a round: number of clipped coordinates over all clients, and of clients with any."""
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 
 
-def _reply(outcome: SecureRound, node: int) -> Reply:
+def _make_reply(outcome: SecureRound, node: int) -> Reply:
     seen = outcome.seen[node]
     summed = outcome.is_summed(node)
     masked = None
@@ -89,10 +89,10 @@ def _reply(outcome: SecureRound, node: int) -> Reply:
         reason=seen.reason,
         payload=None if masked is None else Payload(tensors=masked.to_tensors(), codec=MASKED_CODEC),
         num_examples=seen.num_examples,
-        bytes=_sizes(seen)["up"],
+        bytes=_count_bytes(seen)["up"],
         metrics=seen.metrics,
     )
 
 
-def _sizes(seen: SecureClient) -> dict[str, int]:
+def _count_bytes(seen: SecureClient) -> dict[str, int]:
     return {"up": sum(seen.up.values()), "down": sum(seen.down.values())}

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsim import models
 from fedsim.flower import records
 from fedsim.recording.disk_space import check_room, explain_full_disk, is_full_disk
-from fedsim.recording.files import alone, append_json_lines, make_private, replace_json_lines
+from fedsim.recording.files import append_json_lines, hold_lock, make_private, replace_json_lines
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
@@ -76,7 +76,7 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
         settings = settings_of(context)
         check_run(make_private(settings.folder))
         state = make_private(settings.folder / "state", below=settings.folder)
-        with explain_full_disk(settings.folder), alone(state / "lock", below=settings.folder):
+        with explain_full_disk(settings.folder), hold_lock(state / "lock", below=settings.folder):
             FederationServer(grid, settings).run()
 
     return app
@@ -108,7 +108,7 @@ class FederationServer:
         self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
         cohorts = Cohorts(self.state / "cohort.json")
         self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe, cohorts=cohorts)
-        for words in settings.secure.warnings():
+        for words in settings.secure.list_warnings():
             logging.getLogger("flwr").warning("%s", words)
 
     def _open(self, folder: Path) -> Recorder:
@@ -119,7 +119,7 @@ class FederationServer:
         if replace(there, created="", software={}) != replace(ours, created="", software={}):
             raise ValueError(f"{folder} is the recording of another experiment; choose another --out, or delete it")
         recorder = Recorder(folder, there)
-        if self.found is None and (rounds := recorder.rounds()):
+        if self.found is None and (rounds := recorder.count_rounds()):
             raise ValueError(
                 f"{self.state / checkpoint.CHECKPOINT_FILE} is missing, and {folder} holds {rounds} "
                 "rounds: they can be attacked, but the run cannot be resumed; choose another --out for a new run"
@@ -170,7 +170,7 @@ class FederationServer:
             random.seed(self.settings.seed)  # Flower draws each round's clients from the global generator,
             np.random.seed(self.settings.seed)  # and its central privacy the noise
             return self.initial, 0, 1
-        checkpoint.remind(self.inner, found.memory)
+        checkpoint.restore_strategy(self.inner, found.memory)
         checkpoint.restore_generators(found.generators)
         self.strategy.pseudonyms |= {int(node): name for node, name in found.pseudonyms.items()}
         arrays = records.to_arrays(found.arrays)
@@ -182,7 +182,7 @@ class FederationServer:
         row = {"round": number, **evaluated, **self.strategy.traffic, "seconds": monotonic() - started}
         if number and self.settings.privacy is not None:
             row["privacy"] = self.settings.privacy(number)
-        append_json_lines(self.metrics, {key: _finite(value) for key, value in row.items()})
+        append_json_lines(self.metrics, {key: _replace_infinite(value) for key, value in row.items()})
         self._write(number, attempt, arrays)
         if self.settings.on_round is not None:
             self.settings.on_round(row)
@@ -192,12 +192,12 @@ class FederationServer:
             round=number,
             attempt=attempt,
             arrays=records.to_tensors(arrays),
-            memory=checkpoint.remember(self.inner),
-            generators=checkpoint.generators(),
+            memory=checkpoint.read_strategy(self.inner),
+            generators=checkpoint.read_generators(),
             pseudonyms={str(node): name for node, name in self.strategy.pseudonyms.items()},
         ).write(self.state)
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinite(value: Any) -> Any:
     """Return `value` with None in place of numbers that JSON cannot represent."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import make_private, write_tensors
-from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json
+from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json
 from fedsim.recording.tensor_files import MAX_BYTES
 
 CHECKPOINT_FILE = "server.safetensors"
@@ -75,7 +75,7 @@ class ServerCheckpoint:
         if not os.path.lexists(path):
             return None
         try:
-            with opened_tensors(path, limit=MAX_BYTES) as file:
+            with open_tensors(path, limit=MAX_BYTES) as file:
                 facts = parse_json(file.metadata()["facts"], finite=False)
                 arrays = {name: file.get_tensor(f"arrays/{name}") for name in facts["arrays"]}
                 tensors = {name: file.get_tensor(f"memory/{name}") for name in facts["tensors"]}
@@ -83,27 +83,27 @@ class ServerCheckpoint:
             given = {key: facts[key] for key in ("round", "attempt", "generators", "pseudonyms")}
             return cls(arrays=arrays, memory=memory, **given)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise _not_a_checkpoint(path, error) from None
+            raise _make_error(path, error) from None
 
 
-def rounds_done(folder: Path) -> int | None:
+def count_rounds(folder: Path) -> int | None:
     """Return the number of committed rounds in `folder`; None if the run never began. Reads no tensors."""
     path = folder / CHECKPOINT_FILE
     if not os.path.lexists(path):
         return None
     try:
-        with opened_tensors(path, limit=MAX_BYTES) as file:
+        with open_tensors(path, limit=MAX_BYTES) as file:
             return int(parse_json(file.metadata()["facts"], finite=False)["round"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise _not_a_checkpoint(path, error) from None
+        raise _make_error(path, error) from None
 
 
-def _not_a_checkpoint(path: Path, error: Exception) -> ValueError:
+def _make_error(path: Path, error: Exception) -> ValueError:
     reason = error.reason if isinstance(error, DamagedFile) else str(error)
     return ValueError(f"{path}: not a checkpoint: {reason}; delete the run and start again")
 
 
-def generators() -> dict[str, Any]:
+def read_generators() -> dict[str, Any]:
     """Return the states of the global random generators as plain data."""
     version, words, gauss = random.getstate()
     state: Any = np.random.get_state()
@@ -111,20 +111,20 @@ def generators() -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Restore the states that `generators` returned."""
+    """Restore the states that `read_generators` returned."""
     version, words, gauss = states["random"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
-def remember(strategy: Strategy) -> StrategyMemory:
+def read_strategy(strategy: Strategy) -> StrategyMemory:
     """Return the state of `strategy` and of the strategies that it wraps."""
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     unsaved: list[str] = []
-    for path, value in _attributes(strategy):
-        arrays = _arrays(value)
+    for path, value in _list_attributes(strategy):
+        arrays = _find_arrays(value)
         if arrays is not None:
             kind, by_key = arrays
             values[path] = {"kind": kind, "keys": list(by_key)}
@@ -136,7 +136,7 @@ def remember(strategy: Strategy) -> StrategyMemory:
     return StrategyMemory(values=values, tensors=tensors, unsaved=tuple(unsaved))
 
 
-def remind(strategy: Strategy, memory: StrategyMemory) -> None:
+def restore_strategy(strategy: Strategy, memory: StrategyMemory) -> None:
     """Restore a saved state in a newly built strategy. Raises ValueError if a part could not be saved."""
     if memory.unsaved:
         raise ValueError(f"this strategy cannot be resumed: {memory.unsaved[0]} could not be saved")
@@ -159,15 +159,15 @@ def remind(strategy: Strategy, memory: StrategyMemory) -> None:
                 setattr(owner, name, arrays)
 
 
-def _attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _list_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):
-            yield from _attributes(value, f"{prefix}{name}.")
+            yield from _list_attributes(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
+def _find_arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
     """Return the container type of an attribute and its arrays by key; None if it holds no arrays."""
     if isinstance(value, ArrayRecord):
         return "record", {key: array.numpy() for key, array in value.items()}

@@ -24,13 +24,13 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     rounds = [row for row in read_metrics(folder) if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
-    words = f"{missing} of {answers + missing} replies are missing, {_first(recording)}" if missing else ""
-    again = f"then {_cleared(folder)}, and run again: no round is left to resume"
+    words = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
+    again = f"then {_explain_clearing(folder)}, and run again: no round is left to resume"
     if rounds and not answers:
         raise EmptyRunError(f"no client ever answered: {words}; correct the cause, {again}")
     if words:
         tell(words)
-    if rounds and not recording.clients():
+    if rounds and not recording.list_clients():
         raise EmptyRunError(
             f"nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these, {again}"
         )
@@ -49,8 +49,10 @@ def find_failures(folder: Path) -> str:
     if losses and losses[0] is not None and losses[-1] is None:
         return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
     recording = Recording(folder / "recording")
-    observations = recording.observations(on_damage=lambda error: None)
-    if any(count.complete for count in recording.counts()) and not any(map(_is_finite, observations)):  # ends at a finite one
+    observations = recording.read_observations(on_damage=lambda error: None)
+    if any(count.complete for count in recording.count_replies()) and not any(
+        map(_is_finite, observations)
+    ):  # ends at a finite one
         return "every update holds NaN or infinite values; lower training.learning_rate"
     return ""
 
@@ -59,7 +61,7 @@ def _is_finite(observation: Observation) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
 
 
-def _cleared(folder: Path) -> str:
+def _explain_clearing(folder: Path) -> str:
     """Return instructions to clear the run. The folders of a deployment are linked and mounted, so they must stay."""
     link = folder / "recording"
     if link.is_symlink():
@@ -67,7 +69,7 @@ def _cleared(folder: Path) -> str:
     return f"fedsim delete {folder}"
 
 
-def _first(recording: Recording) -> str:
+def _read_first_reason(recording: Recording) -> str:
     """Return the reason of the first missing reply in one line. A client wrote it, so it may contain anything."""
-    reason = next((row.reason for row in recording.rows() if row.status in ("failed", "late")), "")
+    reason = next((row.reason for row in recording.read_rows() if row.status in ("failed", "late")), "")
     return f"the first: {' '.join(reason.split())}" if reason.strip() else "why is not recorded: see the clients' logs"

@@ -29,12 +29,12 @@ class Averaging(Wrapper):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         self._types = {name: np.dtype(array.dtype) for name, array in arrays.items()}
-        weights, buffers = self._apart(arrays)
+        weights, buffers = self._split_buffers(arrays)
         messages = list(self.inner.configure_train(server_round, weights, config, grid))
         for message in messages:
             sent = message.content[records.WEIGHTS_KEY]
             assert isinstance(sent, ArrayRecord)
-            message.content[records.WEIGHTS_KEY] = _joined(sent, buffers)
+            message.content[records.WEIGHTS_KEY] = _join_buffers(sent, buffers)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -44,22 +44,23 @@ class Averaging(Wrapper):
                 arrays, metrics = message.content[records.WEIGHTS_KEY], message.content[records.METRICS_KEY]
                 assert isinstance(arrays, ArrayRecord)
                 assert isinstance(metrics, MetricRecord)
-                message.content[records.WEIGHTS_KEY], buffers = self._apart(arrays)
+                message.content[records.WEIGHTS_KEY], buffers = self._split_buffers(arrays)
                 shares.append((float(metrics[records.NUM_EXAMPLES_KEY]), records.to_tensors(buffers)))  # type: ignore[arg-type]
             received.append(message)
         aggregated, metrics_ = self.inner.aggregate_train(server_round, received)
         if aggregated is None:
             return None, metrics_
-        weights = {name: t.to(self._torch_type(name)) for name, t in records.to_tensors(aggregated).items()}
+        weights = {name: t.to(self._find_torch_type(name)) for name, t in records.to_tensors(aggregated).items()}
         averaged = {
-            name: average([(share, own[name]) for share, own in shares], self._torch_type(name)) for name in sorted(self._buffers)
+            name: average([(share, own[name]) for share, own in shares], self._find_torch_type(name))
+            for name in sorted(self._buffers)
         }
         return records.to_arrays({**weights, **averaged}), metrics_
 
-    def _torch_type(self, name: str) -> torch.dtype:
+    def _find_torch_type(self, name: str) -> torch.dtype:
         return torch.from_numpy(np.empty(0, self._types[name])).dtype
 
-    def _apart(self, arrays: ArrayRecord) -> tuple[ArrayRecord, ArrayRecord]:
+    def _split_buffers(self, arrays: ArrayRecord) -> tuple[ArrayRecord, ArrayRecord]:
         weights = ArrayRecord({name: array for name, array in arrays.items() if name not in self._buffers})
         return weights, ArrayRecord({name: array for name, array in arrays.items() if name in self._buffers})
 
@@ -72,5 +73,5 @@ def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor
     return (mean if kind.is_floating_point else mean.round()).to(kind)
 
 
-def _joined(weights: ArrayRecord, buffers: ArrayRecord) -> ArrayRecord:
+def _join_buffers(weights: ArrayRecord, buffers: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({**weights, **buffers}) if buffers else weights

@@ -13,14 +13,14 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses._registry import bind
+from defenses._registry import bind_arguments
 from fedsim.flower import records
 from fedsim.strategies.wrapper import Wrapper
 
 Flowers = flower.DifferentialPrivacyServerSideFixedClipping | flower.DifferentialPrivacyServerSideAdaptiveClipping
 
 
-def fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
+def clip_fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
     """Clip every update to one norm (McMahan et al. 2018).
 
     noise_multiplier: z, not negative; the noise on the mean of m updates has standard deviation z * clipping_norm / m.
@@ -30,7 +30,7 @@ def fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm
     return flower.DifferentialPrivacyServerSideFixedClipping(inner, noise_multiplier, clipping_norm, drawn)
 
 
-def adaptive(
+def clip_adaptively(
     inner: Strategy,
     drawn: int,
     *,
@@ -59,7 +59,7 @@ def adaptive(
     return wrapped
 
 
-CENTRAL_KINDS = {"fixed": fixed, "adaptive": adaptive}
+CENTRAL_KINDS = {"fixed": clip_fixed, "adaptive": clip_adaptively}
 
 
 def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
@@ -73,7 +73,7 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
     kind = given.pop("kind")
     if not isinstance(kind, str) or kind not in CENTRAL_KINDS:
         raise ValueError(f"strategy.central.kind must be one of {', '.join(CENTRAL_KINDS)}, got {kind!r}")
-    bound = bind("strategy.central", CENTRAL_KINDS[kind], inner, drawn, given=given, hidden=2)
+    bound = bind_arguments("strategy.central", CENTRAL_KINDS[kind], inner, drawn, given=given, hidden=2)
     return Central(CENTRAL_KINDS[kind](**bound))
 
 
@@ -106,29 +106,29 @@ class Central(Wrapper):
         if aggregated is None or missing <= 0 or not wrapped.noise_multiplier:
             return aggregated
         std = wrapped.noise_multiplier * math.sqrt(missing) / answered
-        return ArrayRecord({key: Array(_noisy(array.numpy(), std)) for key, array in aggregated.items()})
+        return ArrayRecord({key: Array(_add_noise(array.numpy(), std)) for key, array in aggregated.items()})
 
 
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
     """Change a zero update by the smallest possible amount, since Flower divides by its norm."""
-    if _length(records.view(array) - records.view(start[key]) for key, array in arrays.items()):
+    if _compute_length(records.read_array(array) - records.read_array(start[key]) for key, array in arrays.items()):
         return
-    key = next(key for key, array in arrays.items() if records.view(array).size)
-    moved, before = arrays[key].numpy(), records.view(start[key])
+    key = next(key for key, array in arrays.items() if records.read_array(array).size)
+    moved, before = arrays[key].numpy(), records.read_array(start[key])
     at = np.unravel_index(np.argmin(np.abs(moved)), moved.shape)
     step = np.spacing(np.abs(moved[at]))
-    while not _length([moved[at] - before[at]]):
+    while not _compute_length([moved[at] - before[at]]):
         moved[at] += step
         step *= 2
     arrays[key] = Array(moved)
 
 
-def _length(update: Iterable[Any]) -> float:
+def _compute_length(update: Iterable[Any]) -> float:
     """Return the norm as Flower computes it, with squares in the dtype of the tensor, which may underflow."""
     return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
 
 
-def _noisy(values: Any, std: float) -> Any:
+def _add_noise(values: Any, std: float) -> Any:
     return np.asarray(values + np.random.normal(0, std, values.shape).astype(values.dtype))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses._registry import bind
+from defenses._registry import bind_arguments
 from fedsim.strategies.central import wrap
 
 STRATEGY_NAMES = (
@@ -42,5 +42,5 @@ def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Stra
         raise ValueError(f"strategy.{fixed[0]} follows from clients.count and clients.fraction; set those")
     central = arguments.pop("central", None)
     factory = getattr(flower, name)
-    bound: Strategy = factory(**bind(f"strategy {name}", factory, given={**sampling, **arguments}))
+    bound: Strategy = factory(**bind_arguments(f"strategy {name}", factory, given={**sampling, **arguments}))
     return bound if central is None else wrap(bound, drawn, central)

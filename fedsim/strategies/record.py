@@ -71,11 +71,11 @@ def record(
         defense=chosen,
         gradient=gradient,
         inputs=inputs,
-        codec=chosen.codec(),
+        codec=chosen.choose_codec(),
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
-        software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
+        software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    for sentence in (f"will record in {folder}", *training.beliefs(), *models.concessions(network, training, data)):
+    for sentence in (f"will record in {folder}", *training.list_beliefs(), *models.list_concessions(network, training, data)):
         log(INFO, "fedleak: %s", sentence)
     own, state = _Own(strategy), network.state_dict()
 
@@ -112,7 +112,7 @@ class _Watched(Wrapper):
     def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], RecordingStrategy]) -> None:
         super().__init__(inner)
         self._shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-        self._optional = frozenset(models.buffer_names(network))
+        self._optional = frozenset(models.list_buffers(network))
         self._name, self._start = name, start
         self._recording: RecordingStrategy | None = None
         self._round = 0
@@ -144,12 +144,12 @@ class _Watched(Wrapper):
             if here == there or (there is None and key in self._optional):
                 continue
             raise ValueError(
-                f"the server sends {_shaped(key, there)}, and the model {self._name} has {_shaped(key, here)}; "
+                f"the server sends {_describe_shape(key, there)}, and the model {self._name} has {_describe_shape(key, here)}; "
                 "give record() the network that is trained"
             )
 
 
-def _shaped(name: str, shape: tuple[int, ...] | None) -> str:
+def _describe_shape(name: str, shape: tuple[int, ...] | None) -> str:
     return f"no {name!r}" if shape is None else f"{name!r} of shape {shape}"
 
 
@@ -158,7 +158,7 @@ def _check_new(folder: Path) -> None:
         raise ValueError(f"{folder} holds a recording already; choose another folder, or remove it with `fedsim delete {folder}`")
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

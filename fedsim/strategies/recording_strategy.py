@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.flower import records
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder, Reply
-from fedsim.strategies.replies import ReplyReader, is_packed, pseudonym_of
-from fedsim.strategies.wrapper import Wrapper, innermost
+from fedsim.strategies.replies import ReplyReader, is_packed, read_pseudonym
+from fedsim.strategies.wrapper import Wrapper, find_innermost
 
 Traffic = dict[str, int | dict[str, dict[str, int]]]
 """Traffic of one round, in bytes of Flower's packed messages: `bytes_up` and `bytes_down` over all clients, numbers of `clients`
@@ -46,8 +46,8 @@ class RecordingStrategy(Wrapper):
         self._replies = ReplyReader(
             start=ArrayRecord(),
             buffers=buffers,
-            key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS_KEY)),
-            examples=str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES_KEY)),
+            key=str(getattr(find_innermost(inner), "arrayrecord_key", records.WEIGHTS_KEY)),
+            examples=str(getattr(find_innermost(inner), "weighted_by_key", records.NUM_EXAMPLES_KEY)),
             foreign=foreign,
             types=types or {},
         )
@@ -55,7 +55,7 @@ class RecordingStrategy(Wrapper):
         self._attempt = 1
         self._asked: dict[int, int] = {}  # by node, the bytes that it is sent
         self._sent: list[Metadata] = []
-        self._kept: set[str] = set(recorder.clients()) if self._wanted.at_most else set()
+        self._kept: set[str] = set(recorder.list_clients()) if self._wanted.at_most else set()
         self.pseudonyms: dict[int, str] = {}
         self.traffic: Traffic = {}
 
@@ -66,21 +66,21 @@ class RecordingStrategy(Wrapper):
         self._sent = [message.metadata for message in messages]
         self._replies = replace(self._replies, start=arrays)
         self.traffic = {"bytes_down": sum(self._asked.values()), "bytes_up": 0}
-        if self._writes(server_round):
+        if self._is_written(server_round):
             tensors = {name: t.to(self._types.get(name, t.dtype)) for name, t in records.to_tensors(arrays).items()}
             buffers = {name: tensors.pop(name) for name in sorted(self._buffers & tensors.keys())}
-            self._recorder.sent(server_round, tensors, buffers)
+            self._recorder.record_sent(server_round, tensors, buffers)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_node = by_client(replies, self._sent)
-        self.pseudonyms |= {node: name for node, message in by_node.items() if (name := pseudonym_of(message)) is not None}
+        by_node = key_by_client(replies, self._sent)
+        self.pseudonyms |= {node: name for node, message in by_node.items() if (name := read_pseudonym(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
-        named = distinct(sorted((self._name(node), node) for node in {*by_node, *self._asked}))
+        named = make_distinct(sorted((self._name_client(node), node) for node in {*by_node, *self._asked}))
         received = {
             node: self._write(server_round, client, self._read(node, by_node.get(node))) for node, client in named.items()
         }
-        if self._writes(server_round):
+        if self._is_written(server_round):
             self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
         accepted = [
             by_node[node]
@@ -107,14 +107,14 @@ class RecordingStrategy(Wrapper):
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
         """Record a reply and drop its payload, so that only one update is in memory at a time."""
         reply = replace(reply, client=client)
-        if self._writes(server_round) and self._keeps(reply):
-            self._recorder.received(server_round, reply)
+        if self._is_written(server_round) and self._is_kept(reply):
+            self._recorder.record_reply(server_round, reply)
         return replace(reply, payload=None, buffers={})
 
-    def _writes(self, server_round: int) -> bool:
+    def _is_written(self, server_round: int) -> bool:
         return self._wanted.rounds is None or server_round in self._wanted.rounds
 
-    def _keeps(self, reply: Reply) -> bool:
+    def _is_kept(self, reply: Reply) -> bool:
         if self._wanted.clients is not None:
             return reply.client in self._wanted.clients
         if self._wanted.at_most is None:
@@ -123,11 +123,11 @@ class RecordingStrategy(Wrapper):
             self._kept.add(reply.client)
         return reply.client in self._kept
 
-    def _name(self, node: int) -> str:
+    def _name_client(self, node: int) -> str:
         return self.pseudonyms.get(node, str(node))
 
 
-def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
+def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
     """Return replies by the id of the node that was asked. A SuperLink answers for a missing client under another node id."""
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
@@ -138,7 +138,7 @@ def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int,
     return found
 
 
-def distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
+def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
     """Return distinct names by node. If two clients send the same pseudonym in a round, the second is named by its node id."""
     taken: set[str] = set()
     names: dict[int, str] = {}

@@ -11,9 +11,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from fedsim.flower import records
-from fedsim.recording.codec import Payload, codec_of
+from fedsim.recording.codec import Payload, find_codec
 from fedsim.recording.files import DTYPES
-from fedsim.recording.packing.parts import apart
+from fedsim.recording.packing.parts import split_parts
 from fedsim.recording.writer import MAX_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
@@ -53,34 +53,34 @@ class ReplyReader:
 
     def _read(self, content: RecordDict, node: str, size: int) -> Reply:
         if self.foreign:
-            metrics = _numbers(_only(content.metric_records, "record of metrics"))
+            metrics = _drop_lists(_get_only(content.metric_records, "record of metrics"))
             examples = _take_count(metrics, self.examples)
         else:
-            metrics = records.reported(content)
-            examples = whole(metrics.pop(self.examples))
+            metrics = records.read_metrics(content)
+            examples = to_whole(metrics.pop(self.examples))
         if self.foreign and not is_packed(content):  # left as it is
-            payload, buffers = self._weights_of(content)
+            payload, buffers = self._take_weights(content)
         else:
-            payload, buffers = self._update_of(content)
+            payload, buffers = self._take_update(content)
         if not self.foreign:  # nothing of a client's own choosing reaches the strategy: Flower ends a run over one metric
             _replace(content, records.METRICS_KEY, MetricRecord({self.examples: examples or 0}))
         return Reply(client=node, node=node, payload=payload, buffers=buffers, num_examples=examples, bytes=size, metrics=metrics)
 
-    def _weights_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
-        tensors = records.to_tensors(_only(content.array_records, "record of weights"))
+    def _take_weights(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
+        tensors = records.to_tensors(_get_only(content.array_records, "record of weights"))
         buffers = {name: tensors.pop(name) for name in sorted(self.buffers & tensors.keys())}
         self._check(tensors, buffers)
         return Payload(tensors=tensors, codec="weights"), buffers
 
-    def _update_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
+    def _take_update(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
         """Return the payload and the buffers of a client; replace them in `content` by plain weights."""
         payload, buffers = records.take_payload(content), records.take_buffers(content)
-        codec = codec_of(payload.codec)
-        self._check_names(apart(payload.tensors) if codec.packs else payload.tensors)
-        update = codec.decode(payload.tensors, self._start() if payload.codec == "weights" else self._shapes())
+        codec = find_codec(payload.codec)
+        self._check_names(split_parts(payload.tensors) if codec.packs else payload.tensors)
+        update = codec.decode(payload.tensors, self._read_start() if payload.codec == "weights" else self._read_shapes())
         self._check(update, buffers)
         plain = {  # in the order of what was sent: Flower's own clipping goes by it, not by name
-            name: records.pack(buffers[name].numpy()) if name in buffers else _plus(sent, update[name])
+            name: records.pack(buffers[name].numpy()) if name in buffers else _add_update(sent, update[name])
             for name, sent in self.start.items()
         }
         if self.foreign:
@@ -89,11 +89,11 @@ class ReplyReader:
             _replace(content, self.key, ArrayRecord(plain))
         return payload, buffers
 
-    def _start(self) -> dict[str, Tensor]:
+    def _read_start(self) -> dict[str, Tensor]:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
-    def _shapes(self) -> dict[str, Tensor]:
-        """Return the tensors of `_start` on the meta device."""
+    def _read_shapes(self) -> dict[str, Tensor]:
+        """Return the tensors of `_read_start` on the meta device."""
         shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
@@ -107,9 +107,9 @@ class ReplyReader:
 
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """Raise ValueError if names, shapes or dtypes do not fit what was sent to the clients."""
-        got = {name: (tuple(t.shape), _kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
+        got = {name: (tuple(t.shape), _name_kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
         sent = {
-            name: (tuple(array.shape), _kind(self.types[name]) if name in self.types else _kind_of(array))
+            name: (tuple(array.shape), _name_kind(self.types[name]) if name in self.types else _find_kind(array))
             for name, array in self.start.items()
         }
         if got != sent:
@@ -122,7 +122,7 @@ def is_packed(content: RecordDict) -> bool:
     return records.PAYLOAD_KEY in content and records.CODEC_KEY in content
 
 
-def pseudonym_of(message: Message) -> str | None:
+def read_pseudonym(message: Message) -> str | None:
     """Return the client's pseudonym, if it sent one that is a valid file name and cannot be a node id."""
     record = message.content.get(records.CLIENT_KEY) if message.has_content() else None
     name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
@@ -131,7 +131,7 @@ def pseudonym_of(message: Message) -> str | None:
     return name
 
 
-def whole(count: float) -> int:
+def to_whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError if it cannot be one."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
         raise ValueError(f"the number of examples must be a whole number from 0, got {count}")
@@ -141,21 +141,21 @@ def whole(count: float) -> int:
 def _take_count(metrics: dict[str, float], key: str) -> int | None:
     """Remove and return the number of examples from `metrics`; None if it is missing or invalid."""
     try:
-        count = whole(metrics[key])
+        count = to_whole(metrics[key])
     except (KeyError, ValueError):
         return None
     del metrics[key]
     return count
 
 
-def _kind(dtype: torch.dtype) -> str:
+def _name_kind(dtype: torch.dtype) -> str:
     if dtype not in DTYPES:
         raise ValueError(f"tensors of type {dtype} are not supported")
     return "floating" if dtype.is_floating_point else "truth" if dtype == torch.bool else "whole"
 
 
-def _kind_of(array: Array) -> str:
-    return _kind(torch.from_numpy(np.empty(0, np.dtype(array.dtype))).dtype)
+def _find_kind(array: Array) -> str:
+    return _name_kind(torch.from_numpy(np.empty(0, np.dtype(array.dtype))).dtype)
 
 
 def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:
@@ -165,18 +165,18 @@ def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) 
     content[key] = record
 
 
-def _plus(start: Array, update: Tensor) -> Array:
+def _add_update(start: Array, update: Tensor) -> Array:
     """Return the weights of one tensor after an update, in their own dtype."""
-    before = records.view(start)
+    before = records.read_array(start)
     return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
 
 
-def _only(found: Mapping[str, T], what: str) -> T:
+def _get_only(found: Mapping[str, T], what: str) -> T:
     """Return the only record of its type, under any name, as Flower's own strategies do."""
     if len(found) != 1:
         raise ValueError(f"a reply must contain one {what}, got {len(found)}")
     return next(iter(found.values()))
 
 
-def _numbers(record: MetricRecord) -> dict[str, float]:
+def _drop_lists(record: MetricRecord) -> dict[str, float]:
     return {name: value for name, value in record.items() if not isinstance(value, list)}

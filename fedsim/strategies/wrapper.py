@@ -29,7 +29,7 @@ class Wrapper(Strategy):
         self.inner.summary()
 
 
-def innermost(strategy: Strategy) -> Strategy:
+def find_innermost(strategy: Strategy) -> Strategy:
     """Return the strategy inside all wrappers, including Flower's own for central differential privacy."""
     while True:
         inside = getattr(strategy, "inner", None) or getattr(strategy, "strategy", None)

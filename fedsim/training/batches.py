@@ -19,7 +19,7 @@ class Cursor:
     position: int = 0
 
 
-def batches(
+def draw_batches(
     cursor: Cursor, size: int, training: Training, order: Callable[[int], BatchIndices]
 ) -> tuple[list[BatchIndices], Cursor]:
     """Return the batches of one round, as positions 0 .. size - 1 of the client's examples, and the cursor for the next round.

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from defenses.networks import draw
+from defenses.networks import start_drawing
 from defenses.rules import GradientProblem, GradientRule, Weights, plain
-from fedsim.models import buffer_names, loss_of, predictions
+from fedsim.models import find_loss, list_buffers, predict_classes
 from fedsim.recording.observation import DataSpec, Training
 
 Batch = tuple[Tensor, Tensor]
@@ -63,22 +63,22 @@ def train(
     if rng is None and rule is not PLAIN_RULE:
         raise ValueError("a gradient rule that may draw noise needs a generator; give rng")
     model.train(training.mode == "train")
-    draw(model)
-    loss_function, optimiser = loss_of(training.loss), _optimiser(weights, training)
-    carried = _copied(_starting(model, buffers))
+    start_drawing(model)
+    loss_function, optimiser = find_loss(training.loss), _make_optimiser(weights, training)
+    carried = _copy_tensors(_find_buffers(model, buffers))
     losses, examples = 0.0, 0
     for x, y in batches:
-        current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.weights(), strict=True)}
-        problem = GradientProblem(model, _forward(model, carried, data), loss_function)
+        current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.read_weights(), strict=True)}
+        problem = GradientProblem(model, _make_forward(model, carried, data), loss_function)
         gradient, loss = rule.gradient(problem, current, x, y, rng or NO_CHANCE)
         optimiser.step(tuple(gradient.values()))
         losses, examples = losses + loss.item() * len(y), examples + len(y)
         if training.buffers == "none":
-            carried = _copied(_starting(model, buffers))
+            carried = _copy_tensors(_find_buffers(model, buffers))
     return Trained(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
 
 
-def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:
+def _make_forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:
     return lambda weights, x: functional_call(model, {**buffers, **weights}, (data.normalise(x),))
 
 
@@ -87,7 +87,7 @@ class _Optimiser(Protocol):
 
     update: tuple[Tensor, ...]
 
-    def weights(self) -> tuple[Tensor, ...]:
+    def read_weights(self) -> tuple[Tensor, ...]:
         """Return the current weights, at which the next gradient is computed, detached from autograd.
 
         The tensors are for reading only: they may share memory with the weights that training started from.
@@ -97,11 +97,11 @@ class _Optimiser(Protocol):
     def step(self, gradient: tuple[Tensor, ...]) -> None: ...
 
 
-def _optimiser(weights: Weights, training: Training) -> _Optimiser:
+def _make_optimiser(weights: Weights, training: Training) -> _Optimiser:
     return _SGD(weights, training) if training.optimiser == "sgd" else _Adam(weights, training)
 
 
-def _clipped(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
+def _clip_gradient(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
     """Return the gradient scaled to at most this norm, like torch.nn.utils.clip_grad_norm_; unchanged if `norm` is None."""
     if norm is None:
         return gradient
@@ -117,16 +117,16 @@ class _SGD:
         self.update: tuple[Tensor, ...] = ()
         self.velocity: tuple[Tensor, ...] = ()
 
-    def weights(self) -> tuple[Tensor, ...]:
+    def read_weights(self) -> tuple[Tensor, ...]:
         """Return the current weights, detached from autograd; before the first step they share memory with `start`."""
         return torch._foreach_add(self.start, self.update) if self.update else tuple(w.detach() for w in self.start)
 
     def step(self, gradient: tuple[Tensor, ...]) -> None:
-        rate, momentum, decay = self.training.rate(self.steps), self.training.momentum, self.training.weight_decay
+        rate, momentum, decay = self.training.compute_rate(self.steps), self.training.momentum, self.training.weight_decay
         self.steps += 1
-        gradient = _clipped(gradient, self.training.clip_norm)
+        gradient = _clip_gradient(gradient, self.training.clip_norm)
         if decay:
-            gradient = torch._foreach_add(gradient, self.weights(), alpha=decay)
+            gradient = torch._foreach_add(gradient, self.read_weights(), alpha=decay)
         if momentum and self.velocity:
             torch._foreach_mul_(self.velocity, momentum)
             torch._foreach_add_(self.velocity, gradient)
@@ -152,13 +152,13 @@ class _Adam:
         self.optimiser = made(self.own, lr=training.learning_rate, betas=training.betas, eps=training.eps, weight_decay=decay)
         self.update: tuple[Tensor, ...] = ()
 
-    def weights(self) -> tuple[Tensor, ...]:
+    def read_weights(self) -> tuple[Tensor, ...]:
         return tuple(w.clone() for w in self.own)
 
     def step(self, gradient: tuple[Tensor, ...]) -> None:
-        self.optimiser.param_groups[0]["lr"] = self.training.rate(self.steps)
+        self.optimiser.param_groups[0]["lr"] = self.training.compute_rate(self.steps)
         self.steps += 1
-        for own, g in zip(self.own, _clipped(gradient, self.training.clip_norm), strict=True):
+        for own, g in zip(self.own, _clip_gradient(gradient, self.training.clip_norm), strict=True):
             own.grad = g.detach()
         self.optimiser.step()
         self.update = torch._foreach_sub(self.own, self.start)
@@ -186,22 +186,22 @@ def evaluate(
     if training.mode == "train" and training.buffers != "shared":
         for module in model.modules():
             module.train(isinstance(module, _BatchNorm))
-    state = {**_copied(_starting(model, buffers)), **weights}
+    state = {**_copy_tensors(_find_buffers(model, buffers)), **weights}
     parts = torch.tensor_split(data.normalise(x), max(1, ceil(len(x) / chunk)))
     logits = torch.cat([functional_call(model, state, (part,)) for part in parts])
     model.eval()
-    accuracy = (predictions(logits) == y).float().mean()
-    return {"loss": loss_of(training.loss)(logits, y).item(), "accuracy": accuracy.item()}
+    accuracy = (predict_classes(logits) == y).float().mean()
+    return {"loss": find_loss(training.loss)(logits, y).item(), "accuracy": accuracy.item()}
 
 
-def _starting(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
+def _find_buffers(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
     """Return the buffers of `model` by name: those given, or its own if none are. Raises ValueError if some are missing."""
-    names = buffer_names(model)
+    names = list_buffers(model)
     if missing := [name for name in names if buffers and name not in buffers]:
         raise ValueError(f"buffers lack {', '.join(missing)}; give all of the model's, or none for its own")
     own = dict(model.named_buffers())
     return {name: buffers[name] if buffers else own[name] for name in names}
 
 
-def _copied(tensors: Weights) -> dict[str, Tensor]:
+def _copy_tensors(tensors: Weights) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()}

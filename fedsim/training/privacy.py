@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from defenses.accounting import (
-    bound_of,
     check_delta,
     check_prior,
-    epsilon,
-    epsilon_drawn,
-    epsilon_poisson,
+    compute_bound,
+    compute_epsilon,
+    compute_epsilon_drawn,
+    compute_epsilon_poisson,
 )
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import NO_NOISE, Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import NO_NOISE, Noise, find_gradient_noise, find_noise
 from fedsim.config.experiment import Experiment
 from fedsim.recording.observation import Training
 
@@ -65,7 +65,7 @@ class Accounts:
         check_delta(self.delta)
         check_prior(self.prior)
 
-    def row(self, number: int) -> dict[str, Any]:
+    def make_row(self, number: int) -> dict[str, Any]:
         """Return the guarantee after round `number` as plain data, for a client that took part in every round.
 
         epsilon, bound:     over all rounds so far. epsilon_round: of this round alone.
@@ -77,45 +77,51 @@ class Accounts:
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
-            return self._entry(self.client, "client", 1, number) | self._central(number)
-        ever = most_uses(self.training, self.size, 1, number)
-        now = max(most_uses(self.training, size, number, number) for size in {self.size, *self.others})
-        steps = steps_a_round(self.training, self.size)
+            return self._make_entry(self.client, "client", 1, number) | self._make_central(number)
+        ever = count_uses(self.training, self.size, 1, number)
+        now = max(count_uses(self.training, size, number, number) for size in {self.size, *self.others})
+        steps = count_steps(self.training, self.size)
         rate = min(1.0, self.training.batch_size / self.size)
-        poisson = epsilon_poisson(self.example, delta=self.delta, times=steps * number, rate=rate)
-        return self._entry(self.example, "example", now, ever) | {"epsilon_if_poisson": _written(poisson)} | self._central(number)
+        poisson = compute_epsilon_poisson(self.example, delta=self.delta, times=steps * number, rate=rate)
+        return (
+            self._make_entry(self.example, "example", now, ever)
+            | {"epsilon_if_poisson": _to_json(poisson)}
+            | self._make_central(number)
+        )
 
-    def _entry(self, noise: Noise, unit: str, now: int, ever: int) -> dict[str, Any]:
+    def _make_entry(self, noise: Noise, unit: str, now: int, ever: int) -> dict[str, Any]:
         return {
-            "epsilon": _written(epsilon(noise, delta=self.delta, times=ever)),
-            "epsilon_round": _written(epsilon(noise, delta=self.delta, times=now)),
+            "epsilon": _to_json(compute_epsilon(noise, delta=self.delta, times=ever)),
+            "epsilon_round": _to_json(compute_epsilon(noise, delta=self.delta, times=now)),
             "delta": self.delta,
             "unit": unit,
             "relation": "replace-one",
             "prior": self.prior,
-            "bound": bound_of(noise, prior=self.prior, times=ever),
+            "bound": compute_bound(noise, prior=self.prior, times=ever),
         } | ({"why": noise.why} if noise.why else {})
 
-    def _central(self, number: int) -> dict[str, Any]:
+    def _make_central(self, number: int) -> dict[str, Any]:
         """Return the field `central`, the guarantee for an observer of the global model only; empty without central noise."""
         if self.released is None:
             return {}
-        entry = self._entry(self.released, "client", 1, number)
+        entry = self._make_entry(self.released, "client", 1, number)
         for key, times in (("epsilon", number), ("epsilon_round", 1)):
-            drawn = epsilon_drawn(self.released, delta=self.delta, times=times, drawn=self.drawn, population=self.population)
-            entry[key] = _written(drawn)
+            drawn = compute_epsilon_drawn(
+                self.released, delta=self.delta, times=times, drawn=self.drawn, population=self.population
+            )
+            entry[key] = _to_json(drawn)
         return {"central": entry}
 
 
-def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
+def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
     """Return the accounts of an experiment.
 
     tensors:  number of parameter tensors of the model.
     smallest: number of examples of the smallest client. others: numbers of examples of the other clients.
     buffers:  whether the model has buffers; with `training.buffers = "shared"` clients send them without noise.
     """
-    example = MIXED_UNPROTECTED if e.inputs else noise_of_gradient(GradientSpec.parse(e.gradient), tensors=tensors)
-    client, released = noise_of(e.update_defense(), tensors=tensors), _released(e)
+    example = MIXED_UNPROTECTED if e.inputs else find_gradient_noise(GradientSpec.parse(e.gradient), tensors=tensors)
+    client, released = find_noise(e.parse_defense(), tensors=tensors), _find_released(e)
     if buffers and e.training.buffers == "shared":
         client = example = BUFFERS_UNPROTECTED
         released = released and BUFFERS_UNPROTECTED
@@ -133,7 +139,7 @@ def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[in
     )
 
 
-def _released(e: Experiment) -> Noise | None:
+def _find_released(e: Experiment) -> Noise | None:
     """Return the central noise: for m clients and clipping norm S, a multiplier z adds deviation z * S / m to the mean."""
     central = e.strategy.arguments.get("central")
     if central is None:
@@ -144,12 +150,12 @@ def _released(e: Experiment) -> Noise | None:
     return Noise(multiplier) if multiplier else NO_NOISE
 
 
-def steps_a_round(training: Training, size: int) -> int:
+def count_steps(training: Training, size: int) -> int:
     """Return the number of optimiser steps in one round of a client with `size` examples."""
-    return training.steps if training.steps is not None else (training.epochs or 1) * _batches(training, size)
+    return training.steps if training.steps is not None else (training.epochs or 1) * _count_batches(training, size)
 
 
-def most_uses(training: Training, size: int, first: int, last: int) -> int:
+def count_uses(training: Training, size: int, first: int, last: int) -> int:
     """Return the largest number of steps in rounds `first` to `last` (1-based) that use one example of a client with `size`.
 
     An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round begins with a
@@ -157,15 +163,15 @@ def most_uses(training: Training, size: int, first: int, last: int) -> int:
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)
-    epoch = _batches(training, size)
+    epoch = _count_batches(training, size)
     return -(-training.steps * last // epoch) - training.steps * (first - 1) // epoch
 
 
-def _batches(training: Training, size: int) -> int:
+def _count_batches(training: Training, size: int) -> int:
     """Return the number of batches in one epoch."""
     return max(1, size // training.batch_size if training.drop_last else math.ceil(size / training.batch_size))
 
 
-def _written(value: float) -> float | str:
+def _to_json(value: float) -> float | str:
     """Return a value for JSON, with `INFINITY_TEXT` for infinite and NaN values."""
     return value if math.isfinite(value) else INFINITY_TEXT

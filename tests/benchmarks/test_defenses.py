@@ -112,9 +112,9 @@ def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: 
     experiment = {**settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
     experiment |= {"clients": {"count": 8}, "rounds": 3}
     found = federate(experiment, tmp_path / "run", "cpu")
-    (round,) = {one.round for one in found.recording.observations()}
+    (round,) = {one.round for one in found.recording.read_observations()}
     assert (round, found.recording.manifest.training.batch_size) == (1, 1)
-    assert "noise=0.01" in str(next(iter(found.recording.observations())).gradient)
+    assert "noise=0.01" in str(next(iter(found.recording.read_observations())).gradient)
     assert isinstance(found.epsilon, float)
     fewer = federate({**experiment, "rounds": 2}, tmp_path / "fewer", "cpu")
     quieter = federate({**experiment, "gradient": "dp_sgd(max_norm=1, noise=0.1)"}, tmp_path / "quieter", "cpu")
@@ -126,9 +126,9 @@ def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: 
 def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp_path: Path) -> None:
     experiment = {**settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
     found = federate(experiment, tmp_path / "run", "cpu")
-    sums = [one for one in found.recording.observations() if one.client == "sum"]
+    sums = [one for one in found.recording.read_observations() if one.client == "sum"]
     assert [(one.round, one.num_examples, len(one.cohort)) for one in sums] == [(1, 4, 4), (2, 4, 4)]
-    assert {row.num_examples for row in found.recording.rows() if row.status == "masked"} == {None}
+    assert {row.num_examples for row in found.recording.read_rows() if row.status == "masked"} == {None}
 
 
 def test_a_setting_that_was_measured_is_not_measured_again(data: DataFiles, tmp_path: Path) -> None:

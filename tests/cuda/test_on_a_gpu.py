@@ -47,7 +47,7 @@ def federate(folder: Path, model: str, *, device: str = "cpu", **changes: Any) -
 
 def cases(run: Path) -> list[Case]:
     recording = Recording(run / "recording")
-    return [Case((recording.observation(row),)) for row in recording.rows()]
+    return [Case((recording.read_observation(row),)) for row in recording.read_rows()]
 
 
 def answers(spec: AttackSpec, given: list[Case], device: str) -> Tensor:
@@ -72,7 +72,7 @@ def test_clients_train_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     updates = []
     for device in ("cpu", "cuda"):
         run = federate(tmp_path / device, "lenet_cpl", device=device)
-        updates.append([one.update for one in Recording(run / "recording").observations()])
+        updates.append([one.update for one in Recording(run / "recording").read_observations()])
     for here, there in zip(*updates, strict=True):
         for name, update in here.items():
             torch.testing.assert_close(there[name], update, rtol=1e-3, atol=1e-5)
@@ -144,7 +144,7 @@ def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None
         stopped.run(stop)
     again = Replay(recording=recording, spec=spec, out=tmp_path / "stopped", device="cuda", every=0.0)
     assert again.run().failed == {}
-    for row in recording.rows():
+    for row in recording.read_rows():
         there, here = (Reconstruction.read(replay.make_path(row.key)).x for replay in (whole, again))
         torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
 

@@ -12,12 +12,12 @@ from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
 from defenses.accounting import (
-    bound_of,
-    epsilon,
-    epsilon_drawn,
-    epsilon_poisson,
-    reconstruction_bound,
-    reconstruction_bound_renyi,
+    bound_reconstruction,
+    bound_reconstruction_renyi,
+    compute_bound,
+    compute_epsilon,
+    compute_epsilon_drawn,
+    compute_epsilon_poisson,
 )
 from defenses.sensitivity import Noise
 
@@ -40,28 +40,28 @@ def delta_of_densities(epsilon: float, p, q, peaks: list[float]) -> float:  # ty
 @pytest.mark.parametrize("multiplier", [0.8, 2.0, 10.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_one_round_is_the_analytic_gaussian_mechanism_between_any_two_inputs(multiplier: float, delta: float) -> None:
-    found = epsilon(Noise(multiplier), delta=delta)
+    found = compute_epsilon(Noise(multiplier), delta=delta)
     assert delta_of_gaussian(found, 2 / multiplier) == pytest.approx(delta, rel=1e-6)  # they lie two lengths apart
 
 
 def test_epsilon_is_what_the_two_densities_say() -> None:
-    found = epsilon(Noise(4.0), delta=1e-3)
+    found = compute_epsilon(Noise(4.0), delta=1e-3)
     there, here = norm(1, 4).pdf, norm(-1, 4).pdf
     assert delta_of_densities(found, there, here, [-1, 1]) == pytest.approx(1e-3, rel=1e-4)
 
 
 @pytest.mark.parametrize("times", [2, 7, 1000])
 def test_rounds_compose_to_one_gaussian_with_a_shift_sqrt_t_times_larger(times: int) -> None:
-    found = epsilon(Noise(5.0), delta=DELTA, times=times)
-    assert found == pytest.approx(epsilon(Noise(5.0 / math.sqrt(times)), delta=DELTA), rel=1e-9)
+    found = compute_epsilon(Noise(5.0), delta=DELTA, times=times)
+    assert found == pytest.approx(compute_epsilon(Noise(5.0 / math.sqrt(times)), delta=DELTA), rel=1e-9)
     assert delta_of_gaussian(found, 2 * math.sqrt(times) / 5.0) == pytest.approx(DELTA, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_more_rounds_cost_more_and_more_noise_or_a_larger_delta_less(family) -> None:  # type: ignore[no-untyped-def]
-    rounds = [epsilon(Noise(3.0, family), delta=DELTA, times=times) for times in (1, 2, 5, 50, 5000)]
-    noises = [epsilon(Noise(multiplier, family), delta=DELTA) for multiplier in np.geomspace(1e-5, 1e5, 41)]
-    deltas = [epsilon(Noise(3.0, family), delta=delta) for delta in (1e-12, 1e-6, 1e-3, 0.1, 0.5)]
+    rounds = [compute_epsilon(Noise(3.0, family), delta=DELTA, times=times) for times in (1, 2, 5, 50, 5000)]
+    noises = [compute_epsilon(Noise(multiplier, family), delta=DELTA) for multiplier in np.geomspace(1e-5, 1e5, 41)]
+    deltas = [compute_epsilon(Noise(3.0, family), delta=delta) for delta in (1e-12, 1e-6, 1e-3, 0.1, 0.5)]
     assert all(a < b for a, b in pairwise(rounds))
     assert all(a > b or a == b == 0 for a, b in pairwise(noises))
     assert noises[0] > noises[20] > noises[-1]
@@ -71,24 +71,24 @@ def test_more_rounds_cost_more_and_more_noise_or_a_larger_delta_less(family) -> 
 
 @pytest.mark.parametrize("noise", [Noise(), Noise(0.0, "laplace")])
 def test_without_noise_epsilon_is_infinite_and_reconstruction_not_bounded(noise: Noise) -> None:
-    assert epsilon(noise, delta=DELTA) == math.inf
-    assert epsilon(noise, delta=DELTA, times=3) == math.inf
-    assert epsilon_drawn(noise, delta=DELTA, times=3, drawn=1, population=10) == math.inf
-    assert epsilon_poisson(noise, delta=DELTA, times=3, rate=0.1) == math.inf
-    assert bound_of(noise, prior=0.01, times=3) == 1.0
+    assert compute_epsilon(noise, delta=DELTA) == math.inf
+    assert compute_epsilon(noise, delta=DELTA, times=3) == math.inf
+    assert compute_epsilon_drawn(noise, delta=DELTA, times=3, drawn=1, population=10) == math.inf
+    assert compute_epsilon_poisson(noise, delta=DELTA, times=3, rate=0.1) == math.inf
+    assert compute_bound(noise, prior=0.01, times=3) == 1.0
 
 
 def test_before_the_first_round_nothing_is_spent() -> None:
-    assert epsilon(Noise(), delta=DELTA, times=0) == 0
-    assert epsilon_drawn(Noise(1.0), delta=DELTA, times=0, drawn=1, population=10) == 0
-    assert bound_of(Noise(), prior=0.01, times=0) == pytest.approx(0.01)
+    assert compute_epsilon(Noise(), delta=DELTA, times=0) == 0
+    assert compute_epsilon_drawn(Noise(1.0), delta=DELTA, times=0, drawn=1, population=10) == 0
+    assert compute_bound(Noise(), prior=0.01, times=0) == pytest.approx(0.01)
 
 
 def test_the_least_noise_is_counted_without_a_warning() -> None:
     for multiplier in (1e-300, 1e-30, 1e-9, 0.999e-3, 1.001e-3):
-        assert epsilon(Noise(multiplier), delta=DELTA, times=20) > 1e6
-        assert epsilon_poisson(Noise(multiplier), delta=DELTA, times=20, rate=0.1) > 1e6
-    below, above = (epsilon(Noise(2 * multiplier), delta=DELTA) for multiplier in (0.9999e-3, 1.0001e-3))
+        assert compute_epsilon(Noise(multiplier), delta=DELTA, times=20) > 1e6
+        assert compute_epsilon_poisson(Noise(multiplier), delta=DELTA, times=20, rate=0.1) > 1e6
+    below, above = (compute_epsilon(Noise(2 * multiplier), delta=DELTA) for multiplier in (0.9999e-3, 1.0001e-3))
     assert 1 < below / above < 1.03
 
 
@@ -113,7 +113,7 @@ def test_laplace_noise_diverges_no_more_than_gaussian_noise_of_its_scale(order: 
 @pytest.mark.parametrize("times", [1, 30])
 @pytest.mark.parametrize("multiplier", [1.0, 5.0, 40.0])
 def test_laplace_noise_costs_a_little_more_than_gaussian_noise(multiplier: float, times: int) -> None:
-    gaussian, other = (epsilon(Noise(multiplier, family), delta=DELTA, times=times) for family in ("gaussian", "laplace"))  # type: ignore[arg-type]
+    gaussian, other = (compute_epsilon(Noise(multiplier, family), delta=DELTA, times=times) for family in ("gaussian", "laplace"))  # type: ignore[arg-type]
     assert gaussian < other < 1.25 * gaussian
 
 
@@ -124,7 +124,7 @@ def test_laplace_noise_keeps_its_promise_in_few_dimensions(coordinates: int) -> 
     shift = 2 / multiplier / math.sqrt(coordinates)
     drawn = np.random.default_rng(0).laplace(size=(200_000, coordinates))
     loss = (np.abs(drawn + shift) - np.abs(drawn)).sum(axis=1)
-    found = epsilon(Noise(multiplier, "laplace"), delta=delta)
+    found = compute_epsilon(Noise(multiplier, "laplace"), delta=delta)
     assert np.maximum(0, 1 - np.exp(found - loss)).mean() <= delta
     assert np.maximum(0, 1 - np.exp(found / 4 - loss)).mean() > delta  # and a quarter of it would not do
 
@@ -138,25 +138,27 @@ def test_poisson_sampling_agrees_with_opacus(rate: float, multiplier: float, ste
     accountants = pytest.importorskip("opacus.accountants")
     theirs = accountants.RDPAccountant()
     theirs.history = [(multiplier, rate, steps)]
-    ours = epsilon_poisson(Noise(multiplier), delta=DELTA, times=steps, rate=rate)
+    ours = compute_epsilon_poisson(Noise(multiplier), delta=DELTA, times=steps, rate=rate)
     assert ours == pytest.approx(theirs.get_epsilon(DELTA), rel=0.01)
 
 
 def test_sampling_amplifies_and_without_it_nothing_changes() -> None:
     noise = Noise(3.0)
-    whole = epsilon(noise, delta=DELTA, times=10)
-    assert epsilon_drawn(noise, delta=DELTA, times=10, drawn=20, population=20) == whole
-    some = [epsilon_drawn(noise, delta=DELTA, times=10, drawn=m, population=1000) for m in (1, 10, 100, 1000)]
+    whole = compute_epsilon(noise, delta=DELTA, times=10)
+    assert compute_epsilon_drawn(noise, delta=DELTA, times=10, drawn=20, population=20) == whole
+    some = [compute_epsilon_drawn(noise, delta=DELTA, times=10, drawn=m, population=1000) for m in (1, 10, 100, 1000)]
     assert all(a < b for a, b in pairwise(some))
     assert some[-1] == whole
-    poisson = [epsilon_poisson(noise, delta=DELTA, times=10, rate=rate) for rate in (0.01, 0.1, 1.0)]
-    assert poisson[0] < poisson[1] < poisson[2] == pytest.approx(epsilon(Noise(6.0), delta=DELTA, times=10))  # one length apart
+    poisson = [compute_epsilon_poisson(noise, delta=DELTA, times=10, rate=rate) for rate in (0.01, 0.1, 1.0)]
+    assert (
+        poisson[0] < poisson[1] < poisson[2] == pytest.approx(compute_epsilon(Noise(6.0), delta=DELTA, times=10))
+    )  # one length apart
 
 
 @pytest.mark.parametrize(("multiplier", "drawn"), [(1.0, 1), (2.0, 1), (2.0, 3), (1.0, 9), (2.0, 9), (4.0, 9)])
 def test_drawing_without_replacement_covers_the_worst_pair(multiplier: float, drawn: int) -> None:
     """One of ten clients sends one end of its range or the other, the others send zero: a mixture and its mirror image."""
-    rate, found = drawn / 10, epsilon_drawn(Noise(multiplier), delta=1e-3, times=1, drawn=drawn, population=10)
+    rate, found = drawn / 10, compute_epsilon_drawn(Noise(multiplier), delta=1e-3, times=1, drawn=drawn, population=10)
 
     def seen(at: float):  # type: ignore[no-untyped-def]
         return lambda z: rate * norm(at, multiplier).pdf(z) + (1 - rate) * norm(0, multiplier).pdf(z)
@@ -168,30 +170,30 @@ def test_drawing_without_replacement_covers_the_worst_pair(multiplier: float, dr
 
 
 def test_the_bound_is_the_gaussian_trade_off() -> None:
-    assert reconstruction_bound(0.01, 0.0) == pytest.approx(0.01)
-    assert reconstruction_bound(0.5, 1.0) == pytest.approx(0.8413447, abs=1e-6)  # Phi(1)
-    assert reconstruction_bound(0.1, 2.0) == pytest.approx(NormalDist().cdf(-1.2815516 + 2.0), abs=1e-6)
-    assert reconstruction_bound(0.01, math.inf) == 1.0
-    assert bound_of(Noise(4.0), prior=0.1, times=9) == pytest.approx(reconstruction_bound(0.1, 0.75))  # sqrt(T) C / sigma
+    assert bound_reconstruction(0.01, 0.0) == pytest.approx(0.01)
+    assert bound_reconstruction(0.5, 1.0) == pytest.approx(0.8413447, abs=1e-6)  # Phi(1)
+    assert bound_reconstruction(0.1, 2.0) == pytest.approx(NormalDist().cdf(-1.2815516 + 2.0), abs=1e-6)
+    assert bound_reconstruction(0.01, math.inf) == 1.0
+    assert compute_bound(Noise(4.0), prior=0.1, times=9) == pytest.approx(bound_reconstruction(0.1, 0.75))  # sqrt(T) C / sigma
 
 
 def test_it_grows_with_rounds_and_prior_and_falls_with_noise() -> None:
-    for bound in (reconstruction_bound, reconstruction_bound_renyi):
+    for bound in (bound_reconstruction, bound_reconstruction_renyi):
         shifts = [bound(0.01, mu) for mu in (0, 0.1, 0.5, 1, 2, 3)]
         assert all(a < b for a, b in pairwise(shifts))
         assert bound(0.01, 1.0) < bound(0.02, 1.0) < bound(0.5, 1.0)
     assert (
-        bound_of(Noise(5.0), prior=0.01, times=4)
-        < bound_of(Noise(5.0), prior=0.01, times=9)
-        < bound_of(Noise(2.0), prior=0.01, times=9)
+        compute_bound(Noise(5.0), prior=0.01, times=4)
+        < compute_bound(Noise(5.0), prior=0.01, times=9)
+        < compute_bound(Noise(2.0), prior=0.01, times=9)
     )
 
 
 @pytest.mark.parametrize("prior", [1e-4, 0.01, 0.3, 0.9])
 @pytest.mark.parametrize("mu", [0.0, 0.1, 1.0, 3.0, 30.0])
 def test_the_bound_by_divergence_is_wider_and_is_the_least_over_all_orders(prior: float, mu: float) -> None:
-    found = reconstruction_bound_renyi(prior, mu)
-    assert found >= reconstruction_bound(prior, mu) - 1e-12
+    found = bound_reconstruction_renyi(prior, mu)
+    assert found >= bound_reconstruction(prior, mu) - 1e-12
     orders = 1 + np.geomspace(1e-6, 1e6, 20_001)
     least = np.min((orders - 1) / orders * (math.log(prior) + orders * mu**2 / 2))
     assert found == pytest.approx(math.exp(min(0.0, least)), rel=1e-4)
@@ -207,7 +209,7 @@ def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:  # 
     seen[np.arange(trials), :, truth] += 1.0
     gain = seen if family == "gaussian" else np.abs(seen) - np.abs(seen - 1)
     rate = (gain.sum(axis=1).argmax(axis=1) == truth).mean()
-    bound = bound_of(Noise(multiplier, family), prior=1 / secrets, times=rounds)
+    bound = compute_bound(Noise(multiplier, family), prior=1 / secrets, times=rounds)
     assert 0.4 * bound < rate < bound < 0.999
 
 
@@ -218,26 +220,26 @@ def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:  # 
 def test_a_delta_out_of_range_is_refused_with_the_range(delta: float) -> None:
     for noise in (Noise(), Noise(1.0)):
         with pytest.raises(ValueError, match="delta must be greater than 0 and less than 1, got"):
-            epsilon(noise, delta=delta)
+            compute_epsilon(noise, delta=delta)
 
 
 def test_other_values_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"prior must be greater than 0 and less than 1, got 1\.5"):
-        reconstruction_bound(1.5, 1.0)
+        bound_reconstruction(1.5, 1.0)
     with pytest.raises(ValueError, match="mu must not be negative, got -1"):
-        reconstruction_bound_renyi(0.1, -1)
+        bound_reconstruction_renyi(0.1, -1)
     with pytest.raises(ValueError, match="times is a number of releases and must not be negative, got -1"):
-        epsilon(Noise(1.0), delta=DELTA, times=-1)
+        compute_epsilon(Noise(1.0), delta=DELTA, times=-1)
     with pytest.raises(ValueError, match=r"drawn must be from 1 to the population of 3, got 4"):
-        epsilon_drawn(Noise(1.0), delta=DELTA, times=1, drawn=4, population=3)
+        compute_epsilon_drawn(Noise(1.0), delta=DELTA, times=1, drawn=4, population=3)
     with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got 0"):
-        epsilon_poisson(Noise(1.0), delta=DELTA, times=1, rate=0)
+        compute_epsilon_poisson(Noise(1.0), delta=DELTA, times=1, rate=0)
 
 
 def test_the_accountant_is_loaded_only_where_it_counts() -> None:
     program = (
-        "import sys, math; from defenses.accounting import epsilon; from defenses.sensitivity import Noise; "
-        "assert epsilon(Noise(), delta=1e-5) == math.inf; "
+        "import sys, math; from defenses.accounting import compute_epsilon; from defenses.sensitivity import Noise; "
+        "assert compute_epsilon(Noise(), delta=1e-5) == math.inf; "
         "print([name for name in ('dp_accounting', 'opacus', 'scipy', 'flwr') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

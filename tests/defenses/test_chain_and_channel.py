@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from defenses import Channel, Defense, DefenseSpec, State, Update, chain, channels, clip, clip_each, gaussian, stateless
-from defenses.channel import compose, transparent
+from defenses.channel import compose_channels, transparent
 
 
 def rng(seed: int = 0) -> Generator:
@@ -138,15 +138,15 @@ def test_the_channel_of_noise_expects_the_update_itself() -> None:
 
 def test_powers_of_noise_add_up() -> None:
     seen = {"w": torch.ones(3)}
-    assert compose(channels.gaussian(3), channels.gaussian(4)).noise(seen) == 3 * 25
-    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").channel().noise(seen) == 3 * 25
+    assert compose_channels(channels.gaussian(3), channels.gaussian(4)).noise(seen) == 3 * 25
+    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").build_channel().noise(seen) == 3 * 25
 
 
 def test_channels_compose_from_left_to_right() -> None:
     double = Channel(lambda u, known: {n: 2 * t for n, t in u.items()})
     increment = Channel(lambda u, known: {n: t + 1 for n, t in u.items()})
-    assert compose(double, increment).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 7
-    assert compose(increment, double).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 8
+    assert compose_channels(double, increment).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 7
+    assert compose_channels(increment, double).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 8
 
 
 def test_channels_of_a_chain_know_each_its_own() -> None:
@@ -158,7 +158,7 @@ def test_channels_of_a_chain_know_each_its_own() -> None:
             learn=lambda seen: {"w": factor * seen["w"]},
         )
 
-    chained = compose(*(adding(10.0**i) for i in range(12)))
+    chained = compose_channels(*(adding(10.0**i) for i in range(12)))
     known = chained.learn({"w": torch.tensor(2.0, dtype=torch.float64)})
     assert len(known) == 12
     assert chained.expect({"w": torch.tensor(0.0, dtype=torch.float64)}, known)["w"].item() == 222_222_222_222
@@ -166,7 +166,7 @@ def test_channels_of_a_chain_know_each_its_own() -> None:
 
 def test_no_defense_is_transparent() -> None:
     update = {"w": torch.ones(3)}
-    for channel in (transparent, compose(), DefenseSpec.parse("").channel()):
+    for channel in (transparent, compose_channels(), DefenseSpec.parse("").build_channel()):
         assert channel is transparent
         assert channel.expect(update, {}) is update
         assert channel.learn(update) == {}

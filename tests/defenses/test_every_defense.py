@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.func import grad, vmap
 
 from defenses import DEFENSES, Channel, Defense, DefenseSpec, State, Update, chain, identity
-from defenses.channel import compose
+from defenses.channel import compose_channels
 from defenses.spec import CodecName
 
 NAMES = sorted(DEFENSES)
@@ -253,7 +253,7 @@ def test_it_says_in_one_line_what_it_does_and_where_it_comes_from(name: str) -> 
 
 
 def channel_of(name: str) -> Channel:
-    return DefenseSpec.parse(EXAMPLES[name]).channel()
+    return DefenseSpec.parse(EXAMPLES[name]).build_channel()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -267,7 +267,7 @@ def test_a_channel_takes_the_arguments_of_its_defense(name: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec: str, dtype: torch.dtype) -> None:
-    channel, given = DefenseSpec.parse(spec).channel(), update(dtype)
+    channel, given = DefenseSpec.parse(spec).build_channel(), update(dtype)
     sent = send(spec, given)
     known = channel.learn(sent)
     guess = update(dtype, seed=8)  # the attacker's: not what was sent
@@ -285,7 +285,7 @@ def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
-    channel = DefenseSpec.parse(spec).channel()
+    channel = DefenseSpec.parse(spec).build_channel()
     nothing = {name: torch.zeros_like(t) for name, t in update().items()}
     for seen in (send(spec, update()), send(spec, nothing), nothing):
         known = channel.learn(seen)
@@ -296,7 +296,7 @@ def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_many_problems_at_once_are_as_good_as_one_after_the_other(spec: str) -> None:
-    channel = DefenseSpec.parse(spec).channel()
+    channel = DefenseSpec.parse(spec).build_channel()
     seen = [send(spec, update(torch.float64, seed), seed) for seed in (1, 2, 3)]
     guesses = [update(torch.float64, seed) for seed in (4, 5, 6)]
 
@@ -318,7 +318,7 @@ def test_many_problems_at_once_are_as_good_as_one_after_the_other(spec: str) -> 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_attacker_changes_nothing_of_what_it_was_given(spec: str) -> None:
-    channel, guess = DefenseSpec.parse(spec).channel(), update()
+    channel, guess = DefenseSpec.parse(spec).build_channel(), update()
     seen = send(spec, guess)
     before = copy.deepcopy((dict(guess), dict(seen)))
     known = channel.learn(seen)
@@ -360,7 +360,7 @@ def test_knowing_a_defense_explains_no_less_than_ignoring_it(name: str) -> None:
 def test_powers_of_a_chain_add_up() -> None:
     seen = update()
     channels = [channel_of(name) for name in RANDOM]
-    assert compose(*channels).noise(seen).item() == pytest.approx(sum(c.noise(seen).item() for c in channels), rel=1e-6)
+    assert compose_channels(*channels).noise(seen).item() == pytest.approx(sum(c.noise(seen).item() for c in channels), rel=1e-6)
 
 
 # --- codecs ---
@@ -373,7 +373,7 @@ def test_the_codec_suits_what_is_sent(name: str) -> None:
     sent = send(EXAMPLES[name], {"z.weight": tensor})["z.weight"]
     different = len(sent.view(torch.int32).unique())
     unsent = (sent.view(torch.int32) == 0).sum().item()  # +0.0, bit for bit
-    match spec.codec():
+    match spec.choose_codec():
         case "sparse":
             assert unsent >= 0.45 * sent.numel()
         case "bits":
@@ -405,4 +405,4 @@ def test_the_codec_suits_what_is_sent(name: str) -> None:
     ],
 )
 def test_the_codec_of_a_chain_is_that_of_what_comes_out_of_it(spec: str, codec: CodecName) -> None:
-    assert DefenseSpec.parse(spec).codec() == codec
+    assert DefenseSpec.parse(spec).choose_codec() == codec

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from defenses import Defense, DefenseSpec, Update, gaussian, sign, stateless, top_k, with_feedback
+from defenses import Defense, DefenseSpec, Update, add_feedback, gaussian, sign, stateless, top_k
 
 COMPRESSORS = [
     "top_k(0.2, error_feedback=True)",
@@ -70,7 +70,7 @@ def test_the_mean_message_tends_to_the_update_and_without_memory_it_does_not(spe
 
 
 def test_a_hand_example() -> None:
-    defense = with_feedback(top_k(0.5))
+    defense = add_feedback(top_k(0.5))
     given = {"w": torch.tensor([3.0, -2.0])}
     state = defense.init(given)
     sent = []
@@ -100,7 +100,7 @@ def test_a_compressor_with_a_memory_of_its_own_keeps_it() -> None:
         init=counting,
         apply=lambda update, state, rng: ({n: t * (state["w"] == 2) for n, t in update.items()}, {"w": state["w"] + 1}),
     )
-    defense, given = with_feedback(inner), {"w": torch.tensor([1.0])}
+    defense, given = add_feedback(inner), {"w": torch.tensor([1.0])}
     state, sent = defense.init(given), []
     for _ in range(3):
         out, state = defense.apply(given, state, rng())
@@ -110,7 +110,7 @@ def test_a_compressor_with_a_memory_of_its_own_keeps_it() -> None:
 
 @pytest.mark.parametrize("lossless", [lambda: stateless(lambda u, r: dict(u)), lambda: top_k(1)])
 def test_what_loses_nothing_keeps_nothing(lossless: Callable[[], Defense]) -> None:
-    defense, given = with_feedback(lossless()), updates(3)
+    defense, given = add_feedback(lossless()), updates(3)
     state = defense.init(given[0])
     for u in given:
         out, state = defense.apply(u, state, rng())
@@ -120,7 +120,7 @@ def test_what_loses_nothing_keeps_nothing(lossless: Callable[[], Defense]) -> No
 
 def test_noise_with_feedback_takes_its_own_noise_back() -> None:
     """This is why noise has no error feedback: the noise would cancel in the sum of all messages."""
-    defense, u = with_feedback(gaussian(1)), {"w": torch.zeros(1000)}
+    defense, u = add_feedback(gaussian(1)), {"w": torch.zeros(1000)}
     state, stream, sent = defense.init(u), rng(), []
     for _ in range(50):
         out, state = defense.apply(u, state, stream)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from defenses.inputs import INPUTS, InputsSpec, Mixing, instahide, mixup, soft
+from defenses.inputs import INPUTS, InputsSpec, Mixing, instahide, mixup, to_one_hot
 
 K = 4
 
 
 def batch(count: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     rng = Generator().manual_seed(seed)
-    return torch.rand(count, 2, 3, 3, generator=rng), soft(torch.arange(count) % K, K)
+    return torch.rand(count, 2, 3, 3, generator=rng), to_one_hot(torch.arange(count) % K, K)
 
 
 def mixed(mixing: Mixing, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
@@ -100,9 +100,9 @@ def test_instahide_mirrors_half_of_the_pixels_of_a_mixture_within_its_bounds() -
 
 @pytest.mark.parametrize(("k", "private"), [(2, 2), (4, 4), (4, 2), (6, 2), (1, 1)])
 def test_the_shares_are_uniform_within_the_published_bounds(k: int, private: int) -> None:
-    from defenses.inputs import _shares
+    from defenses.inputs import _draw_shares
 
-    rows = _shares(20_000, k, private, np.random.default_rng(0)).numpy()
+    rows = _draw_shares(20_000, k, private, np.random.default_rng(0)).numpy()
     assert np.allclose(rows.sum(axis=1), 1)
     assert rows.min() >= 0
     if k > 1:

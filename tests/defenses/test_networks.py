@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call, grad, vmap
 
-from defenses.networks import NETWORKS, Bottleneck, NetworkSpec, draw, dropout, hidden, penalty_of, precode
+from defenses.networks import NETWORKS, Bottleneck, NetworkSpec, dropout, find_hidden, precode, start_drawing, take_penalty
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -52,7 +52,7 @@ def test_the_penalty_is_the_divergence_from_the_standard_normal_in_bits() -> Non
     mean, raw = block.encoder(features).chunk(2, dim=-1)
     normal = Normal(mean, torch.log1p(raw.exp()))
     expected = kl_divergence(normal, Normal(0.0, 1.0)).sum(dim=1).mean() * 0.25 / math.log(2)
-    assert torch.allclose(penalty_of(model), expected, rtol=1e-5)
+    assert torch.allclose(take_penalty(model), expected, rtol=1e-5)
     assert expected > 0.01
 
 
@@ -61,7 +61,7 @@ def test_the_bottleneck_decodes_a_draw_around_the_mean_in_training_and_the_mean_
     block, features = block_of(model), torch.tanh(mlp()[0](X))
     mean, raw = block.encoder(features).chunk(2, dim=-1)
     assert torch.allclose(model.eval()(X), model[2].head(block.decoder(mean)))
-    draw(model)
+    start_drawing(model)
     values: list[Tensor] = []
     handle = block.decoder.register_forward_pre_hook(lambda _, given: values.append(given[0]))
     for _ in range(3000):
@@ -74,16 +74,16 @@ def test_the_bottleneck_decodes_a_draw_around_the_mean_in_training_and_the_mean_
 
 def test_a_penalty_is_there_once_and_only_where_there_is_a_block() -> None:
     model = guarded()
-    assert penalty_of(model) is None
+    assert take_penalty(model) is None
     model(X)
-    assert penalty_of(model) is not None
-    assert penalty_of(model) is None
+    assert take_penalty(model) is not None
+    assert take_penalty(model) is None
     plain = mlp()
     plain(X)
-    assert penalty_of(plain) is None
+    assert take_penalty(plain) is None
     dropped = dropout(mlp())
     dropped(X)
-    assert penalty_of(dropped) is None
+    assert take_penalty(dropped) is None
 
 
 def test_the_penalty_pulls_at_the_encoder_and_at_what_comes_before_and_at_nothing_after() -> None:
@@ -92,7 +92,7 @@ def test_the_penalty_pulls_at_the_encoder_and_at_what_comes_before_and_at_nothin
 
     def penalty(weights: dict[str, Tensor]) -> Tensor:
         functional_call(model, weights, (X,))
-        found = penalty_of(model)
+        found = take_penalty(model)
         assert found is not None
         return found
 
@@ -108,7 +108,7 @@ def test_extreme_values_give_finite_penalties_and_gradients() -> None:
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
         logits = functional_call(model, weights, (X,))
-        penalty = penalty_of(model)
+        penalty = take_penalty(model)
         assert penalty is not None
         return logits.sum() + penalty
 
@@ -123,15 +123,15 @@ def test_the_rest_of_a_network_keeps_its_initial_weights_and_its_head(name: str,
     mine = {key: t for key, t in after.items() if ".bottleneck." not in key}
     assert len(mine) == len(before)
     assert all(torch.equal(t, before[key.replace(".head.", ".")]) for key, t in mine.items())
-    weight, bias = models.head(changed)
-    assert torch.equal(after[weight], before[models.head(plain)[0]])
-    assert (bias is None) == (models.head(plain)[1] is None)
+    weight, bias = models.find_head(changed)
+    assert torch.equal(after[weight], before[models.find_head(plain)[0]])
+    assert (bias is None) == (models.find_head(plain)[1] is None)
     again = models.build(ModelSpec(name=name, network=network), DATA, seed=3)
     assert all(torch.equal(t, after[key]) for key, t in again.named_parameters())
-    laid = models.layout(ModelSpec(name=name, network=network), DATA)
+    laid = models.build_layout(ModelSpec(name=name, network=network), DATA)
     assert {key: t.shape for key, t in laid.named_parameters()} == {key: t.shape for key, t in after.items()}
     expected = {key for key in after if ".bottleneck." in key}
-    assert hidden(changed) == expected
+    assert find_hidden(changed) == expected
     assert len(expected) == (4 if network.startswith("precode") else 0)
 
 
@@ -150,14 +150,14 @@ def test_building_leaves_the_model_that_it_is_given_and_the_global_generator_alo
 
 def test_a_model_that_is_its_own_head_can_be_changed() -> None:
     model = dropout(nn.Linear(4, 2))
-    assert models.head(model) == ("head.weight", "head.bias")
+    assert models.find_head(model) == ("head.weight", "head.bias")
     assert model(X).shape == (3, 2)
 
 
 def test_dropout_keeps_the_mean_and_zeroes_the_asked_share_where_a_client_trains() -> None:
     model = dropout(mlp(), 0.3).eval()
     still = model(X)
-    draw(model)
+    start_drawing(model)
     assert not model.training
     assert torch.allclose(torch.stack([model(X) for _ in range(4000)]).mean(dim=0), still, atol=0.05)
     kept: list[Tensor] = []
@@ -172,7 +172,7 @@ def test_dropout_keeps_the_mean_and_zeroes_the_asked_share_where_a_client_trains
 def test_draw_switches_on_chance_and_nothing_else() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 3))
     changed = precode(model).eval()
-    draw(changed)
+    start_drawing(changed)
     assert {type(m).__name__ for m in changed.modules() if m.training} == {"Bottleneck", "Linear"}
     assert {name for name, m in changed.named_modules() if m.training and ".bottleneck" not in name} == set()
 
@@ -183,11 +183,11 @@ def test_it_maps_over_problems_each_with_its_own_chance(network: str) -> None:
     weights = dict(model.named_parameters())
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        value, penalty = nn.functional.cross_entropy(functional_call(model, weights, (x,)), y), penalty_of(model)
+        value, penalty = nn.functional.cross_entropy(functional_call(model, weights, (x,)), y), take_penalty(model)
         return value if penalty is None else value + penalty
 
     xs, ys = X.expand(4, 3, 4), Y.expand(4, 3)
-    draw(model)
+    start_drawing(model)
     drawn = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(weights, xs, ys)
     assert not torch.allclose(drawn["0.weight"][0], drawn["0.weight"][1])
     model.eval()

@@ -224,7 +224,7 @@ def test_the_attacker_reads_the_power_of_rounding_off_the_message(spec: str, hea
     u = u.sign() * u.abs() ** 3 if heavy else u
     sent = once(DefenseSpec.parse(spec).build(), u, 3)
     true = (sent - u).square().sum().item()
-    assert DefenseSpec.parse(spec).channel().noise({"w": sent}).item() == pytest.approx(true, rel=0.45 if heavy else 0.1)
+    assert DefenseSpec.parse(spec).build_channel().noise({"w": sent}).item() == pytest.approx(true, rel=0.45 if heavy else 0.1)
 
 
 @pytest.mark.parametrize(

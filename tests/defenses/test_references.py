@@ -48,7 +48,7 @@ def test_a_specification_names_admitted_code_and_prints_it_back(module: str) -> 
 def test_what_is_in_quotes_is_no_reference() -> None:
     (step,) = calls.parse("load('a:b', \"c:d\")", lambda name: lambda path, other: None, "thing")
     assert dict(step.arguments) == {"path": "a:b", "other": "c:d"}
-    assert references.references_in("top_k('x:y') | m.n:f(1) | clip(2)") == ["m.n:f"]
+    assert references.find_references("top_k('x:y') | m.n:f(1) | clip(2)") == ["m.n:f"]
 
 
 def test_a_registry_refuses_code_of_another_type(module: str) -> None:
@@ -61,7 +61,7 @@ def test_a_registry_refuses_code_of_another_type(module: str) -> None:
 def test_what_is_no_reference_is_not_admitted(wrong: str, module: str) -> None:
     with pytest.raises(ValueError, match="write module:function"):
         references.admit(wrong)
-    assert references.admitted() == ()
+    assert references.list_admitted() == ()
 
 
 def test_processes_that_are_started_know_what_was_admitted(module: str) -> None:
@@ -120,7 +120,7 @@ def test_neither_manifest_nor_truth_nor_a_servers_settings_import_code(module: s
 def test_a_client_imports_nothing_that_a_server_names(module: str, tmp_path: Path) -> None:
     from flwr.app import Context, RecordDict
 
-    from fedsim.engine.flower_app import run_of_client
+    from fedsim.engine.flower_app import find_client_run
 
     (tmp_path / "asked.toml").write_text(
         f'rounds = 1\nmodel = "{module}:halve"\ndata = "digits"\nclients = {{ count = 2 }}\n'
@@ -134,9 +134,9 @@ def test_a_client_imports_nothing_that_a_server_names(module: str, tmp_path: Pat
     ):
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
         with pytest.raises(ValueError, match="not part of this project"):
-            run_of_client(context)
+            find_client_run(context)
         assert untouched()
     agreed = {**node, "experiment": str(tmp_path / "asked.toml")}
     context = Context(run_id=1, node_id=1, node_config=agreed, state=RecordDict(), run_config=config)
-    assert run_of_client(context).experiment.model.name == f"{module}:halve"
+    assert find_client_run(context).experiment.model.name == f"{module}:halve"
     assert not untouched()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from defenses._registry import Registry, bind, registry
+from defenses._registry import Registry, bind_arguments, registry
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_what_a_package_adds_and_cannot_be_used_is_named(installed: None, name: 
 def test_arguments_are_bound_by_name_and_the_message_hides_what_is_not_the_users() -> None:
     def build(shape: int, width: int, depth: int = 2) -> None: ...
 
-    assert bind("net", build, 3, given={"width": 4}) == {"shape": 3, "width": 4}
+    assert bind_arguments("net", build, 3, given={"width": 4}) == {"shape": 3, "width": 4}
     with pytest.raises(ValueError, match=r"net: .*'hight'.* Its parameters: \(width: int, depth: int = 2\)"):
-        bind("net", build, 3, given={"hight": 4, "width": 1}, hidden=1)
+        bind_arguments("net", build, 3, given={"hight": 4, "width": 1}, hidden=1)
 
 
 def test_messages_show_types_without_what_is_annotated_to_them() -> None:
     def attack(steps: int, start: Annotated[str, "one of these words"] = "dark") -> None: ...
 
     with pytest.raises(ValueError, match=r"Its parameters: \(steps: int, start: str = 'dark'\)"):
-        bind("attack", attack, given={"step": 1})
+        bind_arguments("attack", attack, given={"step": 1})

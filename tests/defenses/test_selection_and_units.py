@@ -177,7 +177,7 @@ def test_a_channel_learns_in_units_of_the_gradient(spec: str) -> None:
     plain, converted = DefenseSpec.parse(spec), DefenseSpec.parse(f"in_gradient_units({spec}, 0.01)")
     expected = []
     for one in (plain, converted):
-        channel = one.channel()
+        channel = one.build_channel()
         expected.append(channel.expect(guess, channel.learn(once(one.build(), given)))["w"])
     assert torch.allclose(expected[0], expected[1], atol=1e-12)
 

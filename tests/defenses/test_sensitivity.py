@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, NORM_BOUNDS, Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, NORM_BOUNDS, Noise, find_gradient_noise, find_noise
 from defenses.spec import Kind
 
 TENSORS = 4
@@ -19,7 +19,7 @@ THIRDS = Kind(lambda: stateless(lambda update, rng: update), lambda: transparent
 
 
 def hidden(text: str) -> Noise:
-    return noise_of(DefenseSpec.parse(text, learning_rate=0.5), tensors=TENSORS)
+    return find_noise(DefenseSpec.parse(text, learning_rate=0.5), tensors=TENSORS)
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_what_has_no_rule_does_get_longer(text: str) -> None:
     ],
 )
 def test_the_noise_of_a_gradient_rule_is_in_units_of_its_bound(text: str, expected: Noise) -> None:
-    assert noise_of_gradient(GradientSpec.parse(text), tensors=TENSORS) == expected
+    assert find_gradient_noise(GradientSpec.parse(text), tensors=TENSORS) == expected
 
 
 @pytest.mark.parametrize("text", ["dp_sgd(max_norm=0.5, noise={})", "fed_cdp(max_norm=0.5, noise={})"])
@@ -211,7 +211,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: s
         for other in (torch.tensor([1, 1, 2, 1]), torch.tensor([2, 1, 2, 1]))
     )
     noise = torch.cat([summed(noisy, x, y, seed) - summed(plain, x, y) for seed in range(40)]).std()
-    multiplier = noise_of_gradient(noisy, tensors=len(weights)).multiplier
+    multiplier = find_gradient_noise(noisy, tensors=len(weights)).multiplier
     allowed = float(noise) / multiplier  # the greatest length that the accountant believes in
     assert 0.5 * allowed < moved <= 2 * allowed * 1.1  # the spread of the noise is measured to a few per cent
     assert math.isfinite(allowed)

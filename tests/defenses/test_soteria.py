@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from defenses.gradients import Facts, GradientProblem, LocalStep, plain, soteria
-from defenses.soteria import kept, scores
+from defenses.soteria import choose_kept, compute_scores
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -57,7 +57,7 @@ def test_the_scores_are_those_of_a_loop_and_the_columns_with_the_smallest_go() -
     x, y = examples()
     slow = looped(model, x).numpy()
     own = x.clone().requires_grad_()
-    fast = scores(features_of(model, own), own).numpy()
+    fast = compute_scores(features_of(model, own), own).numpy()
     assert np.allclose(fast, slow, rtol=1e-4)
     gradient, _ = soteria(prune=0.75).gradient(problem, weights, x, y, Generator())
     full, _ = plain().gradient(problem, weights, x, y, Generator())
@@ -72,7 +72,7 @@ def test_many_features_are_taken_in_parts() -> None:
     _, problem, weights = network()
     x, y = examples(2)
     gradient, _ = soteria(prune=0.8).gradient(problem, weights, x, y, Generator())
-    name, _ = models.head(problem.model)
+    name, _ = models.find_head(problem.model)
     width = weights[name].shape[1]
     assert width > 128
     assert int((gradient[name] == 0).all(dim=0).sum()) == round(0.8 * width)
@@ -81,10 +81,10 @@ def test_many_features_are_taken_in_parts() -> None:
 def test_a_feature_that_is_dead_goes_first_and_makes_nothing_infinite() -> None:
     x = torch.tensor([[1.0, 2.0]], requires_grad=True)
     features = torch.stack([x[:, 0] * 3, torch.relu(-x[:, 1]), x[:, 1] / 4], dim=1)
-    assert torch.allclose(scores(features, x), torch.tensor([1.0, 0.0, 0.5]))
-    assert kept(scores(features, x), 0.34).tolist() == [True, False, True]
-    assert kept(torch.tensor([2.0, 1.0, 3.0]), 2 / 3).tolist() == [False, False, True]
-    assert kept(torch.ones(4), 0.5).tolist() == [False, False, True, True]
+    assert torch.allclose(compute_scores(features, x), torch.tensor([1.0, 0.0, 0.5]))
+    assert choose_kept(compute_scores(features, x), 0.34).tolist() == [True, False, True]
+    assert choose_kept(torch.tensor([2.0, 1.0, 3.0]), 2 / 3).tolist() == [False, False, True]
+    assert choose_kept(torch.ones(4), 0.5).tolist() == [False, False, True, True]
 
 
 def test_the_network_is_left_as_it_was() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from defenses import Defense, DefenseSpec, Update, channels, gradient_dropout, prune, random_k, top_k
-from defenses.sparsification import kept, largest
+from defenses.sparsification import count_kept, find_largest
 
 
 def rng(seed: int = 0) -> Generator:
@@ -45,7 +45,7 @@ def test_of_equal_magnitudes_top_k_keeps_the_first() -> None:
 @settings(deadline=None, max_examples=150)
 @given(values=st.lists(st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]), max_size=30), k=st.integers(0, 31))
 def test_exactly_k_are_chosen_and_they_are_those_of_a_stable_sort(values: list[float], k: int) -> None:
-    chosen = largest(torch.tensor(values), k)
+    chosen = find_largest(torch.tensor(values), k)
     by_rank = np.argsort(-np.abs(np.array(values)), kind="stable")[:k]
     assert chosen.dtype == torch.bool
     assert set(chosen.nonzero().flatten().tolist()) == set(by_rank.tolist())
@@ -55,8 +55,8 @@ def test_exactly_k_are_chosen_and_they_are_those_of_a_stable_sort(values: list[f
 @given(thousandths=st.integers(1, 1000), n=st.integers(0, 10_000))
 def test_the_share_is_rounded_up_from_the_number_that_was_written(thousandths: int, n: int) -> None:
     """In floating point 0.07 * 100 is more than 7."""
-    assert kept(thousandths / 1000, n) == math.ceil(Fraction(thousandths, 1000) * n)
-    assert kept(0.07, 100) == 7
+    assert count_kept(thousandths / 1000, n) == math.ceil(Fraction(thousandths, 1000) * n)
+    assert count_kept(0.07, 100) == 7
 
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
@@ -194,7 +194,7 @@ def test_equal_tensors_lose_different_coordinates() -> None:
 )
 def test_the_true_update_explains_what_was_sent_without_a_rest(spec: str) -> None:
     """This also holds if sent coordinates are zero, and if ties are left out."""
-    channel = DefenseSpec.parse(spec).channel()
+    channel = DefenseSpec.parse(spec).build_channel()
     update = {"a": torch.randn(40, generator=rng(1)), "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]), "c": torch.zeros(3, 2)}
     sent = once(DefenseSpec.parse(spec).build(), update)
     expected = channel.expect(update, channel.learn(sent))
@@ -252,6 +252,6 @@ def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(build, words
 
 def test_the_largest_of_many_are_found_without_sorting_them_all() -> None:
     values = torch.randn(200_000, generator=rng(1))
-    chosen: Tensor = largest(values, 2000)
+    chosen: Tensor = find_largest(values, 2000)
     assert chosen.sum() == 2000
     assert values[chosen].abs().min() >= values[~chosen].abs().max()

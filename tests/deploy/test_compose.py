@@ -15,7 +15,7 @@ import yaml
 
 from fedsim.deployment import commands
 from fedsim.deployment.folders import Layout
-from fedsim.deployment.mounts import Mount, mounts
+from fedsim.deployment.mounts import Mount, list_mounts
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(Path("/federation"))
@@ -29,27 +29,31 @@ SECURE = [*(name for name in SERVICES if not name.startswith("insecure-"))]
 def expected(name: str) -> list[str]:
     """The command of a service, by the table that the native run goes by."""
     secure, party = not name.startswith("insecure-"), name.removeprefix("insecure-")
-    link = LAYOUT.link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
+    link = LAYOUT.make_link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
     if party == "superlink":
-        identity = LAYOUT.identity() if secure else None
+        identity = LAYOUT.find_identity() if secure else None
         network = COMPOSE["networks"]["server" if secure else "insecure-server"]["ipam"]["config"][0]["subnet"]
         database = str(LAYOUT.database)
-        return commands.superlink(host="0.0.0.0", port=8000, database=database, identity=identity, control_from=[network])
+        return commands.make_superlink_command(
+            host="0.0.0.0", port=8000, database=database, identity=identity, control_from=[network]
+        )
     if party == "enrol":
-        return commands.enrol(link, keys=str(LAYOUT.keys))
+        return commands.make_enrol_command(link, keys=str(LAYOUT.keys))
     if party == "server":
-        return commands.server(link, secret=str(LAYOUT.certificates.secret) if secure else None)
+        return commands.make_server_command(link, secret=str(LAYOUT.certificates.secret) if secure else None)
     if party.startswith("client-"):
         number = int(party.removeprefix("client-"))
-        key = str(LAYOUT.key(number)) if secure else None
-        return commands.client(link, key=key, port=9094, config=LAYOUT.config(number, CLIENTS))
+        key = str(LAYOUT.make_key_path(number)) if secure else None
+        return commands.make_client_command(link, key=key, port=9094, config=LAYOUT.make_client_config(number, CLIENTS))
     if party == "runner":
-        return commands.runner(link, experiment=str(LAYOUT.experiment), out=str(LAYOUT.run), public=str(LAYOUT.public))
+        return commands.make_runner_command(
+            link, experiment=str(LAYOUT.experiment), out=str(LAYOUT.run), public=str(LAYOUT.public)
+        )
     if party == "scorer":
-        return commands.scorer(run=str(LAYOUT.scored), truth=LAYOUT.truths(CLIENTS))
+        return commands.make_scorer_command(run=str(LAYOUT.scored), truth=LAYOUT.list_truths(CLIENTS))
     if party in ("page", "page-gpu"):
-        return commands.page(port=8600, attacker=f"{party.replace('page', 'attacker')}:8600")
-    return commands.attacker(root=str(LAYOUT.attacked.parent), host="0.0.0.0", port=8600)
+        return commands.make_page_command(port=8600, attacker=f"{party.replace('page', 'attacker')}:8600")
+    return commands.make_attacker_command(root=str(LAYOUT.attacked.parent), host="0.0.0.0", port=8600)
 
 
 def mounted(name: str) -> set[Mount]:
@@ -82,7 +86,7 @@ def test_every_command_is_the_one_that_the_native_run_executes(name: str) -> Non
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_party_sees_what_its_process_sees_natively(name: str) -> None:
     party = name.removeprefix("insecure-").removesuffix("-gpu")
-    assert mounted(name) == set(mounts(party, CLIENTS, secure=not name.startswith("insecure-")))
+    assert mounted(name) == set(list_mounts(party, CLIENTS, secure=not name.startswith("insecure-")))
 
 
 @pytest.mark.parametrize("name", SERVICES)

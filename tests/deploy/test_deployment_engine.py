@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from fedsim.cli import app
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.mounts import why_not
-from fedsim.deployment.processes import free_port
+from fedsim.deployment.mounts import explain_missing_isolation
+from fedsim.deployment.processes import find_free_port
 from fedsim.recording import Recording
 
 PROGRAM = [sys.executable, "-c", "from fedsim.cli import main; main()", "run"]
@@ -37,8 +37,8 @@ def test_secure_aggregation_gives_the_same_sum_on_a_deployment_as_in_one_process
         done = call(*words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         recording = Recording(tmp_path / engine / "recording")
-        (sums[engine],) = recording.observations()
-        assert [row.status for row in recording.rows() if row.client != "sum"] == ["masked"] * 3
+        (sums[engine],) = recording.read_observations()
+        assert [row.status for row in recording.read_rows() if row.client != "sum"] == ["masked"] * 3
     assert sums["deployment"].cohort == sums["local"].cohort
     assert all(torch.equal(t, sums["local"].update[name]) for name, t in sums["deployment"].update.items())
 
@@ -86,7 +86,7 @@ def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runn
     for data in layout.root.glob("clients/*/data/*"):
         data.write_text("garbage")
     command = [sys.executable, str(root / "deploy" / "native"), str(path), str(layout.root), "--insecure"]
-    command += ["--open"] if why_not() else []
+    command += ["--open"] if explain_missing_isolation() else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     said = " ".join(done.stderr.split())
     assert done.returncode == 1, said
@@ -115,7 +115,7 @@ def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(
 ) -> None:
     path = write_experiment.write(tmp_path, rounds=1, clients=2)
     given = ["run", str(path), "--device", "cpu", "--out", str(tmp_path / "run"), *words]
-    done = CliRunner().invoke(app, [word.format(port=free_port()) for word in given])
+    done = CliRunner().invoke(app, [word.format(port=find_free_port()) for word in given])
     assert (done.exit_code, type(done.exception)) == (status, SystemExit)
     assert said in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ import pytest
 from fedsim.commands.maintenance import verify
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Hosts, Native, parties
+from fedsim.deployment.native import Hosts, Native, list_parties
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -73,7 +73,7 @@ def test_a_host_that_is_cut_off_for_a_round_is_missing_there_and_nothing_else_is
     experiment = read(write_experiment.write(tmp_path, rounds=3, clients=2, timeout=timeout))
     layout = prepare(experiment, tmp_path / "federation", hosts=["10.77.0.1"])
     hosts = Hosts(bind="0.0.0.0", address="10.77.0.1", prefix=on_its_host)
-    native = Native(layout, parties(layout, 2), secure=False, hosts=hosts, port=8000)
+    native = Native(layout, list_parties(layout, 2), secure=False, hosts=hosts, port=8000)
 
     def cut_off_for_the_second_round() -> None:
         assert time.monotonic() < deadline, "the run hangs"
@@ -83,8 +83,8 @@ def test_a_host_that_is_cut_off_for_a_round_is_missing_there_and_nothing_else_is
     with native:
         status = native.run(cut_off_for_the_second_round)
     assert status == 1  # a client is missing in a round
-    names = {native_client(layout.client(number)): number for number in (0, 1)}
-    found = {(row.round, names[row.client]): row.status for row in Recording(layout.run / "recording").rows()}
+    names = {native_client(layout.make_client_path(number)): number for number in (0, 1)}
+    found = {(row.round, names[row.client]): row.status for row in Recording(layout.run / "recording").read_rows()}
     assert {number: found[number, 0] for number in (1, 2, 3)} == {1: "complete", 2: "complete", 3: "complete"}
     assert (found[1, 1], found[3, 1]) == ("complete", "complete")
     assert found[2, 1] in ("failed", "late")  # failed where the SuperLink missed it before the round's time was over

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.native import Native, parties
+from fedsim.deployment.native import Native, list_parties
 from fedsim.deployment.processes import RUNNER_NAME
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
@@ -34,7 +34,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
     timeout = min(120.0, max(20.0, 9 * slowness))
     experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
     layout = prepare(experiment, folder / "federation")
-    native = Native(layout, parties(layout, 2), secure=False)
+    native = Native(layout, list_parties(layout, 2), secure=False)
 
     def rounds() -> int:
         return len(read_json_lines(layout.run / "metrics.jsonl")) - 1
@@ -52,7 +52,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
 
     def run(watch: Callable[[], None]) -> None:
         told.statuses.append(native.run(watch))
-        told.said.append(" ".join(" ".join(native.processes.news(RUNNER_NAME)).split()))
+        told.said.append(" ".join(" ".join(native.processes.read_new_lines(RUNNER_NAME)).split()))
 
     with native:
         run(killing("server", after=1))
@@ -61,7 +61,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
         native.restart_client(native.parties[1])
         run(killing("", after=0))
     told.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
-    told.recorded = [row.status for row in Recording(layout.run / "recording").rows(rounds={ROUNDS})]
+    told.recorded = [row.status for row in Recording(layout.run / "recording").read_rows(rounds={ROUNDS})]
     return told
 
 

@@ -17,9 +17,9 @@ from fedsim.config.experiment import read
 from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
-from fedsim.deployment.mounts import isolated, mounts, why_not
-from fedsim.deployment.native import Native, parties
-from fedsim.deployment.processes import RUNNER_NAME, free_port
+from fedsim.deployment.mounts import explain_missing_isolation, list_mounts, make_isolation_prefix
+from fedsim.deployment.native import Native, list_parties
+from fedsim.deployment.processes import RUNNER_NAME, find_free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.deploy
 CLIENTS, SEED = 3, 7
 MOST_SECONDS = 1500
 """For a run on a machine with one slow core."""
-WALLS = pytest.mark.skipif(why_not() != "", reason=why_not())
+WALLS = pytest.mark.skipif(explain_missing_isolation() != "", reason=explain_missing_isolation())
 
 
 @dataclass
@@ -55,11 +55,11 @@ def start_impostor(native: Native, story: Story) -> None:
     """A client with a key that nobody enrolled."""
     folder = native.layout.root / "impostor"
     make_client(folder / "key", folder / "key.pub")
-    config = native.layout.config(0, CLIENTS)
-    command = commands.client(native.link, key=str(folder / "key"), port=free_port(), config=config)
+    config = native.layout.make_client_config(0, CLIENTS)
+    command = commands.make_client_command(native.link, key=str(folder / "key"), port=find_free_port(), config=config)
     native.processes.start("impostor", [*command, "--max-retries", "1"], cwd=folder)
     status = native.processes.wait("impostor", 300)
-    story.impostor = status, native.processes.log("impostor").read_text()
+    story.impostor = status, native.processes.find_log("impostor").read_text()
     native.processes.end("impostor")
 
 
@@ -69,7 +69,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> St
     experiment = read(write_experiment.write(folder, rounds=2, clients=CLIENTS))
     layout = prepare(experiment, folder / "federation")
     told = Story(layout)
-    native = Native(layout, parties(layout, CLIENTS, seed=SEED), isolated=why_not() == "")
+    native = Native(layout, list_parties(layout, CLIENTS, seed=SEED), isolated=explain_missing_isolation() == "")
 
     lost: list[str] = []
     deadline = time.monotonic() + MOST_SECONDS
@@ -94,12 +94,12 @@ def story(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> St
         told.lost = lost
         native.processes.end(RUNNER_NAME)
         again = native.run(more=["--set", "rounds=3"])
-        told.refused = again, native.processes.log(RUNNER_NAME).read_text()
+        told.refused = again, native.processes.find_log(RUNNER_NAME).read_text()
     return told
 
 
 def test_the_run_completes_through_the_loss_of_the_superlink_and_of_a_client(story: Story) -> None:
-    rows = Recording(story.layout.run / "recording").rows()
+    rows = Recording(story.layout.run / "recording").read_rows()
     assert story.lost == ["client-2", "superlink"]
     assert story.status == int(any(row.status != "complete" for row in rows))
     assert [row.round for row in rows] == [1, 1, 1, 2, 2, 2]
@@ -117,8 +117,8 @@ def test_the_recording_is_whole_and_bit_for_bit_that_of_a_simulation(story: Stor
     experiment = read(story.layout.experiment)
     simulated = FederationRun(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
     engine.run(simulated, engine="local")
-    expected = {(o.round, o.client): o for o in Recording(tmp_path / "run" / "recording").observations()}
-    seen = list(Recording(story.layout.run / "recording").observations())
+    expected = {(o.round, o.client): o for o in Recording(tmp_path / "run" / "recording").read_observations()}
+    seen = list(Recording(story.layout.run / "recording").read_observations())
     whole = sum(o.round == 1 for o in seen) == CLIENTS
     for o in (o for o in seen if o.round == 1 or whole):  # another mean starts another second round
         assert all(torch.equal(t, expected[o.round, o.client].update[name]) for name, t in o.update.items())
@@ -149,7 +149,7 @@ def test_each_party_sees_its_own_folders_and_no_other(story: Story) -> None:
 
 def call(layout: Layout, party: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     """A command as a party would run it, with what it may see."""
-    prefix = isolated(layout.root, mounts(party, CLIENTS)) if not why_not() else ()
+    prefix = make_isolation_prefix(layout.root, list_mounts(party, CLIENTS)) if not explain_missing_isolation() else ()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run([*prefix, *command], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300)
 
@@ -158,13 +158,17 @@ def test_the_attacker_finds_the_examples_without_truth_and_the_scorer_says_so(st
     layout = story.layout
     attacked = call(layout, "attacker", ["attacker", "replay", str(layout.attacked), "--attack", "exact", "--workers", "1"])
     assert attacked.returncode == 0, attacked.stderr
-    scored = call(layout, "scorer", [*commands.scorer(run=str(layout.scored), truth=layout.truths(CLIENTS)), "--json"])
+    scored = call(
+        layout, "scorer", [*commands.make_scorer_command(run=str(layout.scored), truth=layout.list_truths(CLIENTS)), "--json"]
+    )
     assert scored.returncode == 0, scored.stderr
     (summary,) = json.loads(scored.stdout)
-    assert summary["examples"] == sum(row.status == "complete" for row in Recording(layout.run / "recording").rows())
+    assert summary["examples"] == sum(row.status == "complete" for row in Recording(layout.run / "recording").read_rows())
     assert summary["success"]["value"] == 1
     assert not (layout.attacked / "scores.jsonl").exists()  # nor what it contains: the attacker never gets it
-    if not why_not():
-        untold = call(layout, "attacker", commands.scorer(run=str(layout.attacked), truth=layout.truths(CLIENTS)))
+    if not explain_missing_isolation():
+        untold = call(
+            layout, "attacker", commands.make_scorer_command(run=str(layout.attacked), truth=layout.list_truths(CLIENTS))
+        )
         assert untold.returncode == 2
         assert "holds no truth" in " ".join(untold.stderr.split())

@@ -67,8 +67,8 @@ def written_by_this_torch(path: Path) -> int:
 @pytest.mark.parametrize("name", ["plain", "sparse", "summed"])
 def test_a_recording_opens_with_the_updates_that_were_read_from_it_before(unpacked: Path, name: str) -> None:
     recording = Recording(unpacked / name / "recording")
-    complete = [row for row in recording.rows() if row.status == "complete"]
-    updates = {f"{row.key}/{key}": t for row in complete for key, t in recording.observation(row).update.items()}
+    complete = [row for row in recording.read_rows() if row.status == "complete"]
+    updates = {f"{row.key}/{key}": t for row in complete for key, t in recording.read_observation(row).update.items()}
     expected = load_file(unpacked / "expected" / f"{name}.safetensors")
     assert updates.keys() == expected.keys()
     assert all(torch.equal(updates[key], tensor) for key, tensor in expected.items())

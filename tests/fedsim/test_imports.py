@@ -50,9 +50,9 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
     [
         (
             "defenses",
-            "DEFENSES Channel Defense DefenseSpec Kind State Update chain clip clip_each dgc gaussian global_norm "
+            "DEFENSES Channel Defense DefenseSpec Kind State Update add_feedback chain clip clip_each dgc gaussian global_norm "
             "gradient_dropout identity in_gradient_units laplace masked prune qsgd random_k sign stateless top_k uniform "
-            "with_feedback withhold",
+            "withhold",
         ),
         (
             "fedsim.recording",
@@ -60,8 +60,8 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         (
             "fedsim.models",
-            "MAX_PARAMETERS MODELS ModuleSpec admit buffer_names build concessions head identify_network layout loss_of "
-            "outputs_for predictions probabilities unsimulated",
+            "MAX_PARAMETERS MODELS ModuleSpec admit build build_layout count_outputs find_head find_loss identify_network "
+            "list_buffers list_concessions list_unsimulated predict_classes predict_probabilities require_mode",
         ),
         ("fedsim.config", "Experiment ExperimentError read validate"),
         ("fedsim.training", "Batch Trained evaluate train"),

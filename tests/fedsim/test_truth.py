@@ -21,9 +21,9 @@ def test_what_was_used_reads_back_in_order_of_use(folder: Path) -> None:
     writer.write(2, 1, [np.array([7, 1]), np.array([2])])
     TruthWriter(folder, "bert").write(1, 1, [[8]])
     reader = TruthReader(folder)
-    assert reader.used(1, 1, "anna") == Used(((5, 3), (9,)))
-    assert reader.used(2, 1, "anna") == Used(((7, 1), (2,)))
-    assert reader.used(1, 1, "bert") == Used(((8,),))
+    assert reader.read_used(1, 1, "anna") == Used(((5, 3), (9,)))
+    assert reader.read_used(2, 1, "anna") == Used(((7, 1), (2,)))
+    assert reader.read_used(1, 1, "bert") == Used(((8,),))
     assert reader.dataset == {"name": "digits", "content_hash": "abc"}
 
 
@@ -36,20 +36,20 @@ def test_attempts_at_one_round_are_kept_apart(folder: Path) -> None:
     writer.write(1, 1, [[1], [2]])
     writer.write(1, 2, [[3], [4]])
     reader = TruthReader(folder)
-    assert reader.used(1, 1, "anna").steps == ((1,), (2,))
-    assert reader.used(1, 2, "anna").steps == ((3,), (4,))
+    assert reader.read_used(1, 1, "anna").steps == ((1,), (2,))
+    assert reader.read_used(1, 2, "anna").steps == ((3,), (4,))
 
 
 def test_more_than_nine_steps_stay_in_order(folder: Path) -> None:
     TruthWriter(folder, "anna").write(1, 1, [[n] for n in range(25)])
-    assert TruthReader(folder).used(1, 1, "anna").steps == tuple((n,) for n in range(25))
+    assert TruthReader(folder).read_used(1, 1, "anna").steps == tuple((n,) for n in range(25))
 
 
 @pytest.mark.parametrize(("round", "attempt", "client"), [(2, 1, "anna"), (1, 2, "anna"), (1, 1, "bert"), (1, 1, "../dataset")])
 def test_what_was_never_written_is_missing_and_not_empty(folder: Path, round: int, attempt: int, client: str) -> None:
     TruthWriter(folder, "anna").write(1, 1, [[1]])
     with pytest.raises(KeyError, match=f"no truth of client {client} in round {round}, attempt {attempt}"):
-        TruthReader(folder).used(round, attempt, client)
+        TruthReader(folder).read_used(round, attempt, client)
 
 
 def test_a_last_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_lost(folder: Path) -> None:
@@ -57,10 +57,10 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_lost(f
     writer.write(1, 1, [[1]])
     with (folder / "anna.jsonl").open("a") as file:
         file.write('{"round": 1, "attempt": 1, "step": 2, "ind')
-    assert TruthReader(folder).used(1, 1, "anna").steps == ((1,),)
+    assert TruthReader(folder).read_used(1, 1, "anna").steps == ((1,),)
     writer.write(2, 1, [[7]])
-    assert TruthReader(folder).used(1, 1, "anna").steps == ((1,),)
-    assert TruthReader(folder).used(2, 1, "anna").steps == ((7,),)
+    assert TruthReader(folder).read_used(1, 1, "anna").steps == ((1,),)
+    assert TruthReader(folder).read_used(2, 1, "anna").steps == ((7,),)
 
 
 def test_a_folder_without_a_data_set_holds_no_truth(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any, wire: str) -> None:
     """To what float32 weights of that size hold of a step; at a wrong example, or with a wrong sign, it is far off."""
     app.run(app.record(), rounds=1, mods=MODS[wire])
-    for o in app.recording.observations():
+    for o in app.recording.read_observations():
         x, y = app.example(app.matched(o)[0])
         guessed, observed = simulated(o, x, y)
         assert (guessed - observed).norm() < 1e-4 * observed.norm()
@@ -53,7 +53,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
     """By the statistics that were sent, or by those of the batch: the training that was recorded says which."""
     training = Training(learning_rate=0.05, batch_size=1, steps=1, mode=mode, buffers="shared")
     app.run(app.record(net="NormedNet", training=training), net="NormedNet", mode=mode == "train")
-    for o in app.recording.observations(rounds=[2] if mode == "train" else [1]):
+    for o in app.recording.read_observations(rounds=[2] if mode == "train" else [1]):
         client, _ = app.matched(o, net="NormedNet", mode=mode == "train")
         guessed, observed = simulated(o, *app.example(client))
         assert (guessed - observed).norm() < 1e-3 * observed.norm()
@@ -65,7 +65,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
 )
 def test_a_few_steps_lower_the_loss_and_read_the_label(app: Any, wire: str, attack: AttackSpec) -> None:
     app.run(app.record(), rounds=1, mods=MODS[wire])
-    cases = [Case((o,)) for o in app.recording.observations()]
+    cases = [Case((o,)) for o in app.recording.read_observations()]
     found = attack.build()(cases, rng=torch.Generator().manual_seed(0))
     for case, one in zip(cases, found, strict=True):
         _, y = app.example(app.matched(case.observations[0])[0])

@@ -38,7 +38,7 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
     told = Training(learning_rate=RATE, mode="train", **training)
     client = {"batch_size": told.batch_size, "limit": count, "momentum": told.momentum, "mods": [report_nothing]}
     app.run(app.record(training=told), rounds=1, **client)
-    for observation in app.recording.observations():
+    for observation in app.recording.read_observations():
         assert observation.num_examples is None
         found = estimate_examples(observation)
         assert (found.examples, "by the rank of fc1" in found.words) == (count, True), found.words
@@ -46,7 +46,7 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
 
 def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
     app.run(app.record(), rounds=1, mods=[report_nothing])
-    (observation, *_) = app.recording.observations()
+    (observation, *_) = app.recording.read_observations()
     assert add_estimate(observation)[0].num_examples == 1
     assert "is prescribed" in add_estimate(observation)[1]
 
@@ -88,10 +88,10 @@ def test_dropout_of_any_kind_is_a_limit_of_the_results(app: Any) -> None:
 
     data, training = DataSpec(shape=(1, 2, 2), num_classes=3), Training(learning_rate=RATE, batch_size=1, steps=1, mode="train")
     networks = {"functional": Functional(4, 3), "module": torch.nn.Dropout(0.5), "none": torch.nn.Flatten()}
-    drawn = {name: bool(models.unsimulated(network, training, data)) for name, network in networks.items()}
+    drawn = {name: bool(models.list_unsimulated(network, training, data)) for name, network in networks.items()}
     assert drawn == {"functional": True, "module": True, "none": False}
     still = Training(learning_rate=RATE, batch_size=1, steps=1, mode="eval")
-    assert not any(models.unsimulated(network, still, data) for network in networks.values())
+    assert not any(models.list_unsimulated(network, still, data) for network in networks.values())
 
 
 @pytest.mark.parametrize("net", ["Net", "DroppingNet"])

@@ -60,7 +60,7 @@ def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name:
     y = torch.randint(data.num_classes, (PROBLEMS, EXAMPLES), generator=torch.Generator().manual_seed(2))
     expected = [by_autograd(model, *problem) for problem in zip(x, y, strict=True)]
     weights = {key: to_channels_last(p.detach()) for key, p in model.named_parameters()}
-    buffers = {key: b for key, b in model.named_buffers() if key in models.buffer_names(model)}
+    buffers = {key: b for key, b in model.named_buffers() if key in models.list_buffers(model)}
     mapped = build_gradient(model, data)
 
     def length(x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -148,7 +148,7 @@ def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.M
 def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
     models.admit("support.foreign.networks:TwoInputNet")
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image, row\).*one tensor"):
-        models.layout(ModelSpec(name="support.foreign.networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
+        models.build_layout(ModelSpec(name="support.foreign.networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
 
 
 def test_nothing_warns_while_routes_are_tried() -> None:

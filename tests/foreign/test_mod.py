@@ -32,7 +32,7 @@ def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[.
 def by_round(app: Any) -> dict[str, list[Observation]]:
     """Each client's observations in order of rounds."""
     found: dict[str, list[Observation]] = {}
-    for o in app.recording.observations():
+    for o in app.recording.read_observations():
         found.setdefault(o.client, []).append(o)
     return found
 
@@ -82,7 +82,7 @@ def test_noise_does_not_go_by_the_servers_number_of_the_round(app: Any) -> None:
 
 def test_the_defense_acts_on_the_update_and_the_server_averages_what_it_got(app: Any) -> None:
     result = app.run(app.record(defense="clip(0.01)"), mods=[update_mod("clip(0.01)")], rounds=1)
-    seen = list(app.recording.observations())
+    seen = list(app.recording.read_observations())
     for o in seen:
         true = app.true_update(o)
         assert norm(true) > 0.02
@@ -130,12 +130,12 @@ def test_evaluation_passes_untouched(app: Any, strategy: str) -> None:
 def test_flowers_own_mods_behind_it_are_part_of_the_update(app: Any) -> None:
     strategy = flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.01, 3)
     app.run(app.record(strategy), mods=[update_mod(), fixedclipping_mod], rounds=1)
-    assert [norm(o.update) for o in app.recording.observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
+    assert [norm(o.update) for o in app.recording.read_observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
 
 
 def test_flowers_local_privacy_behind_it_is_recorded_with_its_noise(app: Any) -> None:
     app.run(app.record(), mods=[update_mod(), LocalDpMod(0.01, 1.0, 100.0, 1e-5)], rounds=1)
-    for o in app.recording.observations():
+    for o in app.recording.read_observations():
         assert norm(o.update) > 0.015  # of 62006 coordinates, far above the clipping norm
 
 
@@ -147,7 +147,7 @@ def test_an_app_that_empties_the_message_as_it_reads_it_is_no_problem(app: Any) 
         return reply
 
     app.run(app.record(), mods=[update_mod(), greedy], rounds=1)
-    assert all(norm(o.update) > 0.02 for o in app.recording.observations())
+    assert all(norm(o.update) > 0.02 for o in app.recording.read_observations())
 
 
 def rename(message: Message, context: Any, call_next: Any) -> Message:
@@ -175,12 +175,12 @@ def test_weights_never_leave_a_client_undefended_because_they_were_not_found(app
     contents: list[tuple[str, RecordDict]] = []
     app.run(app.record(), mods=[spy(contents, []), update_mod("clip(1)"), inner], rounds=1)
     assert not contents
-    assert all(row.status == "failed" and words in row.reason for row in app.recording.rows())
+    assert all(row.status == "failed" and words in row.reason for row in app.recording.read_rows())
 
 
 def test_a_buffer_that_came_as_an_update_is_a_failed_row_with_the_mend(app: Any) -> None:
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=[update_mod(buffers=("num_batches_tracked",))], rounds=1)
-    rows = app.recording.rows()
+    rows = app.recording.read_rows()
     assert all(
         row.status == "failed" and "is a buffer, but the client sent it as part of the update" in row.reason for row in rows
     )

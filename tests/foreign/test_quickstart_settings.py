@@ -23,7 +23,7 @@ ONE_STEP = Training(learning_rate=RATE, batch_size=1, steps=1, momentum=0.9, mod
 def run(app: Any, training: Training, **client: Any) -> list[Any]:
     """The observations of one round."""
     app.run(app.record(FedAvg(fraction_evaluate=0.0), training=training), clients=CLIENTS, rounds=1, momentum=0.9, **client)
-    return list(app.recording.observations())
+    return list(app.recording.read_observations())
 
 
 def test_an_epoch_with_momentum_is_simulated_step_by_step(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 def test_one_step_on_one_example_is_one_image_whatever_the_client_reports(app: Any) -> None:
     """The app reports the size of the client's data set; the attack searches for one image and reads its label."""
     observations = run(app, ONE_STEP, batch_size=1, limit=None, steps=1)
-    assert all(row.reported is not None and row.reported > 1 for row in app.recording.rows())
+    assert all(row.reported is not None and row.reported > 1 for row in app.recording.read_rows())
     assert [o.num_examples for o in observations] == [1] * CLIENTS
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 3})
     clients = frozenset(o.client for o in observations[:2])

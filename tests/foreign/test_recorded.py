@@ -27,7 +27,7 @@ CLIPPED: dict[str, Callable[[], Strategy]] = {
 
 
 def observations(app: Any) -> list[Observation]:
-    return list(app.recording.observations())
+    return list(app.recording.read_observations())
 
 
 def norm(update: Any) -> float:
@@ -103,7 +103,7 @@ def test_a_strategy_that_sends_float64_is_recorded_as_clients_load_it(app: Any) 
     for mods in ((), (update_mod(),)):
         result = app.run(app.record(flower.FedAdam(eta=0.01, fraction_evaluate=0.0)), mods=mods)
         assert {array.dtype for array in result.arrays.values()} == {"float64"}
-        for o in app.recording.observations(rounds=[2]):
+        for o in app.recording.read_observations(rounds=[2]):
             assert {w.dtype for w in o.weights.values()} == {torch.float32}
             _, after = app.matched(o)
             for name, tensor in after.items():
@@ -133,7 +133,9 @@ def test_batch_norm_statistics_are_kept_apart_and_counters_stay_whole_numbers(ap
 def test_counters_that_flower_averages_are_recorded_in_every_round(app: Any, mods: Any) -> None:
     """From the second round on Flower sends them as float64, and clients send whole numbers back."""
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=mods, rounds=3)
-    assert [(row.round, row.status) for row in app.recording.rows()] == [(n, "complete") for n in (1, 2, 3) for _ in range(3)]
+    assert [(row.round, row.status) for row in app.recording.read_rows()] == [
+        (n, "complete") for n in (1, 2, 3) for _ in range(3)
+    ]
     for o in observations(app):
         assert {int(b["bn1.num_batches_tracked"]) for b in (o.buffers,)} == {o.round - 1}
         assert o.buffers_after["bn1.num_batches_tracked"].dtype == torch.int64
@@ -171,7 +173,7 @@ def test_a_client_that_fails_is_a_failed_row_and_the_others_are_averaged(app: An
     assert {k: a.numpy().tobytes() for k, a in recorded.arrays.items()} == {
         k: a.numpy().tobytes() for k, a in alone.arrays.items()
     }
-    rows = app.recording.rows()
+    rows = app.recording.read_rows()
     assert sorted(row.status for row in rows) == ["complete"] * 4 + ["failed"] * 2
     assert all("out of memory" in row.reason for row in rows if row.status == "failed")
 
@@ -183,17 +185,17 @@ def test_a_client_that_does_not_answer_in_time_is_a_late_row(app: Any, monkeypat
 
     monkeypatch.setattr(engine, "LocalGrid", Losing)
     app.run(app.record(), rounds=1)
-    rows = app.recording.rows()
+    rows = app.recording.read_rows()
     assert sorted(row.status for row in rows) == ["complete", "complete", "late"]
     assert len({row.client for row in rows}) == 3
 
 
 def test_only_the_rounds_and_clients_that_are_wanted_are_written(app: Any) -> None:
     app.run(app.record(rounds="2-3", clients="1"), rounds=3)
-    rows = app.recording.rows()
+    rows = app.recording.read_rows()
     assert [row.round for row in rows] == [2, 3]
     assert len({row.client for row in rows}) == 1
-    assert app.recording.rounds() == [2, 3]
+    assert app.recording.list_rounds() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_a_strategy_that_is_started_again_is_refused(app: Any) -> None:
     app.run(strategy)
     with pytest.raises(EngineError, match="round 1 is recorded already; record"):
         app.run(strategy)
-    assert len(app.recording.rows()) == 6
+    assert len(app.recording.read_rows()) == 6
 
 
 def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
@@ -336,7 +338,7 @@ def test_a_client_that_reports_its_whole_data_set_is_behind_its_update_with_what
         return reply
 
     app.run(app.record(), mods=[report_all], rounds=1)
-    assert {(row.num_examples, row.reported) for row in app.recording.rows()} == {(1, 20)}
+    assert {(row.num_examples, row.reported) for row in app.recording.read_rows()} == {(1, 20)}
     assert {o.num_examples for o in observations(app)} == {1}
 
 

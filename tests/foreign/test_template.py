@@ -43,7 +43,7 @@ def test_the_template_is_recorded_with_the_updates_that_its_server_received(tmp_
         client.run_config.update(config)
     server_app.app(grid, Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     recording = Recording(tmp_path / "recorded" / "recording")
-    observations = list(recording.observations())
+    observations = list(recording.read_observations())
     assert [observation.num_examples for observation in observations] == [8] * CLIENTS  # four fifths of ten
     assert (recording.manifest.training.batch_size, recording.manifest.training.epochs) == (4, 1)
     mean = torch.load("final_model.pt")

@@ -46,7 +46,7 @@ def test_recorded_and_unrecorded_federations_end_alike(app: Any, same: Callable[
     alone = app.run(STRATEGIES[name](), **clients_of(name))
     recorded = app.run(app.record(STRATEGIES[name]()), **clients_of(name))
     assert same(recorded, alone)
-    assert len(app.recording.rows()) == 6
+    assert len(app.recording.read_rows()) == 6
     for figures in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
         assert getattr(recorded, figures) == getattr(alone, figures)
         assert sorted(getattr(recorded, figures)) == [1, 2]
@@ -91,4 +91,4 @@ def test_a_strategy_stays_what_it_is(app: Any) -> None:
     app.run(strategy)
     assert strategy.started
     assert (strategy.fraction_train, isinstance(strategy, FedAvg)) == (1.0, True)
-    assert {row.round: row.status for row in app.recording.rows()} == {1: "complete", 2: "complete"}
+    assert {row.round: row.status for row in app.recording.read_rows()} == {1: "complete", 2: "complete"}

@@ -199,12 +199,12 @@ def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
         recorder = Recorder(run / "recording", manifest)
         weights = {"w": torch.zeros(2)}
         for number in ROUNDS:
-            recorder.sent(number, weights)
+            recorder.record_sent(number, weights)
             for client in CLIENTS:
                 payload = Payload(tensors=weights, codec="dense")
-                recorder.received(number, Reply(client=client, node="7", payload=payload, num_examples=1, bytes=8))
+                recorder.record_reply(number, Reply(client=client, node="7", payload=payload, num_examples=1, bytes=8))
             if number == 2:
-                recorder.received(2, Reply(client="eve", node="9", status="failed", reason="went <away>"))
+                recorder.record_reply(2, Reply(client="eve", node="9", status="failed", reason="went <away>"))
             recorder.commit(number, CLIENTS)
         append_json_lines(run / "metrics.jsonl", {"round": 0, "loss": 2.0, "accuracy": 0.25, "seconds": 0.1})
         for number in ROUNDS:

@@ -55,7 +55,7 @@ def require_features(observed: Observed) -> None:
     first, model = observed.cases[0].observations[0], observed.model
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")
-    weight, _ = models.head(model)
+    weight, _ = models.find_head(model)
     count, width = observed.weights[weight].shape[1:]
     if count == 1:
         raise ValueError("with a single logit, only a weighted mean of the batch's features can be computed")
@@ -74,7 +74,7 @@ def require_features(observed: Observed) -> None:
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i; without examples if the features do not explain the gradient of the last layer."""
-    if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
+    if not bool(observed.gradient[models.find_head(observed.model)[0]][i].any()):
         return _build_empty_answer(
             observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
         )

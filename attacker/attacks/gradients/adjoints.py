@@ -66,7 +66,7 @@ def build_adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights
     chain = _find_checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
         return None
-    return _Written(chain, weights, models.loss_of(loss))
+    return _Written(chain, weights, models.find_loss(loss))
 
 
 @lru_cache(maxsize=2)
@@ -76,7 +76,7 @@ def _find_checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | 
     if chain is None:
         return None
     weights, _, x, y = draw_test_problems(model, data)
-    written = _Written(chain, weights, models.loss_of(loss))
+    written = _Written(chain, weights, models.find_loss(loss))
     fed, of_x, *_ = vjp(data.normalise, x)
     found, back = written(fed, y)
     slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]

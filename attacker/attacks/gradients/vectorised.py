@@ -65,7 +65,7 @@ def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem
     It requires that parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and that
     the examples of a batch do not interact. This is tested once per network, on two problems of two examples each.
     """
-    gradients = _build_unchecked(model, data, models.loss_of(loss))
+    gradients = _build_unchecked(model, data, models.find_loss(loss))
     return gradients if _is_consistent(gradients, model, data, loss) else None
 
 

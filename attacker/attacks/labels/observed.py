@@ -31,9 +31,9 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
         features, logits = compute_head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
-    weight, bias = models.head(model)
+    weight, bias = models.find_head(model)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
-    guess = models.probabilities(logits).mean(dim=0)
+    guess = models.predict_probabilities(logits).mean(dim=0)
     return rule(Evidence(gradient, weight, bias, seen.count, guess, seen.defended, head))
 
 
@@ -42,7 +42,7 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
 
     seen: observed gradients of a single case. known: whether the labels are certain; otherwise they may be corrected.
     """
-    row, (weight, bias) = seen.get_state(0), models.head(seen.model)
+    row, (weight, bias) = seen.get_state(0), models.find_head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return solve_head_features(

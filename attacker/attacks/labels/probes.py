@@ -43,7 +43,7 @@ def compute_head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor
     state: weights and buffers by name.
     """
     seen: list[Tensor] = []
-    layer = model.get_submodule(models.head(model)[0].rpartition(".")[0])
+    layer = model.get_submodule(models.find_head(model)[0].rpartition(".")[0])
     handle = layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
         logits = run_forward_pass(model, state, x)

@@ -173,7 +173,7 @@ class CaseBatch:
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
         logits = predict(self.model, self.data, self.loss, weights, x, buffers)
-        made, aim = models.probabilities(logits), _one_hot(y, self.data.num_classes)
+        made, aim = models.predict_probabilities(logits), _one_hot(y, self.data.num_classes)
         if "logits" in problem:
             made, aim = logits, problem["logits"]
         return (made - aim).square().sum()

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
 from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, build_gradient
-from defenses.channel import Channel, ChannelFacts, compose, transparent
-from defenses.networks import hidden
+from defenses.channel import Channel, ChannelFacts, compose_channels, transparent
+from defenses.networks import find_hidden
 from defenses.rules import Facts, Gradient, LocalStep, Weights
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -53,7 +53,7 @@ def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[
     If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
     Raises ValueError if an observation has some of the buffers but not all.
     """
-    own = {name: dict(model.named_buffers())[name] for name in models.buffer_names(model)}
+    own = {name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}
     each = [_choose_buffers(own, o.buffers) for o in observations]
     if all(all(torch.equal(b[name], each[0][name]) for name in own) for b in each[1:]):
         return each[0], True
@@ -69,7 +69,7 @@ def _choose_buffers(own: Weights, seen: Weights) -> dict[str, Tensor]:
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
     """Return the facts on the client's local training that a gradient rule (such as DP-SGD) may use: model and local steps."""
     training, count = observation.training, observation.num_examples or observation.training.batch_size
-    sizes = training.batch_sizes(count) or _split_evenly(count, training.steps or 1)
+    sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
     return Facts(model, [LocalStep(*step) for step in zip(sizes, compute_shares(training, len(sizes)), strict=True)], exact)
 
@@ -82,8 +82,8 @@ def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     count, training = observation.num_examples or 0, observation.training
     if observation.client == SUM_CLIENT:
         each = -(-count // max(1, len(observation.cohort)))
-        return (count,), training.steps or len(training.batch_sizes(each) or (each,))
-    sizes = training.batch_sizes(count) or (count,)
+        return (count,), training.steps or len(training.count_step_examples(each) or (each,))
+    sizes = training.count_step_examples(count) or (count,)
     return sizes, training.steps or len(sizes)
 
 
@@ -96,8 +96,8 @@ def build_channel(observation: Observation, model: nn.Module) -> Channel:
 
     It does not include the gradient rule itself, which the simulated gradient follows already.
     """
-    own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.channel()]
-    return compose(*(channel for channel in own if channel is not transparent))
+    own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.build_channel()]
+    return compose_channels(*(channel for channel in own if channel is not transparent))
 
 
 def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
@@ -106,7 +106,7 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
     These are parameters that the defense makes random or misleading, and parameters that clients do not train.
     """
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
-    return hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
+    return find_hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
 
 
 def compute_total_step(training: Training, steps: int) -> float:
@@ -120,7 +120,7 @@ def compute_shares(training: Training, steps: int) -> list[float]:
     With momentum, a gradient acts in all later steps as well, so that earlier steps have larger factors. For Adam, the learning
     rates are returned, which is the approximate size of each step per coordinate.
     """
-    rates, momentum = [training.rate(step) for step in range(steps)], training.momentum
+    rates, momentum = [training.compute_rate(step) for step in range(steps)], training.momentum
     later = 0.0  # contribution of a step's velocity to the update, in this step and all later ones
     found = []
     for rate in reversed(rates):

@@ -44,8 +44,8 @@ def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy"
     """
     penalised = rule is not None
     if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and explain_vmap_failure(model, data, loss):
-        return _build_by_plain_pytorch(model, data, models.loss_of(loss), penalised)
-    return _build_by_torch_func(model, data, models.loss_of(loss), rule or PLAIN_RULE, penalised)
+        return _build_by_plain_pytorch(model, data, models.find_loss(loss), penalised)
+    return _build_by_torch_func(model, data, models.find_loss(loss), rule or PLAIN_RULE, penalised)
 
 
 def _build_by_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: GradientRule, penalised: bool) -> Gradients:
@@ -74,7 +74,7 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
                 def forward(weights: Weights, x: Tensor) -> Tensor:
                     return run_forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
 
-                value = GradientProblem(model, forward, measure, penalised).loss(given, x, y)
+                value = GradientProblem(model, forward, measure, penalised).compute_loss(given, x, y)
                 return torch.autograd.grad(value, list(given.values()), create_graph=searched, materialize_grads=True)
 
         return dict(zip(names, call_opaquely(differentiate, x, y, *weights.values(), *buffers.values()), strict=True))
@@ -128,7 +128,7 @@ class _Network:
 
 @lru_cache(maxsize=16)
 def _find_vmap_failure(network: _Network, data: DataSpec, loss: str) -> str:
-    model, measure = network.model, models.loss_of(loss)
+    model, measure = network.model, models.find_loss(loss)
     network.model = nn.Identity()  # lru_cache keeps the key, which then holds no weights
     try:
         with warnings.catch_warnings():
@@ -155,7 +155,7 @@ def draw_test_problems(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tens
     """
     rng = torch.Generator().manual_seed(0)
     weights = {name: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p) for name, p in model.named_parameters()}
-    saved = models.buffer_names(model)
+    saved = models.list_buffers(model)
     buffers = {name: b for name, b in model.named_buffers() if name in saved}
     some = next(iter(weights.values()))
     x = torch.rand(2, 2, *data.shape, generator=rng).to(some)

@@ -63,7 +63,7 @@ class LocalOptimiser:
 
     def step(self, gradient: Gradient, weights: Weights) -> Gradient:
         """Return the change of the weights in one step, by parameter name, and advance the optimiser's state."""
-        training, rate = self.training, self.training.rate(self.steps)
+        training, rate = self.training, self.training.compute_rate(self.steps)
         self.steps += 1
         if training.clip_norm is not None:
             gradient = clip_gradient(gradient, training.clip_norm)

@@ -17,9 +17,9 @@ from defenses._registry import references
 from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
-from fedsim.recording.index import path_of
+from fedsim.recording.index import make_path
 from fedsim.recording.index_database import INDEX_FILE, JOURNAL_FILE, MAX_BYTES
-from fedsim.recording.safe_files import opened
+from fedsim.recording.safe_files import open_file
 
 Parcel = Mapping[str, bytes]
 """Contents of files by name."""
@@ -60,7 +60,7 @@ def _init_ray(address: str) -> None:
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         settings["include_dashboard"] = False
-    elif references.admitted():
+    elif references.list_admitted():
         settings["runtime_env"] = _describe_foreign_code()
     try:
         _check_address(address)
@@ -83,7 +83,7 @@ def _describe_foreign_code() -> dict[str, Any]:
 
     Workers of a cluster on this machine inherit the environment and need none.
     """
-    names = references.admitted()
+    names = references.list_admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]
     return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.CODE_VARIABLE: ",".join(names)}}
 
@@ -105,7 +105,7 @@ class _Cluster:
 
         self.job, self.tasks, self.told = job, tasks, told
         self.recording = Recording(job.recording)
-        self.fingerprint = self.recording.fingerprint()
+        self.fingerprint = self.recording.compute_fingerprint()
         resources = {"num_cpus": job.threads, **({"num_gpus": 1} if job.device.startswith("cuda") else {})}
         remote: Any = ray.remote
         self._work = remote(max_retries=MAX_RETRIES, **resources)(run_remote_task)
@@ -177,7 +177,7 @@ def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
     if not (Path(job.folder) / "attack.json").is_file():
         return False
     try:
-        return Recording(job.recording).fingerprint() == fingerprint
+        return Recording(job.recording).compute_fingerprint() == fingerprint
     except (ValueError, OSError):
         return False
 
@@ -185,11 +185,11 @@ def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
 def read_parcel(recording: Recording, task: Task) -> Parcel:
     """Return the contents of all files of a recording that a task needs."""
     places = {place for member in task.members for place in member.rows}
-    names = {path_of(round, name) for round, client in places for name in (client, "global")}
+    names = {make_path(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}
     found: dict[str, bytes] = {}
     for name in sorted(names):
         if os.path.lexists(recording.folder / name):
-            with opened(recording.folder, name, limit=MAX_BYTES) as file:
+            with open_file(recording.folder, name, limit=MAX_BYTES) as file:
                 found[name] = file.readall()
     return found

@@ -19,7 +19,7 @@ from attacker.service.http.middleware import make_cookie_name, read_session
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, check_parameters
 from attacker.service.schemas import AttackKnown, AttacksKnown, Health
 from attacker.service.sessions import SESSION_SECONDS
-from defenses._registry import reference, summary
+from defenses._registry import read_source, read_summary
 
 router = APIRouter(tags=["service"], dependencies=[Depends(check_parameters)])
 
@@ -57,9 +57,9 @@ def _list_attacks() -> list[AttackKnown]:
     return [
         AttackKnown(
             name=name,
-            summary=summary(ATTACKS[name]),
+            summary=read_summary(ATTACKS[name]),
             needs=sorted(need.name.lower() for need in ATTACKS[name]().needs),
-            source=reference(ATTACKS[name]),
+            source=read_source(ATTACKS[name]),
             arguments={
                 argument: signature(ATTACKS[name]).parameters[argument].default for argument in list_settable(ATTACKS[name])
             },

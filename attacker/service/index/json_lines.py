@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attacker.scoring.states import FINISHED, CaseState, find_state
 from fedsim.recording import DamagedFile
-from fedsim.recording.safe_files import opened, parse_json
+from fedsim.recording.safe_files import open_file, parse_json
 
 MAX_BYTES = 2 * 2**30
 MAX_ROUND = 2**53
@@ -94,7 +94,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
         return
     bad = 0
     try:
-        with opened(run, name, limit=MAX_BYTES) as file:
+        with open_file(run, name, limit=MAX_BYTES) as file:
             for line in BufferedReader(file):  # a file without one is read byte by byte
                 if not line.endswith(b"\n"):
                     break

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.recording import DamagedFile
-from fedsim.recording.safe_files import opened, parse_json, read_exactly
+from fedsim.recording.safe_files import open_file, parse_json, read_exactly
 
 MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
@@ -58,14 +58,14 @@ class Whole(NamedTuple):
 
 def read_answer(run: Path, name: str) -> ReconstructionSummary:
     """Read the summary of the file `name` below `run`. Raises DamagedFile if it is not a reconstruction."""
-    with opened(run, name, limit=MAX_BYTES) as file:
+    with open_file(run, name, limit=MAX_BYTES) as file:
         layout, facts = _read_header(file)
         return _summarise_answer(file, layout, facts)
 
 
 def read_whole(run: Path, name: str) -> Whole:
     """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
-    with opened(run, name, limit=MAX_BYTES) as file:
+    with open_file(run, name, limit=MAX_BYTES) as file:
         layout, facts = _read_header(file)
         answer = _summarise_answer(file, layout, facts)
         places: dict[int, tuple[int, str, int, int]] = {}
@@ -94,7 +94,7 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
     number: its index. Raises DamagedFile, and IndexError if there is no such example.
     """
-    with opened(run, name, limit=MAX_BYTES) as file:
+    with open_file(run, name, limit=MAX_BYTES) as file:
         layout, _ = _read_header(file)
         kind, shape, start = layout["x"]
         if not shape or not 0 <= number < shape[0]:
@@ -108,7 +108,7 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
     """Read the metadata in the header of a tensor file. Raises DamagedFile if it is not one."""
-    with opened(run, name, limit=MAX_BYTES) as file:
+    with open_file(run, name, limit=MAX_BYTES) as file:
         return _read_layout(file)[0]
 
 

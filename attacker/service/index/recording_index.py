@@ -98,7 +98,7 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
     try:
         recording = Recording(folder / "recording")
         rounds = _read_rounds(recording.folder)
-        clients = tuple(recording.clients())
+        clients = tuple(recording.list_clients())
     except (ValueError, OSError) as error:
         return Index(damage={0: (format_error(error, folder),)})
     changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
@@ -130,7 +130,7 @@ class IndexedRows(NamedTuple):
 
 def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
     query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
-    found = wire_index.ask(folder, f"{query} GROUP BY round ORDER BY round")
+    found = wire_index.query_index(folder, f"{query} GROUP BY round ORDER BY round")
     wire_index.check_counts(folder, [values[:5] for values in found])
     return {values[0]: values[1:] for values in found}
 
@@ -150,7 +150,7 @@ def _read_rows(
             damage.setdefault(number, []).append(format_error(error, folder))
 
     try:
-        rows = recording.rows(rounds=rounds, on_damage=note)
+        rows = recording.read_rows(rounds=rounds, on_damage=note)
     except (ValueError, OSError) as error:  # no room for the copy of one that was cut off, say
         damage.setdefault(0, []).append(format_error(error, folder))
         return []

@@ -20,7 +20,7 @@ from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared
 from attacker.service.supervisor.running_job import RunningJob
 from attacker.service.worker.messages import JobTask, WorkerMessage
 from attacker.service.worker.preview_files import PARTIAL_SUFFIX, make_preview_path
-from fedsim.recording.files import alone, make_private
+from fedsim.recording.files import hold_lock, make_private
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Supervisor:
         if self.settings.job_megabytes is not None and not is_measurable():
             raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
         state = claim_folder(self.settings.state_folder)
-        self._held.enter_context(alone(state / "service.lock"))
+        self._held.enter_context(hold_lock(state / "service.lock"))
         for path in make_private(state / "previews").iterdir():
             path.unlink()
         make_private(state / "locks")

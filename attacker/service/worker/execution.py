@@ -19,7 +19,7 @@ from attacker.service.worker.messages import JobOutcome, JobTask
 from attacker.service.worker.preview_files import Painter
 from fedsim import models
 from fedsim.recording import Recording
-from fedsim.recording.files import alone
+from fedsim.recording.files import hold_lock
 from fedsim.recording.selection import parse_rounds
 
 CHECKPOINT_SECONDS = 20.0
@@ -44,7 +44,7 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     """
     work = _Work(task, watch)
     try:
-        with interrupt, alone(Path(task.lock), wait=True):  # an older attempt may still be dying
+        with interrupt, hold_lock(Path(task.lock), wait=True):  # an older attempt may still be dying
             work.attack()
             work.score()
     except KeyboardInterrupt:

@@ -2,13 +2,13 @@
 
 from torch import nn
 
-from fedsim.models.resnet import residual_stages
+from fedsim.models.resnet import make_stages
 
 
 def resnet8(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return a residual network of three narrow stages with batch norm."""
     stem = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    stages = residual_stages((1, 1, 1), (16, 32, 64), batch_norm=True, bias=False)
+    stages = make_stages((1, 1, 1), (16, 32, 64), batch_norm=True, bias=False)
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 

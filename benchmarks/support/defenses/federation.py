@@ -124,6 +124,6 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
 def units(federation: Federation) -> dict[str, float]:
     """Return the median norm of a federation's recorded updates, and their root mean square."""
     recording = federation.recording
-    norm = median(float(global_norm(one.update)) for one in recording.observations())
-    coordinates = sum(t.numel() for t in recording.sent(1).weights.values())
+    norm = median(float(global_norm(one.update)) for one in recording.read_observations())
+    coordinates = sum(t.numel() for t in recording.read_sent(1).weights.values())
     return {"norm": norm, "rms": norm / coordinates**0.5}

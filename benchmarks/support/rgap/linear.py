@@ -99,7 +99,7 @@ def _mixture(size: int, asked: Options) -> dict[str, Any]:
     update = one.case([(found.x, found.y)], "mixture").observations[0].update
     gradient = {name: -t.double()[None] for name, t in update.items()}
     weights = {name: w.double()[None] for name, w in one.weights.items()}
-    chain = read_chain(models.layout(one.model, one.data), one.data.shape)
+    chain = read_chain(models.build_layout(one.model, one.data), one.data.shape)
     with cpu_seconds() as clock:
         ends = [solve_layers(chain, weights, gradient, point) for point in solve_last_layer(chain, weights, gradient, "logistic")]
     end = min(ends, key=lambda end: float(end.residual))

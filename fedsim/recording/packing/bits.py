@@ -13,7 +13,7 @@ Bits = NDArray[Any]
 """Bit patterns (N,) of the entries of a tensor, as unsigned integers of the same width."""
 
 
-def bits_of(tensor: Tensor) -> Bits:
+def to_bits(tensor: Tensor) -> Bits:
     """Return the bit patterns of a tensor in row-major order, without a copy if the tensor is contiguous.
 
     Raises ValueError for a type that a recording cannot hold.
@@ -26,17 +26,17 @@ def bits_of(tensor: Tensor) -> Bits:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().view(kind)
 
 
-def tensor_of(bits: Bits, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor with these bit patterns, sharing their memory. The inverse of `bits_of`."""
+def to_tensor(bits: Bits, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Return the tensor with these bit patterns, sharing their memory. The inverse of `to_bits`."""
     return torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(shape)
 
 
-def width_of(count: int) -> int:
+def compute_width(count: int) -> int:
     """Return the number of bits that distinguish `count` values; 0 for one value."""
     return max(0, count - 1).bit_length()
 
 
-def packed_bytes(width: int, count: int) -> int:
+def count_packed_bytes(width: int, count: int) -> int:
     """Return the number of bytes that `pack` makes of `count` numbers of `width` bits."""
     return width * -(-count // 8)
 
@@ -49,10 +49,8 @@ def pack(numbers: NDArray[Any], width: int) -> Tensor:
 
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
     """Return the `count` integers that `pack` packed. Raises ValueError if `packed` has the wrong length."""
-    if len(packed) != packed_bytes(width, count):
-        raise ValueError(
-            f"has {len(packed)} bytes for {count} numbers of {width} bits each, which take {packed_bytes(width, count)} bytes"
-        )
+    if len(packed) != (expected := count_packed_bytes(width, count)):
+        raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits each, which take {expected} bytes")
     kind = np.min_scalar_type((1 << width) - 1)
     numbers = np.zeros(count, kind)
     for place, plane in enumerate(packed.numpy().reshape(width, -(-count // 8))):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.recording.packing.bits import Bits, width_of
+from fedsim.recording.packing.bits import Bits, compute_width
 
 SAMPLE_SIZE = 8192
 """Number of entries that are sampled to estimate how many values differ."""
@@ -26,42 +26,42 @@ class Palette(NamedTuple):
     codes: NDArray[Any]
 
 
-def find(bits: Bits, most: int | None = None) -> Palette | None:
+def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
     """Return the palette of `bits` (N,), or None if it has more than `most` values, or so many that it would save nothing.
 
     The values are taken from a sample, and then every entry is compared with its presumed value, which is faster than sorting.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
-    values = _distinct(sample)
+    values = _find_distinct(sample)
     if len(sample) < len(bits) and len(values) > MAX_DISTINCT_IN_SAMPLE:
         if most <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
             return None
-        values = _distinct(bits)
+        values = _find_distinct(bits)
     while 0 < len(values) <= most:
-        codes = _by_hash(bits, values)
+        codes = _look_up_by_hash(bits, values)
         wrong = np.flatnonzero(values[codes] != bits)
         rest = bits[wrong]
         codes[wrong] = np.minimum(np.searchsorted(values, rest), len(values) - 1)
         unknown = rest[values[codes[wrong]] != rest]
         if not len(unknown):
             return Palette(values, codes)
-        values = _distinct(np.concatenate([values, unknown]))
+        values = _find_distinct(np.concatenate([values, unknown]))
     return None
 
 
-def _distinct(bits: Bits) -> Bits:
+def _find_distinct(bits: Bits) -> Bits:
     """Return the distinct values, ascending, like `np.unique` but ten times faster if most values differ."""
     ordered = np.sort(bits)
     found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
     return found
 
 
-def _by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
+def _look_up_by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
     """Return the index in `values` of each entry by multiplicative hashing (Knuth, vol. 3, 6.4); a few indices may be wrong."""
     kind, width = bits.dtype.type, 8 * bits.itemsize
-    places = np.zeros(1 << min(width, width_of(len(values)) + 6), np.min_scalar_type(len(values) - 1))
-    shift = kind(width - width_of(len(places)))
+    places = np.zeros(1 << min(width, compute_width(len(values)) + 6), np.min_scalar_type(len(values) - 1))
+    shift = kind(width - compute_width(len(places)))
     factors = [kind(multiplier % (1 << width)) for multiplier in MULTIPLIERS]
     factor = max(factors, key=lambda factor: len(np.unique((values * factor) >> shift)))
     places[(values * factor) >> shift] = np.arange(len(values), dtype=places.dtype)

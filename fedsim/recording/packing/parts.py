@@ -27,13 +27,13 @@ class TensorLike(Protocol):
 T = TypeVar("T")
 
 
-def joined(name: str, parts: Mapping[str, T]) -> dict[str, T]:
+def join_parts(name: str, parts: Mapping[str, T]) -> dict[str, T]:
     """Return the parts of a parameter under their names on the wire, `NAME/PART`."""
     return {f"{name}{PART_SEPARATOR}{part}": tensor for part, tensor in parts.items()}
 
 
-def apart(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Group tensors by parameter and part. The inverse of `joined`. Raises ValueError for a name without separator."""
+def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Group tensors by parameter and part. The inverse of `join_parts`. Raises ValueError for a name without separator."""
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(PART_SEPARATOR)
@@ -44,7 +44,7 @@ def apart(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 @contextmanager
-def about(name: str) -> Iterator[None]:
+def name_parameter(name: str) -> Iterator[None]:
     """Prepend the name of the parameter to the message of a ValueError that is raised within the `with` block."""
     try:
         yield

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from defenses.base import Tensors
 from fedsim.recording.packing import positions, values
-from fedsim.recording.packing.bits import bits_of, tensor_of
+from fedsim.recording.packing.bits import to_bits, to_tensor
 from fedsim.recording.packing.parts import (
     TENSOR_OVERHEAD_BYTES,
     TensorLike,
-    about,
-    apart,
     check_names,
     check_shape,
     check_vector,
-    joined,
+    join_parts,
+    name_parameter,
+    split_parts,
 )
 from fedsim.recording.safe_files import shorten
 
@@ -37,32 +37,32 @@ def encode(update: Tensors) -> dict[str, Tensor]:
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
-        packed |= joined(name, _parts(tensor))
+        packed |= join_parts(name, _encode_tensor(tensor))
     return packed
 
 
-def _parts(tensor: Tensor) -> dict[str, Tensor]:
+def _encode_tensor(tensor: Tensor) -> dict[str, Tensor]:
     """Encode one tensor, see `encode`."""
-    bits = bits_of(tensor)
+    bits = to_bits(tensor)
     at = np.flatnonzero(bits != 0)
     chosen = bits[at]
-    parts = values.tabled(chosen, tensor.dtype) or {"values": tensor_of(chosen, tensor.dtype, (-1,))}
+    parts = values.encode_table(chosen, tensor.dtype) or {"values": to_tensor(chosen, tensor.dtype, (-1,))}
     if len(at):
         parts |= positions.pack(at, len(bits))
-    return parts if len(bits) and values.cost(parts) < tensor.nbytes + TENSOR_OVERHEAD_BYTES else {"dense": tensor}
+    return parts if len(bits) and values.count_bytes(parts) < tensor.nbytes + TENSOR_OVERHEAD_BYTES else {"dense": tensor}
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
     """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
-    fits(packed, start)
+    check_fit(packed, start)
     update = {}
-    for name, parts in apart(packed).items():
-        with about(name):
-            update[name] = _tensor(parts, tuple(start[name].shape))
+    for name, parts in split_parts(packed).items():
+        with name_parameter(name):
+            update[name] = _decode_tensor(parts, tuple(start[name].shape))
     return update
 
 
-def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
+def _decode_tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
     if "dense" in parts:
         return parts["dense"]
     some = parts.get("values", parts.get("palette"))
@@ -70,26 +70,26 @@ def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
     bits = np.zeros(prod(shape), f"u{some.element_size()}")
     if len(parts) > 1:
         at = positions.unpack(parts, len(bits))
-        found = bits_of(parts["values"]) if "values" in parts else values.looked_up(parts, len(at))
+        found = to_bits(parts["values"]) if "values" in parts else values.decode_table(parts, len(at))
         if len(found) != len(at):
             raise ValueError(f"has {len(found)} values for {len(at)} positions")
         bits[at] = found
-    return tensor_of(bits, some.dtype, shape)
+    return to_tensor(bits, some.dtype, shape)
 
 
-def sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
+def find_sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
     """Return a boolean mask of the nonzero entries by parameter name, whichever encoding was used."""
-    masks = {name: (bits_of(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
-    return {name: tensor_of(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
+    masks = {name: (to_bits(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
+    return {name: to_tensor(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 
 
-def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
+def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
-    found = apart(described)
+    found = split_parts(described)
     check_names(found, weights)
     for name, parts in found.items():
         size = prod(weights[name].shape)
-        with about(name):
+        with name_parameter(name):
             if parts.keys() == {"dense"}:
                 check_shape(parts["dense"], weights[name])
             elif parts.keys() == {"values"}:

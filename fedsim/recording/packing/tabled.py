@@ -11,8 +11,8 @@ from torch import Tensor
 
 from defenses.base import Tensors
 from fedsim.recording.packing import values
-from fedsim.recording.packing.bits import bits_of, tensor_of
-from fedsim.recording.packing.parts import TensorLike, about, apart, check_names, check_shape, joined
+from fedsim.recording.packing.bits import to_bits, to_tensor
+from fedsim.recording.packing.parts import TensorLike, check_names, check_shape, join_parts, name_parameter, split_parts
 from fedsim.recording.safe_files import shorten
 
 
@@ -20,31 +20,31 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
     """Encode each tensor as `NAME/palette` (at most `most` values) and `NAME/codes`, or as `NAME/dense` if that saves nothing."""
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
-        packed |= joined(name, values.tabled(bits_of(tensor), tensor.dtype, most) or {"dense": tensor})
+        packed |= join_parts(name, values.encode_table(to_bits(tensor), tensor.dtype, most) or {"dense": tensor})
     return packed
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
     """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
-    fits(packed, start, most)
+    check_fit(packed, start, most)
     update = {}
-    for name, parts in apart(packed).items():
+    for name, parts in split_parts(packed).items():
         shape = tuple(start[name].shape)
-        with about(name):
+        with name_parameter(name):
             if "dense" in parts:
                 update[name] = parts["dense"]
             else:
-                update[name] = tensor_of(values.looked_up(parts, prod(shape)), parts["palette"].dtype, shape)
+                update[name] = to_tensor(values.decode_table(parts, prod(shape)), parts["palette"].dtype, shape)
     return update
 
 
-def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
+def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
     """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
-    found = apart(described)
+    found = split_parts(described)
     check_names(found, weights)
     for name, parts in found.items():
         size = prod(weights[name].shape)
-        with about(name):
+        with name_parameter(name):
             if parts.keys() == {"dense"}:
                 check_shape(parts["dense"], weights[name])
             elif parts.keys() in values.VALUE_PARTS:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.secagg.protocol import graph, shamir
-from fedsim.secagg.protocol.keys import public_of
+from fedsim.secagg.protocol.keys import derive_public
 from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
-from fedsim.secagg.protocol.participant import Opened, Publics, Stage, pairwise_seed
+from fedsim.secagg.protocol.participant import Opened, Publics, Stage, derive_pairwise_seed
 from fedsim.secagg.protocol.terms import Agreement
 
 
@@ -46,9 +46,9 @@ class Aggregator:
         self._summed: frozenset[int] = frozenset()
         self._total: Words = np.zeros(0, np.uint32)
 
-    def advertised(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
+    def draw_rosters(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
         """Process the members' public keys; return each member's roster in a random graph of the members."""
-        self._enough(publics, "setup")
+        self._check_enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
             raise Lost(
@@ -56,26 +56,26 @@ class Aggregator:
                 "the round is lost"
             )
         self._publics = publics
-        self._graph = graph.draw(sorted(publics), self.agreement.neighbours, self._rng)
+        self._graph = graph.draw_graph(sorted(publics), self.agreement.neighbours, self._rng)
         return {
             member: Roster(member, {peer: publics[peer] for peer in sorted(self._graph[member])}) for member in sorted(publics)
         }
 
-    def shared(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
+    def route_shares(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
         """Process the encrypted shares by sender; return them by receiver."""
-        self._enough(sealed, "share")
+        self._check_enough(sealed, "share")
         self._shared = frozenset(sealed)
-        self._surrounded(self._shared, "share")
+        self._check_neighbours(self._shared, "share")
         return {
             member: {peer: sealed[peer][member] for peer in sorted(self._graph[member] & self._shared)}
             for member in sorted(sealed)
         }
 
-    def collected(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
+    def ask_shares(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
         """Process the masked vectors (N,); return for each member the members of whose secrets it must reveal shares."""
-        self._enough(vectors, "collect")
+        self._check_enough(vectors, "collect")
         self._summed = frozenset(vectors)
-        self._surrounded(self._summed, "collect")
+        self._check_neighbours(self._summed, "collect")
         if not graph.is_connected(self._graph, self._summed):
             raise Lost(
                 f"the {len(vectors)} clients that answered at exchange 'collect' are not all connected by masks, so that "
@@ -90,30 +90,30 @@ class Aggregator:
             for member in sorted(vectors)
         }
 
-    def unmasked(self, opened: Mapping[int, Opened]) -> Words:
+    def unmask(self, opened: Mapping[int, Opened]) -> Words:
         """Process the revealed shares; return the sum (N,) over all members that sent a vector."""
-        self._enough(opened, "unmask")
+        self._check_enough(opened, "unmask")
         for member in sorted(self._summed):
-            subtract_mask(self._total, self._secret(member, {holder: own.seeds for holder, own in opened.items()}))
+            subtract_mask(self._total, self._recover_secret(member, {holder: own.seeds for holder, own in opened.items()}))
         for member in sorted(self._shared - self._summed):
             neighbours = self._graph[member] & self._summed
             if neighbours:  # else no vector holds a mask of its
-                self._take_out(member, self._mask_key(member, opened), neighbours)
+                self._remove_masks(member, self._recover_mask_key(member, opened), neighbours)
         return self._total
 
-    def _take_out(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
+    def _remove_masks(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
         """Remove the masks that `neighbours` shared with a member that sent no vector."""
         for peer in sorted(neighbours):
-            seed = pairwise_seed(key, self._publics[peer].mask, self._context)
+            seed = derive_pairwise_seed(key, self._publics[peer].mask, self._context)
             (subtract_mask if peer < member else add_mask)(self._total, seed)
 
-    def _mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
-        key = self._secret(member, {holder: own.keys for holder, own in opened.items()})
-        if public_of(key) != self._publics[member].mask:
+    def _recover_mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
+        key = self._recover_secret(member, {holder: own.keys for holder, own in opened.items()})
+        if derive_public(key) != self._publics[member].mask:
             raise Lost(f"the shares at exchange 'unmask' give another key than member {member} advertised")
         return key
 
-    def _secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
+    def _recover_secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
         shares = {holder: own[member] for holder, own in given.items() if member in own}
         if len(shares) < self.agreement.threshold:
             around = len(self._graph[member]) + 1
@@ -126,14 +126,14 @@ class Aggregator:
         except ValueError as error:
             raise Lost(f"member {member} cannot be unmasked at exchange 'unmask': {error}") from None
 
-    def _enough(self, answered: Collection[int], stage: Stage) -> None:
+    def _check_enough(self, answered: Collection[int], stage: Stage) -> None:
         if len(answered) < self.agreement.threshold:
             raise Lost(
                 f"only {len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the "
                 f"threshold is {self.agreement.threshold}: {_MEANS[stage]}"
             )
 
-    def _surrounded(self, left: Collection[int], stage: Stage) -> None:
+    def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
         """Raise Lost if fewer neighbours of a member than the threshold remain, since clients then refuse to answer."""
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))

@@ -7,7 +7,7 @@ Graph = Mapping[int, frozenset[int]]
 """Neighbours of each member."""
 
 
-def draw(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
+def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
     """Return a random graph in which each member has `neighbours` neighbours, or all others if there are no more.
 
     Members are arranged in a circle in random order and linked to the nearest on both sides (Harary graph; Bell et al. 2020,

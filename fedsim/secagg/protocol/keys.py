@@ -18,12 +18,12 @@ KEY_DOMAIN = "fedleak secure aggregation 1"
 """Domain separation: prefix of every key derivation, so that no other protocol derives the same key."""
 
 
-def system(count: int) -> bytes:
+def draw_bytes(count: int) -> bytes:
     """Return random bytes of the operating system."""
     return secrets.token_bytes(count)
 
 
-def public_of(private: bytes) -> bytes:
+def derive_public(private: bytes) -> bytes:
     """Return the X25519 public key (32 bytes) of a private key of 32 random bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
@@ -42,10 +42,10 @@ def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise ValueError("the public key is not a point of the curve, or has small order") from None
-    return _derive(shared, purpose, context)
+    return _derive_key(shared, purpose, context)
 
 
-def _derive(secret: bytes, purpose: str, context: str) -> bytes:
+def _derive_key(secret: bytes, purpose: str, context: str) -> bytes:
     info = f"{KEY_DOMAIN}/{purpose}/{context}".encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 

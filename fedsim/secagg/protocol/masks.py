@@ -15,17 +15,17 @@ CHUNK_WORDS = 1 << 16
 
 def add_mask(words: Words, seed: bytes) -> None:
     """Add the mask of a 32-byte seed to `words` (N,) in place. Never use one seed for two vectors."""
-    for part, mask in _stream(words, seed):
+    for part, mask in _iterate_stream(words, seed):
         part += mask
 
 
 def subtract_mask(words: Words, seed: bytes) -> None:
     """Subtract the mask of a 32-byte seed from `words` (N,) in place."""
-    for part, mask in _stream(words, seed):
+    for part, mask in _iterate_stream(words, seed):
         part -= mask
 
 
-def _stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
+def _iterate_stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
     """Yield consecutive views of `words`, each with the same length of the key stream."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     zeros, made = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)

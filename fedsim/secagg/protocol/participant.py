@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from fedsim.secagg.protocol import shamir
-from fedsim.secagg.protocol.keys import KEY_BYTES, Draw, agree, public_of, seal, unseal
+from fedsim.secagg.protocol.keys import KEY_BYTES, Draw, agree, derive_public, seal, unseal
 from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
 
 Stage = Literal["setup", "share", "collect", "unmask"]
@@ -54,7 +54,7 @@ class Participant:
 
     @property
     def publics(self) -> Publics:
-        return Publics(public_of(self.mask_key), public_of(self.share_key))
+        return Publics(derive_public(self.mask_key), derive_public(self.share_key))
 
 
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
@@ -68,8 +68,8 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
 
     Raises ValueError for too few peers, and for repeated keys, since one peer in two roles would count twice.
     """
-    _after("setup", "share", me)
-    _enough(me, len(peers) + 1, "share")
+    _check_stage("setup", "share", me)
+    _check_enough(me, len(peers) + 1, "share")
     if number in peers or min((number, *peers)) < 1:
         raise ValueError(f"member {number} with peers {sorted(peers)}: the numbers of members must be distinct and at least 1")
     keys = [key for publics in (me.publics, *peers.values()) for key in publics]
@@ -80,7 +80,9 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
     of_seed = shamir.split(me.seed, me.threshold, holders, draw)
     me = replace(me, done="share", number=number, peers=dict(peers), shares={number: Shares(b"", of_seed[number])})
     sealed = {
-        peer: seal(_channel(me, peer, outward=True), of_key[peer] + of_seed[peer], _about(me, number, peer), draw)
+        peer: seal(
+            _derive_channel_key(me, peer, outward=True), of_key[peer] + of_seed[peer], _describe_message(me, number, peer), draw
+        )
         for peer in sorted(peers)
     }
     return me, sealed
@@ -92,13 +94,13 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
     Raises ValueError for too few peers, for shares of unknown peers, for shares that cannot be decrypted, and if this client has
     sent a vector already.
     """
-    _after("share", "collect", me)
-    _enough(me, len(sealed) + 1, "collect")
+    _check_stage("share", "collect", me)
+    _check_enough(me, len(sealed) + 1, "collect")
     if strangers := sorted(sealed.keys() - me.peers.keys()):
         raise ValueError(f"member {strangers[0]} sent shares, but is not a neighbour of this client")
     shares = dict(me.shares)
     for peer, text in sorted(sealed.items()):
-        opened = unseal(_channel(me, peer, outward=False), text, _about(me, peer, me.number))
+        opened = unseal(_derive_channel_key(me, peer, outward=False), text, _describe_message(me, peer, me.number))
         if len(opened) != 2 * shamir.SHARE_BYTES:
             raise ValueError(f"member {peer} sent {len(opened)} bytes of shares, and two shares have {2 * shamir.SHARE_BYTES}")
         shares[peer] = Shares(opened[: shamir.SHARE_BYTES], opened[shamir.SHARE_BYTES :])
@@ -110,10 +112,10 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
 
     It works only once: two vectors under the same keys reveal their difference.
     """
-    _after("share", "collect", me)
+    _check_stage("share", "collect", me)
     add_mask(words, me.seed)
     for peer in sorted(me.shares.keys() - {me.number}):
-        seed = pairwise_seed(me.mask_key, me.peers[peer].mask, me.context)
+        seed = derive_pairwise_seed(me.mask_key, me.peers[peer].mask, me.context)
         (add_mask if me.number < peer else subtract_mask)(words, seed)
     return replace(me, done="collect"), words
 
@@ -124,7 +126,7 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
     Raises ValueError if both are requested for one member, since together they reveal its update. It is also raised if too few
     members are in the sum, or this client is not.
     """
-    _after("collect", "unmask", me)
+    _check_stage("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)
     if both := sorted(summed & dropped):
         raise ValueError(
@@ -134,7 +136,7 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
         raise ValueError(f"the server requests a share of member {strangers[0]}, which sent no shares to this client")
     if me.number not in summed:
         raise ValueError("this client sent its vector, but the server leaves it out of the sum; no share is sent")
-    _enough(me, len(summed), "unmask")
+    _check_enough(me, len(summed), "unmask")
     opened = Opened(
         seeds={member: me.shares[member].seed for member in sorted(summed)},
         keys={member: me.shares[member].key for member in sorted(dropped)},
@@ -142,23 +144,23 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
     return Participant(context=me.context, threshold=me.threshold, done="unmask"), opened
 
 
-def pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
+def derive_pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
     """Return the seed of the mask that two members share, from the private key of one and the public key of the other."""
-    ends = sorted((public_of(private).hex(), public.hex()))
+    ends = sorted((derive_public(private).hex(), public.hex()))
     return agree(private, public, "mask", "/".join((context, *ends)))
 
 
-def _channel(me: Participant, peer: int, *, outward: bool) -> bytes:
+def _derive_channel_key(me: Participant, peer: int, *, outward: bool) -> bytes:
     """Return the key that encrypts messages from this client to a peer, or with `outward` false those from the peer."""
     ends = [me.publics.share.hex(), me.peers[peer].share.hex()]
     return agree(me.share_key, me.peers[peer].share, "share", "/".join((me.context, *(ends if outward else ends[::-1]))))
 
 
-def _about(me: Participant, sender: int, receiver: int) -> str:
+def _describe_message(me: Participant, sender: int, receiver: int) -> str:
     return f"in {me.context}, from {sender} to {receiver}"
 
 
-def _after(before: Stage, stage: Stage, me: Participant) -> None:
+def _check_stage(before: Stage, stage: Stage, me: Participant) -> None:
     if me.done != before:
         raise ValueError(
             f"the server asks for exchange '{stage}' of {me.context} after '{me.done}'; exchanges are answered once each, in "
@@ -166,7 +168,7 @@ def _after(before: Stage, stage: Stage, me: Participant) -> None:
         )
 
 
-def _enough(me: Participant, count: int, stage: Stage) -> None:
+def _check_enough(me: Participant, count: int, stage: Stage) -> None:
     if count < me.threshold:
         raise ValueError(
             f"only {count} members take part in exchange '{stage}', and the threshold is {me.threshold}; this client sends "

@@ -64,17 +64,17 @@ class Quantiser:
                 f"the update's tensor {wrong[0]!r} has shape {update[wrong[0]].shape}, and the weight that was sent has "
                 f"{shapes.get(wrong[0])}"
             )
-        words = np.zeros(self.length(shapes), np.uint32)
+        words = np.zeros(self.count_words(shapes), np.uint32)
         clipped = 0
-        for name, place in _places(shapes).items():
+        for name, place in _find_slices(shapes).items():
             if name in update:
-                scaled, beyond = self._scaled(name, update[name], weight)
+                scaled, beyond = self._scale(name, update[name], weight)
                 words[place] = scaled.view(np.uint32)
                 clipped += beyond
         words[:HEADER_WORDS] = weight, min(clipped, MAX_SUM // self.clients), clipped > 0
         return words
 
-    def _scaled(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
+    def _scale(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
         flat = values.reshape(-1)
         if not np.isfinite(flat).all():
             raise ValueError(f"{int((~np.isfinite(flat)).sum())} values of {name!r} are NaN or infinite and cannot be masked")
@@ -90,15 +90,15 @@ class Quantiser:
                 f"the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is lost"
             )
         step = self.clip / self.target_range / num_examples
-        mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _places(shapes).items()}
+        mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _find_slices(shapes).items()}
         return Revealed(mean, num_examples, clipped, clipped_clients)
 
-    def length(self, shapes: Shapes) -> int:
+    def count_words(self, shapes: Shapes) -> int:
         """Return the number of words of an update with these shapes."""
         return HEADER_WORDS + sum(int(np.prod(shape)) for shape in shapes.values())
 
 
-def _places(shapes: Shapes) -> dict[str, slice]:
+def _find_slices(shapes: Shapes) -> dict[str, slice]:
     places, start = {}, HEADER_WORDS
     for name in sorted(shapes):
         size = int(np.prod(shapes[name]))

@@ -22,8 +22,8 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
         raise ValueError(f"threshold must be from 1 to the {len(points)} shares, got {threshold}")
     if len(set(points)) != len(points) or min(points) < 1:
         raise ValueError(f"points must be distinct and at least 1, got {list(points)}")
-    polynomial = [int.from_bytes(secret, "big"), *(_element(draw) for _ in range(threshold - 1))]
-    return {point: _value(polynomial, point).to_bytes(SHARE_BYTES, "big") for point in points}
+    polynomial = [int.from_bytes(secret, "big"), *(_draw_element(draw) for _ in range(threshold - 1))]
+    return {point: _evaluate(polynomial, point).to_bytes(SHARE_BYTES, "big") for point in points}
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -37,14 +37,14 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
         raise ValueError(f"the share at point {wrong[0]} is malformed")
     points = sorted(shares)
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
-    found = {_at_zero(tuple(some), values) for some in (points[:threshold], points[-threshold:])}
+    found = {_interpolate_at_zero(tuple(some), values) for some in (points[:threshold], points[-threshold:])}
     secret = found.pop()
     if found or secret >= 2 ** (8 * SECRET_BYTES):
         raise ValueError("the shares belong to different secrets")
     return secret.to_bytes(SECRET_BYTES, "big")
 
 
-def _element(draw: Draw) -> int:
+def _draw_element(draw: Draw) -> int:
     """Draw a uniform element of the field."""
     while True:
         drawn = int.from_bytes(draw(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - 521)
@@ -52,20 +52,20 @@ def _element(draw: Draw) -> int:
             return drawn
 
 
-def _value(polynomial: Sequence[int], x: int) -> int:
+def _evaluate(polynomial: Sequence[int], x: int) -> int:
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * x + coefficient) % FIELD_ORDER
     return value
 
 
-def _at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
+def _interpolate_at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
     """Return the value at 0 of the polynomial through `points`."""
-    return sum(weight * values[point] for weight, point in zip(_weights(points), points, strict=True)) % FIELD_ORDER
+    return sum(weight * values[point] for weight, point in zip(_compute_weights(points), points, strict=True)) % FIELD_ORDER
 
 
 @lru_cache(maxsize=256)
-def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Return Lagrange's coefficients at 0."""
     weights = []
     for point in points:

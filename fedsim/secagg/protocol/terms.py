@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-from defenses._registry import suggest
+from defenses._registry import suggest_name
 from fedsim.recording.observation import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
@@ -46,7 +46,7 @@ class Agreement:
             )
         _ = self.quantiser
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
         """Return what these settings do not protect against; the server says it at its start."""
         around = min(self.neighbours + 1, self.clients)
         found = [
@@ -65,7 +65,7 @@ class Agreement:
     def quantiser(self) -> Quantiser:
         return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)
 
-    def as_public(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain data for a manifest."""
         return asdict(self)
 
@@ -113,7 +113,7 @@ class Terms:
         if not isinstance(given, dict):
             raise ValueError(f"expected false, true or a table of {', '.join(known)}, got {value!r}")
         if unknown := sorted(given.keys() - set(known)):
-            raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}.{suggest(unknown[0], known)}")
+            raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}.{suggest_name(unknown[0], known)}")
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
@@ -140,7 +140,7 @@ class Terms:
             threshold=self.threshold or min(self.neighbours + 1, clients) // 2 + 1,
             neighbours=self.neighbours,
             clip=float(self.clip),
-            target_range=2 ** (self.bits - 1) - 1 if self.bits else _widest(clients, weight),
+            target_range=2 ** (self.bits - 1) - 1 if self.bits else _compute_range(clients, weight),
             max_weight=weight,
             reveal=self.reveal,
         )
@@ -155,7 +155,7 @@ def check_strategy(name: str) -> None:
         )
 
 
-def _widest(clients: int, weight: int) -> int:
+def _compute_range(clients: int, weight: int) -> int:
     widest = MAX_SUM // (clients * weight)
     if widest < FEWEST_LEVELS:
         raise ValueError(

@@ -152,7 +152,7 @@ def test_a_wrong_answer_fails_at_once_with_the_mend(run: Path, fault: str, words
     assert (done.done, len(done.failed)) == (0, 4)
     assert all(re.search(words, reason) for reason in done.failed.values()), done.failed
     if fault not in ("case", "raises"):
-        observation = next(iter(Recording(run / "recording").observations()))
+        observation = next(iter(Recording(run / "recording").read_observations()))
         with pytest.raises(ValueError, match=words):
             fedleak.attack(observation, "brightness", fault=fault)
 
@@ -224,4 +224,4 @@ def test_a_decoder_of_ones_own_is_admitted_where_the_command_line_names_it(
     command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
     told = CliRunner().invoke(app, command)
     assert told.exit_code == 0, told.output
-    assert references.admitted() == ("named_decoders:same",)
+    assert references.list_admitted() == ("named_decoders:same",)

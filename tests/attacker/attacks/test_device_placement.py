@@ -47,7 +47,7 @@ def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1
                 training=training,
                 defenses=chosen,
                 weights=weights,
-                payload=encode(update, chosen.codec()),
+                payload=encode(update, chosen.choose_codec()),
             )
             for number in range(1, rounds + 1)
         )

@@ -49,7 +49,7 @@ def test_every_family_has_settings_of_its_own(attack: str) -> None:
     ],
 )
 def test_networks_have_the_family_that_people_would_name(name: str, family: presets.NetworkFamily) -> None:
-    assert presets.find_family(models.layout(ModelSpec(name=name), IMAGES)) == family
+    assert presets.find_family(models.build_layout(ModelSpec(name=name), IMAGES)) == family
 
 
 def test_a_network_by_somebody_else_has_a_family() -> None:

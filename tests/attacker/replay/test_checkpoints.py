@@ -226,7 +226,7 @@ def test_a_chunk_that_was_cut_off_is_attacked_whole_again_and_what_was_written_s
     first = replay(chunk=4)
     first.run()
     before = {path.name: path.read_bytes() for path in first.folder.glob("*.safetensors")}
-    rows = Recording(run / "recording").rows()
+    rows = Recording(run / "recording").read_rows()
     keys = [row.key for row in rows]
     FileMemory(first.folder, tuple(keys), first._job.origin).begin()  # killed while it wrote
     for key in keys[2:]:

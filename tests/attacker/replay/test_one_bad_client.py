@@ -58,7 +58,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def bad(run: Path) -> str:
     """The client that the others must not suffer from."""
-    return Recording(run / "recording").clients()[1]
+    return Recording(run / "recording").list_clients()[1]
 
 
 def replay(run: Path, *, null: bool = False, **settings) -> Replay:

@@ -89,7 +89,7 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
 
 def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
     first = replay(run)
-    first.run(), (first.make_path("00001-" + Recording(run / "recording").rows()[0].client)).unlink()
+    first.run(), (first.make_path("00001-" + Recording(run / "recording").read_rows()[0].client)).unlink()
     again = replay(run).run()
     assert (again.done, again.skipped) == (1, 5)
 
@@ -151,7 +151,7 @@ def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> N
 
 
 def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -> None:
-    row = Recording(run / "recording").rows()[2]
+    row = Recording(run / "recording").read_rows()[2]
     path = run / "recording" / str(row.file)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     done = replay(run).run()
@@ -194,12 +194,12 @@ def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> No
 
 def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_examples(run: Path) -> None:
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
-    row = next(row for row in recording.rows() if row.status == "complete")
+    row = next(row for row in recording.read_rows() if row.status == "complete")
     logits = compute_true_logits(scorer, recording, row)
     labels = read_true_labels(scorer, row)
     assert logits.shape == (len(labels), recording.manifest.data.num_classes)
     one_hot = torch.nn.functional.one_hot(labels, logits.shape[1])
-    seen = recording.observation(row)
+    seen = recording.read_observation(row)
     (bias,) = [name for name, w in seen.weights.items() if w.shape == (logits.shape[1],)]
     slope = (logits.softmax(dim=1) - one_hot).mean(dim=0)  # of the head's bias: follows from logits and labels alone
     assert torch.allclose(-seen.update[bias] / seen.training.learning_rate, slope, atol=1e-5)
@@ -254,7 +254,7 @@ def test_one_bad_case_does_not_take_its_neighbours_along(
 ) -> None:
     from attacker.attacks.matching.case_batch import CaseBatch
 
-    rows = Recording(run / "recording").rows()
+    rows = Recording(run / "recording").read_rows()
     labels = CaseBatch.labels
 
     def fails_for_one(self, i, rng):
@@ -288,7 +288,7 @@ def test_recordings_that_share_a_folder_of_reconstructions_do_not_mix(run: Path,
 def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
     run = federate(tmp_path / "again", training=training, rounds=1)
-    scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").rows()
+    scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
     assert len(scorer.read_originals(1, 1, row.client)[0]) < row.num_examples
     assert len(read_true_labels(scorer, row)) == row.num_examples
 

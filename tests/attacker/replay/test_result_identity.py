@@ -156,7 +156,7 @@ def test_what_is_this_project_s_own_has_no_digest_and_other_code_has() -> None:
 
 def test_a_client_is_named_by_the_beginning_of_its_name(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "mlp")
-    (name,) = Recording(run / "recording").clients()
+    (name,) = Recording(run / "recording").list_clients()
     assert replay(run, clients=frozenset({name[:4]})).run().done == 1
     with pytest.raises(ValueError, match="holds no client 'nobody'"):
         replay(run, clients=frozenset({"nobody"})).run()

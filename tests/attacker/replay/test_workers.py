@@ -96,9 +96,9 @@ def test_two_workers_find_bit_for_bit_what_one_process_finds(run: Path) -> None:
 def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     here, there = replay(run, "here"), replay(run, "there", workers=1)
     here.run()
-    job, keys = there._job, [row.key for row in Recording(run / "recording").rows()]
+    job, keys = there._job, [row.key for row in Recording(run / "recording").read_rows()]
     there.folder.mkdir(parents=True)
-    (row, *_) = Recording(run / "recording").rows()
+    (row, *_) = Recording(run / "recording").read_rows()
     task = Task(members=(Member(key=keys[0], rows=((row.round, row.client),)),))
     before = set(children(os.getpid()))
     results = run_tasks(job, [task], 1, lambda number, share, words: None)
@@ -126,7 +126,7 @@ def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_othe
 ) -> None:
     monkeypatch.setattr(workers, "MAX_RETRIES", 1)
     there = replay(run, "there")
-    job, rows = there._job, Recording(run / "recording").rows()
+    job, rows = there._job, Recording(run / "recording").read_rows()
     there.folder.mkdir(parents=True)
     good, deadly = (Task(members=(Member(key=row.key, rows=((row.round, row.client),)),)) for row in rows[:2])
     deadly = Task(members=(Member(key=rows[1].key, rows=deadly.members[0].rows, labels=("no label",)),))  # type: ignore[arg-type]
@@ -207,11 +207,11 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     here = replay(run, "here")
     here.run()
     job, recording = here._job, Recording(run / "recording")
-    row = recording.rows()[0]
+    row = recording.read_rows()[0]
     task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
     away = ReplayJob.from_json(job.to_json().replace(str(run), str(tmp_path / "not there")))
-    assert run_remote_task(away.to_json(), task.to_json(), recording.fingerprint(), None) is None
-    told = run_remote_task(away.to_json(), task.to_json(), recording.fingerprint(), read_parcel(recording, task))
+    assert run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None
+    told = run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), read_parcel(recording, task))
     assert told is not None
     outcome, files = told
     assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])
@@ -222,4 +222,4 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     other = shutil.copytree(run / "recording", tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"digits"', '"digits2"') + " ")
     elsewhere = ReplayJob.from_json(job.to_json().replace(str(run / "recording"), str(other)))
-    assert run_remote_task(elsewhere.to_json(), task.to_json(), recording.fingerprint(), None) is None
+    assert run_remote_task(elsewhere.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None

@@ -29,7 +29,7 @@ class Joint:
         self.run, self.folder = run, run / "reconstructions" / "agic-00000000"
         self.data = datasets.load("digits")
         self.folder.mkdir(parents=True)
-        describe_dataset(run / "truth", lambda: datasets.described(self.data, "digits", {}))
+        describe_dataset(run / "truth", lambda: datasets.describe(self.data, "digits", {}))
         writer = TruthWriter(run / "truth", "ada")
         for round, steps in USED.items():
             writer.write(round, 1, steps)

@@ -33,7 +33,7 @@ def client(folder: Path, values: list[int], labels: list[int], *, classes: int =
 
 
 def described(path: Path) -> dict[str, Any]:
-    return datasets.described(parts.part(str(path)), f"part:{path}", {})
+    return datasets.describe(parts.part(str(path)), f"part:{path}", {})
 
 
 def test_each_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_clients_of_different_federations_are_not_scored_together(tmp_path: Path
 def test_one_data_set_for_all_is_taken_as_it_is(tmp_path: Path) -> None:
     """As in a simulation: indices stay those of the data set."""
     digits = datasets.load("digits")
-    describe_dataset(tmp_path / "truth", lambda: datasets.described(digits, "digits", {}))
+    describe_dataset(tmp_path / "truth", lambda: datasets.describe(digits, "digits", {}))
     TruthWriter(tmp_path / "truth", "one").write(1, 1, [[7, 3]])
     scorer = Scorer(tmp_path, [tmp_path / "truth"])
     assert scorer.data is digits

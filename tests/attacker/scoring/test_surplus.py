@@ -27,7 +27,7 @@ class Surplus:
         self.run, self.folder = run, run / "reconstructions" / "cpl-00000000"
         self.data = datasets.load("digits")
         self.folder.mkdir(parents=True)
-        describe_dataset(run / "truth", lambda: datasets.described(self.data, "digits", {}))
+        describe_dataset(run / "truth", lambda: datasets.describe(self.data, "digits", {}))
 
     def rows(
         self, used: Sequence[Sequence[int]], candidates: Sequence[int], confidence: Sequence[float], **training: Any

@@ -54,7 +54,7 @@ def test_a_recording_is_told_by_its_manifest_and_its_index(ask: Ask) -> None:
 
 
 def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Path) -> None:
-    rows = Recording(root / "digits" / "recording").rows()
+    rows = Recording(root / "digits" / "recording").read_rows()
     asked, found, after = ask(), [], None
     while True:
         page = asked.json(f"{RUN}/observations", params={"limit": 4, **({"after": after} if after else {})})
@@ -65,7 +65,7 @@ def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Pat
 
 
 def test_a_client_is_named_by_a_unique_beginning_of_its_name(ask: Ask, root: Path) -> None:
-    names = Recording(root / "digits" / "recording").clients()
+    names = Recording(root / "digits" / "recording").list_clients()
     client = names[0]
     length = next(n for n in range(1, 99) if sum(name.startswith(client[:n]) for name in names) == 1)
     asked = ask()
@@ -76,7 +76,7 @@ def test_a_client_is_named_by_a_unique_beginning_of_its_name(ask: Ask, root: Pat
 
 
 def test_observations_are_filtered(ask: Ask, root: Path) -> None:
-    client = Recording(root / "digits" / "recording").clients()[1]
+    client = Recording(root / "digits" / "recording").list_clients()[1]
     asked = ask()
     found = asked.json(f"{RUN}/observations", params={"client": client, "round": 2})["items"]
     assert [(one["round"], one["client"]) for one in found] == [(2, client)]

@@ -31,7 +31,7 @@ from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter, make_preview_path
 from attacker.service.worker.preview_files import read as read_preview
 from fedsim.recording import Recording
-from fedsim.recording.files import alone, read_json_lines
+from fedsim.recording.files import hold_lock, read_json_lines
 
 JOB = "0123456789abcdef"
 SEARCH = {"steps": 4, "tv": 0.0}
@@ -192,7 +192,7 @@ def test_two_attempts_at_one_job_do_not_run_together(task: JobTask) -> None:
         done.set()
 
     thread = threading.Thread(target=work)
-    with alone(Path(task.lock)):
+    with hold_lock(Path(task.lock)):
         thread.start()
         assert not done.wait(0.5)
     assert done.wait(60)
@@ -207,7 +207,7 @@ def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, t
     def write(one: Replay) -> None:
         facts.write_facts(path, one.recording, one.identity, one.plan, oracles=())
 
-    with alone(path.with_name(".lock")):
+    with hold_lock(path.with_name(".lock")):
         threads = [threading.Thread(target=write, args=(one,)) for one in (first, second)]
         for thread in threads:
             thread.start()

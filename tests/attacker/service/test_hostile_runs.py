@@ -101,12 +101,12 @@ def test_scores_are_not_read_byte_by_byte(root: Path, monkeypatch: pytest.Monkey
             reads.append(1)
             return super().read(size)
 
-    opened = lines_module.opened
+    opened = lines_module.open_file
 
     def counted(*arguments: Any, **options: Any) -> Any:
         return Through(opened(*arguments, **options), Counted)
 
-    monkeypatch.setattr(lines_module, "opened", counted)
+    monkeypatch.setattr(lines_module, "open_file", counted)
     found, trouble = lines_module.read_scores(root / "digits")
     assert (bool(found), trouble) == (True, [])
     assert 0 < len(reads) < 100
@@ -174,7 +174,7 @@ def test_an_index_that_no_room_is_left_to_recover_is_the_trouble_of_its_own_run(
     def full(*arguments: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(wire_index, "ask", full)
+    monkeypatch.setattr(wire_index, "query_index", full)
     catalogue = Catalogue(ServiceSettings(root=root))
     catalogue.scan()
     assert "No space left" in catalogue.get_run("digits").told["trouble"][0]

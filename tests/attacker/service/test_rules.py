@@ -106,7 +106,7 @@ def test_recordings_are_those_that_match_a_pattern(queue: Queue, tmp_path: Path)
 def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
     from fedsim.recording import Recording
 
-    names = Recording(root / "digits" / "recording").clients()
+    names = Recording(root / "digits" / "recording").list_clients()
     (tmp_path / "rules.toml").write_text(
         f'[[rule]]\nname = "one"\nattack = "exact"\nclients = ["{names[1][:6]}*"]\n'
         '[[rule]]\nname = "none"\nattack = "exact"\nclients = ["zzz*"]\n'

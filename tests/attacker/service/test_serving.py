@@ -23,7 +23,7 @@ from attacker.service.http.app import make_parts
 from attacker.service.server import open_listener
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
-from fedsim.recording.files import alone
+from fedsim.recording.files import hold_lock
 
 LONG = 120.0
 """Seconds for what takes two on a machine of one's own."""
@@ -138,7 +138,7 @@ print(loaded, len(gc.get_objects()))
 
 
 def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
-    with alone(claim_folder(root / ".attacker") / "service.lock"):
+    with hold_lock(claim_folder(root / ".attacker") / "service.lock"):
         process, url = serve()
         assert (process.wait(LONG), url) == (2, "")
 

@@ -12,7 +12,7 @@ from fedsim.client.identity import ClientIdentity, load_or_draw
 
 
 def noise(identity: ClientIdentity, round: int) -> list[float]:
-    values: list[float] = torch.randn(5, generator=identity.generator(round)).tolist()
+    values: list[float] = torch.randn(5, generator=identity.make_generator(round)).tolist()
     return values
 
 
@@ -60,32 +60,32 @@ def test_the_pseudonym_that_the_server_sees_decides_nothing() -> None:
     one, two = ClientIdentity("same", "11" * 32), ClientIdentity("same", "22" * 32)
     assert noise(one, 1) != noise(two, 1)
     assert noise(ClientIdentity("other", "11" * 32), 1) == noise(one, 1)
-    assert not np.array_equal(one.order(0, 50, shuffle=True), two.order(0, 50, shuffle=True))
+    assert not np.array_equal(one.draw_order(0, 50, shuffle=True), two.draw_order(0, 50, shuffle=True))
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
     identity = ClientIdentity("a", "ab" * 32)
-    orders = [identity.order(epoch, size, shuffle=True) for epoch in range(4)]
+    orders = [identity.draw_order(epoch, size, shuffle=True) for epoch in range(4)]
     assert all(sorted(order.tolist()) == list(range(size)) for order in orders)
-    assert np.array_equal(identity.order(2, size, shuffle=True), orders[2])
+    assert np.array_equal(identity.draw_order(2, size, shuffle=True), orders[2])
     if size == 50:
         assert len({tuple(order) for order in orders}) == 4
 
 
 def test_an_order_comes_from_the_secret_and_not_from_public_numbers() -> None:
     """Many secrets give many orders: none of them follows from seed, round, epoch or size."""
-    orders = {tuple(ClientIdentity("p", f"{n:064x}").order(1, 20, shuffle=True)) for n in range(50)}
+    orders = {tuple(ClientIdentity("p", f"{n:064x}").draw_order(1, 20, shuffle=True)) for n in range(50)}
     assert len(orders) == 50
     firsts = np.array([order[0] for order in orders])
     assert len(set(firsts)) > 8  # and they do not share a beginning
 
 
 def test_without_shuffling_examples_come_as_they_lie() -> None:
-    assert ClientIdentity("p", "00").order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+    assert ClientIdentity("p", "00").draw_order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_noise_and_order_are_drawn_from_different_streams() -> None:
     identity = ClientIdentity("p", "ab" * 32)
-    assert identity._seed("defense", 1) != identity._seed("order", 1)
-    assert len({identity._seed(purpose, n) for purpose in ("defense", "order") for n in range(200)}) == 400
+    assert identity._derive_seed("defense", 1) != identity._derive_seed("order", 1)
+    assert len({identity._derive_seed(purpose, n) for purpose in ("defense", "order") for n in range(200)}) == 400

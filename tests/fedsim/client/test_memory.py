@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsim.client.memory import keep, recall
+from fedsim.client.memory import load_state, store_state
 from fedsim.flower import records
 
 
@@ -23,8 +23,8 @@ def number_of(found: RecordDict) -> Any:
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
-    keep(tmp_path, 4, state(4))
-    found = recall(tmp_path, before=5)
+    store_state(tmp_path, 4, state(4))
+    found = load_state(tmp_path, before=5)
     assert dict(found["cursor"]) == {"epoch": 4, "secret": "x", "share": 0.4}  # type: ignore[arg-type]
     tensors = records.to_tensors(found["defense"])  # type: ignore[arg-type]
     assert list(tensors) == ["0/w", "1/b"]
@@ -33,41 +33,41 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_round_starts_from_the_rounds_before_it(tmp_path: Path) -> None:
-    assert len(recall(tmp_path, before=1)) == 0
-    assert len(recall(tmp_path / "nowhere", before=1)) == 0
+    assert len(load_state(tmp_path, before=1)) == 0
+    assert len(load_state(tmp_path / "nowhere", before=1)) == 0
     for number in (1, 3, 4):
-        keep(tmp_path, number, state(number))
-    assert number_of(recall(tmp_path, before=5)) == 4
-    assert number_of(recall(tmp_path, before=4)) == 3  # asked for round 4 once more
+        store_state(tmp_path, number, state(number))
+    assert number_of(load_state(tmp_path, before=5)) == 4
+    assert number_of(load_state(tmp_path, before=4)) == 3  # asked for round 4 once more
 
 
 def test_a_round_done_again_replaces_itself_and_leaves_what_it_starts_from(tmp_path: Path) -> None:
     for number in (1, 2, 2, 2):
-        keep(tmp_path, number, state(number))
-        assert number_of(recall(tmp_path, before=2)) == 1
-    assert number_of(recall(tmp_path, before=3)) == 2
+        store_state(tmp_path, number, state(number))
+        assert number_of(load_state(tmp_path, before=2)) == 1
+    assert number_of(load_state(tmp_path, before=3)) == 2
 
 
 def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     for number in range(1, 30):
-        keep(tmp_path, number, state(number))
+        store_state(tmp_path, number, state(number))
     assert sorted(os.listdir(tmp_path)) == ["state-00028.safetensors", "state-00029.safetensors"]
 
 
 def test_what_a_later_round_left_before_the_server_went_back_is_forgotten(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        keep(tmp_path, number, state(number))
-    keep(tmp_path, 2, state(20))
-    assert number_of(recall(tmp_path, before=9)) == 20
+        store_state(tmp_path, number, state(number))
+    store_state(tmp_path, 2, state(20))
+    assert number_of(load_state(tmp_path, before=9)) == 20
 
 
 def test_a_half_written_file_is_never_read(tmp_path: Path) -> None:
-    keep(tmp_path, 1, state(1))
+    store_state(tmp_path, 1, state(1))
     (tmp_path / ".state-00002.safetensors.77.partial").write_bytes(b"half")
-    assert number_of(recall(tmp_path, before=3)) == 1
+    assert number_of(load_state(tmp_path, before=3)) == 1
 
 
 @pytest.mark.parametrize("empty", [RecordDict(), RecordDict({"defense": records.to_arrays({})})])
 def test_nothing_is_kept_as_nothing(empty: RecordDict, tmp_path: Path) -> None:
-    keep(tmp_path, 1, empty)
-    assert list(recall(tmp_path, before=2)) == list(empty)
+    store_state(tmp_path, 1, empty)
+    assert list(load_state(tmp_path, before=2)) == list(empty)

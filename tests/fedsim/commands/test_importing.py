@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[3] / "deploy" / "import.toml"
 
 
 def observed(tmp_path: Path) -> Observation:
-    (one,) = Recording(tmp_path / "out" / "recording").observations()
+    (one,) = Recording(tmp_path / "out" / "recording").read_observations()
     return one
 
 

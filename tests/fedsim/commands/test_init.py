@@ -47,7 +47,7 @@ def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str,
     assert told.stdout.strip() == "fedsim run start/experiment.toml --out start/run"
     experiment = read(folder / "start" / "experiment.toml", [("rounds", 1)])
     engine.run(FederationRun(experiment=experiment, out=folder / "start" / "run", client_seed=1), engine="local")
-    assert sum(row.status == "complete" for row in Recording(folder / "start" / "run" / "recording").rows()) >= 4
+    assert sum(row.status == "complete" for row in Recording(folder / "start" / "run" / "recording").read_rows()) >= 4
 
 
 @pytest.fixture

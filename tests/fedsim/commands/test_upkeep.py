@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsim.commands import maintenance as upkeep
-from fedsim.commands.maintenance import Verified, delete, kind_of, verify
+from fedsim.commands.maintenance import Verified, delete, identify_kind, verify
 from fedsim.recording import Manifest, Recorder, Reply
 from fedsim.recording.codec import encode
 from fedsim.truth import TruthWriter, describe_dataset
@@ -23,13 +23,15 @@ def write(run: Path, manifest: Manifest) -> None:
     recorder = Recorder(run / "recording", manifest)
     describe_dataset(run / "truth", lambda: {"name": "digits", "arguments": {}, "content_hash": "0" * 64})
     for round in (1, 2):
-        recorder.sent(round, {"w": torch.full((3,), float(round))})
+        recorder.record_sent(round, {"w": torch.full((3,), float(round))})
         for number, client in enumerate(COHORT):
-            recorder.received(round, Reply(client=client, node=str(number), payload=encode({"w": torch.ones(3)}), num_examples=2))
+            recorder.record_reply(
+                round, Reply(client=client, node=str(number), payload=encode({"w": torch.ones(3)}), num_examples=2)
+            )
             TruthWriter(run / "truth", client).write(round, 1, [[1, 2]])
         recorder.commit(round, COHORT)
-    recorder.sent(3, {"w": torch.zeros(3)})
-    recorder.received(3, Reply(client="anna", node="0", status="failed", reason="out of memory"))
+    recorder.record_sent(3, {"w": torch.zeros(3)})
+    recorder.record_reply(3, Reply(client="anna", node="0", status="failed", reason="out of memory"))
     recorder.commit(3, COHORT)
     for name in ("experiment.toml", "metrics.jsonl", "scores.jsonl", "report.html"):
         (run / name).write_text("")
@@ -68,7 +70,7 @@ def test_a_whole_run_is_whole_and_not_changed(run: Path) -> None:
     before = contents(run)
     found = verify(run)
     assert found == Verified(folder=str(run), rounds=3, weights=3, observations=4, intact=4)
-    assert found.as_json()["intact"] == 4
+    assert found.to_json()["intact"] == 4
     assert contents(run) == before
 
 
@@ -196,11 +198,11 @@ def test_a_run_is_deleted_with_all_that_is_in_it(run: Path, monkeypatch: pytest.
 
 
 def test_a_recording_is_deleted_and_the_run_around_it_stays(run: Path) -> None:
-    assert kind_of(run / "recording") == "recording"
+    assert identify_kind(run / "recording") == "recording"
     delete(run / "recording")
     assert not (run / "recording").exists()
     assert (run / "truth" / "anna.jsonl").exists()
-    assert kind_of(run) == "run"
+    assert identify_kind(run) == "run"
 
 
 def test_what_an_older_or_broken_one_is_can_be_deleted(run: Path) -> None:
@@ -313,6 +315,6 @@ def test_half_deleted_it_can_be_deleted_again(run: Path, at: int, marked: bool, 
         except PowerCut:
             assert run.exists()
     if any(path.is_file() for path in run.rglob("*")):
-        assert upkeep.kind_of(run) == "run"
+        assert upkeep.identify_kind(run) == "run"
         delete(run)
         assert not run.exists()

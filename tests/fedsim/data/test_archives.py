@@ -59,7 +59,7 @@ def test_a_normalisation_is_part_of_the_specification_and_not_of_the_values(arch
     data = datasets.load("npz", train=path, mean=[0.5, 0.25, 0.0], std=[2.0, 1.0, 0.5])
     assert (data.spec.mean, data.spec.std) == ((0.5, 0.25, 0.0), (2.0, 1.0, 0.5))
     assert torch.equal(data.train[:][0], datasets.npz(path).train[:][0])
-    assert data.content_hash() == datasets.npz(path).content_hash()
+    assert data.compute_hash() == datasets.npz(path).compute_hash()
     with pytest.raises(ValueError, match="mean and std"):
         datasets.npz(path, mean=(0.5, 0.5), std=(1.0, 1.0))
 
@@ -68,7 +68,7 @@ def test_one_pixel_changes_the_hash(archive: Callable[..., str]) -> None:
     other = GREY.copy()
     other[0, 0, 0] ^= 1
     hashes = {
-        datasets.npz(archive(f"{i}.npz", images=g, labels=LABELS)).content_hash() for i, g in enumerate((GREY, other, GREY))
+        datasets.npz(archive(f"{i}.npz", images=g, labels=LABELS)).compute_hash() for i, g in enumerate((GREY, other, GREY))
     }
     assert len(hashes) == 2
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from defenses._registry import summary
+from defenses._registry import read_summary
 from fedsim import data as datasets
 from fedsim.data import DATASETS, Dataset, Examples
 from fedsim.recording.observation import DataSpec
@@ -28,15 +28,15 @@ def changed(data: Dataset, *, pixel: bool = False, label: bool = False, order: b
 
 def test_the_hash_names_content_and_order() -> None:
     data = datasets.load("digits")
-    original = data.content_hash()
-    assert changed(data).content_hash() == original
-    assert replace(data, name="other", test=data.train).content_hash() == original
-    others = {changed(data, **{what: True}).content_hash() for what in ("pixel", "label", "order")}
+    original = data.compute_hash()
+    assert changed(data).compute_hash() == original
+    assert replace(data, name="other", test=data.train).compute_hash() == original
+    others = {changed(data, **{what: True}).compute_hash() for what in ("pixel", "label", "order")}
     reshaped = replace(data.train, values=data.train.values.reshape(-1, 1, 4, 16))
     others.add(
         Dataset(
             name="digits", spec=replace(data.spec, shape=(1, 4, 16)), class_names=data.class_names, train=reshaped, test=reshaped
-        ).content_hash()
+        ).compute_hash()
     )
     assert len(others | {original}) == 5
 
@@ -44,8 +44,8 @@ def test_the_hash_names_content_and_order() -> None:
 def test_the_hash_is_the_same_in_another_process_and_layout() -> None:
     data = datasets.load("digits")
     turned = replace(data.train, values=np.asfortranarray(data.train.values), labels=data.train.labels.astype(np.int32))
-    assert replace(data, train=turned).content_hash() == data.content_hash()
-    assert data.content_hash() == datasets.digits().content_hash()
+    assert replace(data, train=turned).compute_hash() == data.compute_hash()
+    assert data.compute_hash() == datasets.digits().compute_hash()
 
 
 def test_a_large_set_is_hashed_without_a_second_copy() -> None:
@@ -57,7 +57,7 @@ def test_a_large_set_is_hashed_without_a_second_copy() -> None:
         train = Examples(values=layout, labels=np.arange(len(values)) % 2)
         data = Dataset(name="large", spec=spec, class_names=("a", "b"), train=train, test=train)
         tracemalloc.start()
-        hashes.add(data.content_hash())
+        hashes.add(data.compute_hash())
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < values.nbytes / 3
@@ -70,7 +70,7 @@ def test_a_large_set_is_hashed_without_a_second_copy() -> None:
 def test_a_subset_takes_values_labels_and_groups_along() -> None:
     examples = Examples(values=np.eye(4, dtype=np.float32), labels=np.arange(4), groups={"ward": np.array(list("abab"))})
     for chosen in (np.array([3, 1]), np.array([False, True, False, True])):
-        part = examples.subset(chosen)
+        part = examples.select(chosen)
         assert len(part) == 2
         assert sorted(part.labels.tolist()) == [1, 3]
         assert part.groups["ward"].tolist() == ["b", "b"]
@@ -101,8 +101,8 @@ def test_what_is_public_is_exactly_this() -> None:
 
 def test_every_data_set_says_what_it_is_in_a_line() -> None:
     for name in DATASETS:
-        assert 30 < len(summary(DATASETS[name])) < 130, name
-        assert summary(DATASETS[name]).endswith(".")
+        assert 30 < len(read_summary(DATASETS[name])) < 130, name
+        assert read_summary(DATASETS[name]).endswith(".")
 
 
 def test_data_sets_are_loaded_once_a_process_and_setting() -> None:
@@ -128,10 +128,10 @@ def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[
 
 def test_what_truth_says_of_a_data_set() -> None:
     data = datasets.load("digits")
-    assert datasets.described(data, data.name, {"a": 1}) == {
+    assert datasets.describe(data, data.name, {"a": 1}) == {
         "name": "digits",
         "arguments": {"a": 1},
-        "content_hash": data.content_hash(),
+        "content_hash": data.compute_hash(),
         "size": len(data.train),
     }
 
@@ -146,7 +146,7 @@ def made(**changed: Any) -> Dataset:
         "name": "mine",
         "spec": DataSpec(shape=(1, 8, 8), num_classes=2),
         "class_names": ("a", "b"),
-        "test": examples.subset([]),
+        "test": examples.select([]),
     }
     return Dataset(**{**own, "train": examples, **changed})
 

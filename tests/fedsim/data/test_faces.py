@@ -66,11 +66,11 @@ def test_everything_is_downloaded_once(
     monkeypatch.setattr(_lfw, "TARGETS", tuple(map(moved, _lfw.TARGETS)))
     monkeypatch.setattr(_lfw, "FUNNELED_ARCHIVE", moved(_lfw.FUNNELED_ARCHIVE))
     data = datasets.lfw(root=str(tmp_path / "root"))
-    assert data.content_hash() == datasets.lfw(root=str(home)).content_hash()
+    assert data.compute_hash() == datasets.lfw(root=str(home)).compute_hash()
     assert [entry.name for entry in (tmp_path / "root").iterdir()] == ["lfw_home"]
     for file in folder.iterdir():
         file.unlink()
-    assert datasets.lfw(root=str(tmp_path / "root")).content_hash() == data.content_hash()
+    assert datasets.lfw(root=str(tmp_path / "root")).compute_hash() == data.compute_hash()
 
 
 def test_without_a_network_one_line_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

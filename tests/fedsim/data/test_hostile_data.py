@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from fedsim import data as datasets
-from fedsim.commands.import_updates import _state_dict
+from fedsim.commands.import_updates import _read_state_dict
 from fedsim.recording.array_archives import read_arrays
 
 SECONDS = 10
@@ -121,21 +121,21 @@ def test_an_archive_is_refused_before_it_is_unpacked(name: str, tmp_path: Path) 
 def test_a_state_dict_is_refused_alike(name: str, tmp_path: Path) -> None:
     path = ARCHIVES[name][0](tmp_path / "before.npz")
     with pytest.raises(ValueError, match=str(path)):
-        _state_dict(path, 2**40)
+        _read_state_dict(path, 2**40)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
 def test_a_pipe_is_not_waited_for(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a regular file"):
-        _state_dict(pipe(tmp_path / f"before{suffix}"), 2**40)
+        _read_state_dict(pipe(tmp_path / f"before{suffix}"), 2**40)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        _state_dict(tmp_path / f"absent{suffix}", 2**40)
+        _read_state_dict(tmp_path / f"absent{suffix}", 2**40)
 
 
 def test_a_bomb_in_the_format_of_pytorch_is_not_unpacked(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pt", {"x/data.pkl": b"\0" * 10**8}, zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match=r"x\.pt.*claims 100000000 bytes"):
-        _state_dict(path, 2**40)
+        _read_state_dict(path, 2**40)
 
 
 def test_a_state_dict_far_larger_than_the_model_is_not_read(tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_a_state_dict_far_larger_than_the_model_is_not_read(tmp_path: Path) -> N
     torch.save({"w": torch.zeros(100_000)}, tmp_path / "x.pt")
     for name in ("x.npz", "x.pt"):
         with pytest.raises(ValueError, match=rf"x{name[1:]}: its arrays claim 40\d{{4}} bytes, but at most 300000 are read"):
-            _state_dict(tmp_path / name, 300_000)
+            _read_state_dict(tmp_path / name, 300_000)
 
 
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta")], ids=["sparse", "without values"])
 def test_a_tensor_that_is_no_plain_one_is_refused(tmp_path: Path, odd: torch.Tensor) -> None:
     torch.save({"w": odd}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"x\.pt"):
-        _state_dict(tmp_path / "x.pt", 2**40)
+        _read_state_dict(tmp_path / "x.pt", 2**40)
 
 
 def test_arrays_are_read_as_they_were_saved(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_mnist_is_downloaded_once_and_read(mnist_site: Site, tmp_path: Path) -> 
     assert [entry.name for entry in (tmp_path / "root").iterdir()] == ["MNIST"]
     for file in mnist_site[0].iterdir():
         file.unlink()
-    assert datasets.mnist(str(tmp_path / "root")).content_hash() == data.content_hash()
+    assert datasets.mnist(str(tmp_path / "root")).compute_hash() == data.compute_hash()
 
 
 def test_cifar_is_downloaded_and_read(cifar_site: Site, tmp_path: Path) -> None:
@@ -207,6 +207,6 @@ def test_another_process_may_be_quicker(tmp_path: Path) -> None:
             place.mkdir()
             (place / "file").write_text(words)
 
-    assert cache.fetched("some", str(tmp_path), "part", fetch) == tmp_path
+    assert cache.fetch_once("some", str(tmp_path), "part", fetch) == tmp_path
     assert (tmp_path / "part" / "file").read_text() == "theirs"
     assert [entry.name for entry in tmp_path.iterdir()] == ["part"]

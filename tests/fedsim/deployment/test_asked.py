@@ -17,8 +17,8 @@ from fedsim.deployment import commands, mounts
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, Submitted, enrol
 from fedsim.deployment.folders import prepare
-from fedsim.deployment.parties import command_of
-from fedsim.deployment.processes import Processes, free_port
+from fedsim.deployment.parties import make_command
+from fedsim.deployment.processes import Processes, find_free_port
 from fedsim.engine import flower_app as flower
 from fedsim.engine.locations import Places
 
@@ -44,7 +44,7 @@ def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
 
 @pytest.fixture(autouse=True)
 def _played_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.deployment.processes._path", lambda: f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("fedsim.deployment.processes._make_path", lambda: f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("fedsim.deployment.flower_commands.ANSWER_SECONDS", 0.0)
 
 
@@ -150,12 +150,12 @@ def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_
 
 
 def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
-    config = commands.config_of_client(2, 3, "/a folder/with = signs", experiment="/e.toml", seed=7)
-    assert parse_config_args([commands.written(config)]) == config
+    config = commands.make_client_config(2, 3, "/a folder/with = signs", experiment="/e.toml", seed=7)
+    assert parse_config_args([commands.format_config(config)]) == config
     assert config["data"] == "part:/a folder/with = signs/data"
     for path in ('/a"b', "/a'b", "/a\\b", "/a\nb"):
         with pytest.raises(ValueError, match="Flower cannot read quotation marks"):
-            commands.written({"data": path})
+            commands.format_config({"data": path})
 
 
 def test_no_keys_are_no_clients(tmp_path: Path) -> None:
@@ -173,46 +173,46 @@ def test_a_client_takes_part_in_what_it_agreed_to_and_in_nothing_else(tiny: Call
     own = {"partition-id": 0, "data": "digits", "private": str(tmp_path / "p"), "truth": str(tmp_path / "t")}
     node = {**own, "experiment": str(tmp_path / "e.toml"), "client-seed": 3}
     told = {"experiment": "", "out": "/out", "resume": False, "threads": 2}
-    run = flower.run_of_client(context({**told, "settings": agreed.to_toml()}, node))
+    run = flower.find_client_run(context({**told, "settings": agreed.to_toml()}, node))
     assert run.experiment == agreed
     assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
     assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
     with pytest.raises(ValueError, match="asks for another experiment than this client agreed to"):
-        flower.run_of_client(context({**told, "settings": tiny(defense="").to_toml()}, node))
-    assert flower.run_of_client(context({**told, "settings": tiny().to_toml()}, own)).experiment == tiny()
+        flower.find_client_run(context({**told, "settings": tiny(defense="").to_toml()}, node))
+    assert flower.find_client_run(context({**told, "settings": tiny().to_toml()}, own)).experiment == tiny()
 
 
 def test_the_server_is_told_where_the_public_facts_are_and_nothing_of_a_client(tiny: Callable[..., Any]) -> None:
     told = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
-    run = flower.run_of_server(context(told, {"data": "digits"}))
+    run = flower.find_server_run(context(told, {"data": "digits"}))
     assert (run.places, run.resume, run.client_seed) == (Places(public=Path("/public")), True, None)
 
 
 def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[..., Any], tmp_path: Path) -> None:
     layout = prepare(tiny(), tmp_path / "federation")
-    address = f"127.0.0.1:{free_port()}"
-    command = command_of("client-1", layout, address)
+    address = f"127.0.0.1:{find_free_port()}"
+    command = make_command("client-1", layout, address)
     assert command[:3] == ["flower-supernode", "--superlink", address]
-    assert str(layout.key(1)) in command
-    assert command_of("superlink", layout, address)[-1] == str(layout.certificates.secret)
-    assert "--insecure" in command_of("server", layout, address, secure=False)
+    assert str(layout.make_key_path(1)) in command
+    assert make_command("superlink", layout, address)[-1] == str(layout.certificates.secret)
+    assert "--insecure" in make_command("server", layout, address, secure=False)
     server = "172.31.86.0/24"
-    command = command_of("superlink", layout, address, control_from=[server])
+    command = make_command("superlink", layout, address, control_from=[server])
     assert command[command.index("--control-from") + 1] == server
     for party, network, words in (
         ("superlink", "server", "write a network as"),
         ("client-1", server, "is an option of `fedsim start superlink`"),
     ):
         with pytest.raises(ValueError, match=words):
-            command_of(party, layout, address, control_from=[network])
-    layout.key(1).unlink()
+            make_command(party, layout, address, control_from=[network])
+    layout.make_key_path(1).unlink()
     for party, words in (
         ("client-1", r"key does not exist; create it with `fedsim prepare`, or copy it"),
         ("client-3", "there are 3 clients, from client-0 to client-2"),
         ("attacker", r"unknown party 'attacker'\. Known: superlink, server, or client-0"),
     ):
         with pytest.raises(ValueError, match=words):
-            command_of(party, layout, address)
+            make_command(party, layout, address)
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[...,
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=r"something listens on 127\.0\.0\.1:\d+ already"):
-            command_of("superlink", layout, address)
+            make_command("superlink", layout, address)
 
 
-@pytest.mark.skipif(mounts.why_not() != "", reason=mounts.why_not())
+@pytest.mark.skipif(mounts.explain_missing_isolation() != "", reason=mounts.explain_missing_isolation())
 def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
     script += f"ls ../{tmp_path.name}/theirs 2>&1 | head -1"
     stages = tmp_path_factory.mktemp("stages")
     monkeypatch.setenv("TMPDIR", str(stages))
-    prefix = mounts.isolated(tmp_path, seen)
+    prefix = mounts.make_isolation_prefix(tmp_path, seen)
     done = subprocess.run([*prefix, "sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:4] == ["mine", "shared", "sharedrefused", done.stdout.split("\n")[3]]
     assert "No such file" in done.stdout

@@ -24,7 +24,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[Federa
     """The run as the server knows it, and as each client does, of data that were handed out in `folder`."""
     splitting.split(experiment, folder)
     server = FederationRun(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
-    homes = [splitting.client_folder(folder, number) for number in range(experiment.clients.count)]
+    homes = [splitting.make_client_path(folder, number) for number in range(experiment.clients.count)]
     clients = [
         FederationRun(
             experiment=experiment,
@@ -39,7 +39,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[Federa
 
 
 def run_apart(server: FederationRun, clients: list[FederationRun]) -> None:
-    both = app.server_app(lambda _: server), app.client_app(lambda c: clients[int(c.node_config["partition-id"])])
+    both = app.make_server_app(lambda _: server), app.make_client_app(lambda c: clients[int(c.node_config["partition-id"])])
     engine.run_local(*both, len(clients))
 
 
@@ -48,7 +48,7 @@ def test_clients_with_only_their_own_data_send_bit_for_bit_what_they_send_in_a_s
 ) -> None:
     whole = federate("whole")
     run_apart(*own_parts(tiny(), tmp_path / "apart"))
-    ours, theirs = ({(o.round, o.client): o.update for o in Recording(f / "recording").observations()} for f in
+    ours, theirs = ({(o.round, o.client): o.update for o in Recording(f / "recording").read_observations()} for f in
                     (tmp_path / "apart" / "run", whole.out))  # fmt: skip
     assert ours.keys() == theirs.keys()
     assert len(ours) == 6
@@ -66,10 +66,10 @@ def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing
     assert {path.name for path in server.out.iterdir()} == {"experiment.toml", "metrics.jsonl", "recording", "state"}
     used = []
     for number in range(3):
-        home = splitting.client_folder(tmp_path, number)
+        home = splitting.make_client_path(tmp_path, number)
         told = json.loads((home / "truth" / "dataset.json").read_text())
         own = datasets.load(told["name"], **told["arguments"])
-        assert told["content_hash"] == own.content_hash()
+        assert told["content_hash"] == own.compute_hash()
         assert told["size"] == len(own.train) in (479, 480)
         (rows,) = (path.read_text().splitlines() for path in (home / "truth").glob("*.jsonl"))
         used.append([json.loads(row)["indices"] for row in rows])
@@ -88,7 +88,7 @@ def test_the_parts_are_those_of_a_simulation_and_the_server_is_told_no_more_than
     public = datasets.load("public", path=str(handed.public))
     assert (public.spec, len(public.train)) == (data.spec, 0)
     assert np.array_equal(public.test.values, data.test.values)
-    assert parts.sizes(handed.public) == sorted(handed.sizes)
+    assert parts.read_sizes(handed.public) == sorted(handed.sizes)
     assert list(handed.sizes) != sorted(handed.sizes)  # ascending: which is whose is not told
     assert {path.name for path in handed.public.iterdir()} == {"data.json", "examples.npz", "experiment.toml"}
     assert splitting.read_split(tmp_path) == experiment
@@ -100,7 +100,7 @@ def test_without_held_out_examples_a_federation_runs_and_its_accuracy_is_unknown
     experiment = tiny()
     server, clients = own_parts(experiment, tmp_path)
     data = datasets.load("digits")
-    nothing = data.test.subset(np.zeros(len(data.test), dtype=bool))
+    nothing = data.test.select(np.zeros(len(data.test), dtype=bool))
     parts.write_public(tmp_path / "public", datasets.Dataset(**{**vars(data), "test": nothing}), [479, 479, 480])
     run_apart(server, clients)
     row = json.loads((server.out / "metrics.jsonl").read_text().splitlines()[-1])
@@ -115,7 +115,7 @@ def archive(path: Path, images: Any, labels: Any) -> str:
 def test_data_that_only_one_machine_has_become_its_part_all_of_them(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     images, labels = np.random.default_rng(0).random((7, 8, 8, 1), dtype=np.float32), np.arange(7) % 3
-    count = splitting.own_part(archive(tmp_path / "own.npz", images, labels), tmp_path / "public", tmp_path / "mine")
+    count = splitting.write_own_part(archive(tmp_path / "own.npz", images, labels), tmp_path / "public", tmp_path / "mine")
     own = datasets.load("part", path=str(tmp_path / "mine"))
     assert count == len(own.train) == 7
     assert own.spec == datasets.load("digits").spec  # ten classes, of which these examples have three
@@ -133,16 +133,16 @@ def pictures(folder: Path, *names: str) -> str:
 
 
 def test_who_holds_only_some_of_the_classes_numbers_them_as_the_others_do(tmp_path: Path) -> None:
-    facts = datasets.named(pictures(tmp_path / "all", "ant", "cat", "dog"))
+    facts = datasets.load_text(pictures(tmp_path / "all", "ant", "cat", "dog"))
     parts.write_public(tmp_path / "public", facts, [5])
     mine = pictures(tmp_path / "mine", "cat", "dog")
-    splitting.own_part(mine, tmp_path / "public", tmp_path / "part")
+    splitting.write_own_part(mine, tmp_path / "public", tmp_path / "part")
     own = datasets.load("part", path=str(tmp_path / "part")).train
     assert {(int(x[0, 0, 0]), int(y)) for x, y in zip(own.values, own.labels, strict=True)} == {(0, 1), (40, 2)}
     with pytest.raises(ValueError, match="class 'cat' has another number in public:"):
-        Places(data=mine, public=tmp_path / "public").dataset()
+        Places(data=mine, public=tmp_path / "public").load_dataset()
     with pytest.raises(ValueError, match="class 'eel' is not one of public:"):
-        splitting.own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
+        splitting.write_own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_data_that_do_not_go_with_the_servers_facts_are_refused(
 ) -> None:
     splitting.split(tiny(), tmp_path)
     with pytest.raises(ValueError, match=words):
-        splitting.own_part(archive(tmp_path / "own.npz", images, np.array(labels)), tmp_path / "public", tmp_path / "mine")
+        splitting.write_own_part(archive(tmp_path / "own.npz", images, np.array(labels)), tmp_path / "public", tmp_path / "mine")
 
 
 def test_damaged_parts_are_named(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -189,6 +189,6 @@ def test_the_number_of_clients_is_that_of_the_parts(tiny: Callable[..., Any], tm
 def test_pixels_and_numbers_go_together() -> None:
     pixels = Examples(values=np.array([[255]], np.uint8), labels=np.array([1]))
     numbers = Examples(values=np.array([[0.25]], np.float32), labels=np.array([0]))
-    joined = parts.together(pixels, numbers)
+    joined = parts.concatenate(pixels, numbers)
     assert joined[:][0].flatten().tolist() == [1.0, 0.25]
-    assert parts.together(pixels, pixels).values.dtype == np.uint8
+    assert parts.concatenate(pixels, pixels).values.dtype == np.uint8

@@ -58,8 +58,8 @@ def test_they_end_where_whoever_started_them_is_killed(tmp_path: Path) -> None:
 
 def test_asked_to_end_it_ends_them_first(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes, ended_in_order\n"
-        "with ended_in_order(), Processes(Path(sys.argv[1])) as p:\n"
+        "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes, handle_sigterm\n"
+        "with handle_sigterm(), Processes(Path(sys.argv[1])) as p:\n"
         "    p.start('sleeper', ['sleep', '60'], cwd=Path('.')); print(p._running['sleeper'].pid, flush=True); time.sleep(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
@@ -76,7 +76,7 @@ def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypa
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     processes = Processes(tmp_path)
     processes.start("deaf", [sys.executable, "-c", deaf], cwd=tmp_path)
-    wait_until(lambda: "deaf" in processes.last_words("deaf"))
+    wait_until(lambda: "deaf" in processes.read_last_lines("deaf"))
     process = processes._running["deaf"]
     processes.end_all()
     assert process.returncode == -signal.SIGKILL
@@ -102,8 +102,8 @@ def test_the_first_one_is_there_until_the_others_have_taken_leave_and_nobody_is_
         superlink = processes._running["superlink"]
         for name in names:
             processes.start(name, [sys.executable, "-c", leaving, str(superlink.pid)], cwd=tmp_path)
-        wait_until(lambda: all("here" in processes.last_words(name) for name in names))
-    assert [processes.last_words(name) for name in names] == ["here\nleft"] * 2
+        wait_until(lambda: all("here" in processes.read_last_lines(name) for name in names))
+    assert [processes.read_last_lines(name) for name in names] == ["here\nleft"] * 2
     assert superlink.returncode == -signal.SIGTERM
 
 
@@ -129,7 +129,7 @@ def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_befor
         heard: list[str] = []
 
         def hear(lines: int) -> bool:
-            heard.extend(processes.news("a"))
+            heard.extend(processes.read_new_lines("a"))
             return len(heard) >= lines
 
         wait_until(lambda: hear(1))
@@ -137,7 +137,7 @@ def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_befor
         (tmp_path / "go").write_text("\n")
         wait_until(lambda: hear(2))
         assert heard == ["one", "two"]
-        assert processes.news("a") == []
+        assert processes.read_new_lines("a") == []
 
 
 def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from flwr.superlink import extensions, main
 from flwr.superlink.routers.control import router
 
-from fedsim.deployment.superlink import CONTROL_PATH, ControlGuard, taken_out
+from fedsim.deployment.superlink import CONTROL_PATH, ControlGuard, split_arguments
 
 SERVER = "172.31.86.0/24"
 
@@ -54,13 +54,13 @@ def test_the_own_machine_and_the_named_network_send_commands(client: str) -> Non
 
 
 def test_the_option_is_taken_out_of_flowers() -> None:
-    assert taken_out(["--port", "8000", "--control-from", SERVER, "--insecure"]) == (
+    assert split_arguments(["--port", "8000", "--control-from", SERVER, "--insecure"]) == (
         [ip_network(SERVER)],
         ["--port", "8000", "--insecure"],
     )
     for wrong in (["--control-from"], ["--control-from", "server"], ["--control-from", "10.0.0.1/8"]):
         with pytest.raises(ValueError, match="write a network as"):
-            taken_out(wrong)
+            split_arguments(wrong)
 
 
 def test_flower_answers_commands_where_the_guard_looks_and_has_the_hook_that_it_hangs_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_clients_that_are_gone_have_one_row_each_under_their_own_names(
 
     monkeypatch.setattr(engine, "LocalGrid", Leaving)
     run = federate(rounds=2)
-    rows = Recording(run.out / "recording").rows()
+    rows = Recording(run.out / "recording").read_rows()
     first, second = ([row for row in rows if row.round == number] for number in (1, 2))
     assert [(row.client, row.node) for row in first] == [(row.client, row.node) for row in second]
     assert sorted(row.status for row in second) == ["complete", "failed", "failed"]

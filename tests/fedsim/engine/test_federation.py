@@ -17,7 +17,7 @@ from defenses.spec import Kind
 from fedsim import models
 from fedsim.client.identity import ClientIdentity
 from fedsim.engine import engines as engine
-from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.apps import make_client_app, make_server_app
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
@@ -45,7 +45,7 @@ def test_the_same_client_seed_gives_the_same_recording_bit_for_bit(federate: Fed
     assert len([name for name in contents(one.out) if name.startswith("recording")]) == 3 * (2 + 1)
 
     def rows(run: FederationRun) -> list[dict[str, Any]]:
-        return [{**vars(row), "received_at": 0} for row in Recording(run.out / "recording").rows()]
+        return [{**vars(row), "received_at": 0} for row in Recording(run.out / "recording").read_rows()]
 
     assert rows(one) == rows(two)
 
@@ -66,7 +66,7 @@ def test_the_order_in_which_replies_arrive_decides_nothing(federate: Federate, m
 @pytest.mark.parametrize("other", [6, None])
 def test_another_client_seed_or_none_gives_other_clients(federate: Federate, other: int | None) -> None:
     one, two = federate("one", rounds=1), federate("two", rounds=1, client_seed=other)
-    names = [{row.client for row in Recording(run.out / "recording").rows()} for run in (one, two)]
+    names = [{row.client for row in Recording(run.out / "recording").read_rows()} for run in (one, two)]
     assert not names[0] & names[1]
     truths = [sorted(p.read_text() for p in (run.out / "truth").glob("*.jsonl")) for run in (one, two)]
     assert truths[0] != truths[1]
@@ -78,15 +78,15 @@ def test_metrics_have_a_row_a_round_with_the_evaluation_of_the_weights_that_came
     rows = read_json_lines(run.out / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     assert told == rows
-    recording, data = Recording(run.out / "recording"), run.data()
-    model = models.build(run.model(), data.spec)
+    recording, data = Recording(run.out / "recording"), run.load_data()
+    model = models.build(run.make_model_spec(), data.spec)
     x, y = data.test[:]
     for number in (1, 2, 3):
-        weights = next(recording.observations(rounds={number})).weights
+        weights = next(recording.read_observations(rounds={number})).weights
         found = training.evaluate(model, weights, x, y, data.spec, run.experiment.training)  # what came out of the round before
         assert rows[number - 1]["loss"] == pytest.approx(found["loss"], rel=1e-6)
         assert rows[number - 1]["accuracy"] == pytest.approx(found["accuracy"])
-        own = recording.rows(rounds={number})
+        own = recording.read_rows(rounds={number})
         assert rows[number]["bytes_up"] == sum(row.bytes for row in own)
         assert rows[number]["bytes_up"] > 3 * 4 * sum(w.numel() for w in weights.values())
         assert (rows[number]["clients"], rows[number]["missing"]) == (3, 0)
@@ -100,12 +100,12 @@ def test_a_model_that_diverges_is_written_down_and_does_not_end_the_run(federate
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     assert rows[0]["loss"] is not None
     assert rows[-1]["loss"] is None
-    assert len(list(Recording(run.out / "recording").observations())) == 9
+    assert len(list(Recording(run.out / "recording").read_observations())) == 9
 
 
 def test_only_the_rounds_that_are_asked_for_are_recorded(federate: Federate) -> None:
     run = federate(rounds=4, record={"rounds": "2,4"})
-    assert [row.round for row in Recording(run.out / "recording").rows()] == [2, 2, 2, 4, 4, 4]
+    assert [row.round for row in Recording(run.out / "recording").read_rows()] == [2, 2, 2, 4, 4, 4]
     assert sorted(path.name for path in (run.out / "recording" / "rounds").iterdir()) == ["00002", "00004"]
     assert len(read_json_lines(run.out / "metrics.jsonl")) == 5
 
@@ -113,7 +113,7 @@ def test_only_the_rounds_that_are_asked_for_are_recorded(federate: Federate) -> 
 def test_a_fraction_of_the_clients_is_drawn_from_the_public_seed(federate: Federate) -> None:
     def cohorts(name: str, seed: int) -> list[tuple[str, ...]]:
         run = federate(name, seed=seed, rounds=6, clients={"count": 5, "fraction": 0.4})
-        seen = list(Recording(run.out / "recording").observations())
+        seen = list(Recording(run.out / "recording").read_observations())
         assert all(len(o.cohort) == 2 and o.client in o.cohort for o in seen)
         assert len(seen) == 12
         return [o.cohort for o in seen]
@@ -126,7 +126,7 @@ def test_a_fraction_of_the_clients_is_drawn_from_the_public_seed(federate: Feder
 def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Federate) -> None:
     run = federate(seed=1234567, client_seed=7654321, defense="clip(2)", rounds=1)
     manifest = Recording(run.out / "recording").manifest
-    assert (manifest.name, manifest.model, manifest.data) == ("run", run.model(), run.data().spec)
+    assert (manifest.name, manifest.model, manifest.data) == ("run", run.make_model_spec(), run.load_data().spec)
     assert (manifest.training, str(manifest.defense)) == (run.experiment.training, "clip(2)")
     assert set(manifest.software) == {"flwr", "torch", "numpy"}
     text = (run.out / "recording" / "manifest.json").read_text()
@@ -161,7 +161,7 @@ def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federa
     """Closed sets of keys both ways: a new one has to be argued for here."""
     run, down, up = spied(federate, monkeypatch, defense="gaussian(0.1)")
     assert len(down) == len(up) == 6
-    parameters = {name for name, _ in models.build(run.model(), run.data().spec).named_parameters()}
+    parameters = {name for name, _ in models.build(run.make_model_spec(), run.load_data().spec).named_parameters()}
     for message in down:
         assert set(message.content) == {"arrays", "config"}
         assert set(message.content["config"]) == {"server-round", "attempt"}
@@ -176,7 +176,7 @@ def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federa
     assert {message.content["client"]["pseudonym"] for message in up} == {i.pseudonym for i in identities}
     assert len({i.secret for i in identities}) == 3
     written = b"".join(path.read_bytes() for path in (run.out / "recording").rglob("*") if path.is_file())
-    said = (repr([(m.metadata, m.content) for m in (*down, *up)]) + repr(Recording(run.out / "recording").rows())).encode()
+    said = (repr([(m.metadata, m.content) for m in (*down, *up)]) + repr(Recording(run.out / "recording").read_rows())).encode()
     for words in ("partition", "truth", "indices", "label", *(i.secret for i in identities)):
         assert words.encode() not in written, words
         assert words.encode() not in said, words
@@ -196,9 +196,9 @@ def test_private_folders_are_closed(federate: Federate) -> None:
 def exact(run: FederationRun, client: str, number: int) -> dict[str, torch.Tensor]:
     """What a client would send without defense, from truth."""
     recording = Recording(run.out / "recording")
-    weights, data = recording.sent(number).weights, run.data()
-    batches = [data.train[list(step)] for step in TruthReader(run.out / "truth").used(number, 1, client).steps]
-    model = models.build(run.model(), data.spec)
+    weights, data = recording.read_sent(number).weights, run.load_data()
+    batches = [data.train[list(step)] for step in TruthReader(run.out / "truth").read_used(number, 1, client).steps]
+    model = models.build(run.make_model_spec(), data.spec)
     return training.train(model, weights, batches, run.experiment.training, data.spec).update
 
 
@@ -206,8 +206,8 @@ def test_the_noise_is_the_clients_own_fresh_in_every_round_and_follows_the_clipp
     run = federate(rounds=2, defense="clip(0.01) | gaussian(0.25)")
     identities = {i.pseudonym: i for i in (ClientIdentity(**json.loads(p.read_text())) for p in run.out.rglob("identity.json"))}
     seen = []
-    for o in Recording(run.out / "recording").observations():
-        update, rng = exact(run, o.client, o.round), identities[o.client].generator(o.round)
+    for o in Recording(run.out / "recording").read_observations():
+        update, rng = exact(run, o.client, o.round), identities[o.client].make_generator(o.round)
         norm = torch.cat([t.flatten() for t in update.values()]).norm()
         assert norm > 0.01
         for name in sorted(update):
@@ -225,7 +225,7 @@ def test_a_defense_remembers_from_round_to_round_each_client_its_own(federate: F
     )
     monkeypatch.setitem(DEFENSES._builtin, "late", Kind(lambda: late, lambda: transparent))
     run = federate(rounds=3, defense="clip(1e9) | late()")
-    for o in Recording(run.out / "recording").observations():
+    for o in Recording(run.out / "recording").read_observations():
         expected = exact(run, o.client, o.round - 1) if o.round > 1 else None
         for name, t in o.update.items():
             assert torch.equal(t, torch.zeros_like(t) if expected is None else expected[name])
@@ -242,7 +242,7 @@ def test_a_wrong_number_of_nodes_fails_at_once_with_the_mend(
     run = FederationRun(experiment=tiny(), out=tmp_path / "run", device="cpu")
     began = time.monotonic()
     with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; .*"num-supernodes=3"'):
-        engine.run_local(server_app(lambda _: run), client_app(lambda _: run), connected)
+        engine.run_local(make_server_app(lambda _: run), make_client_app(lambda _: run), connected)
     assert time.monotonic() - began < 5
 
 
@@ -271,8 +271,8 @@ def test_resources_that_no_client_can_have_are_refused_before_anything_starts(
 def test_gpus_are_shared_by_the_clients_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(engine.os, "cpu_count", lambda: 16)
-    assert engine._resources(1, None) == {"num_cpus": 1, "num_gpus": 0.125}
-    assert engine._resources(4, None) == {"num_cpus": 4, "num_gpus": 0.5}
-    assert engine._resources(4, 1) == {"num_cpus": 4, "num_gpus": 1}
+    assert engine._make_resources(1, None) == {"num_cpus": 1, "num_gpus": 0.125}
+    assert engine._make_resources(4, None) == {"num_cpus": 4, "num_gpus": 0.5}
+    assert engine._make_resources(4, 1) == {"num_cpus": 4, "num_gpus": 1}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert engine._resources(1, None) == {"num_cpus": 1, "num_gpus": 0}
+    assert engine._make_resources(1, None) == {"num_cpus": 1, "num_gpus": 0}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedsim.recording import Recording
-from fedsim.server.checkpoint import ServerCheckpoint, rounds_done
+from fedsim.server.checkpoint import ServerCheckpoint, count_rounds
 
 EXPERIMENT = """
 rounds = 2
@@ -50,7 +50,7 @@ def test_ray_records_bit_for_bit_what_one_process_records(tmp_path: Path) -> Non
     assert len(ray) == 2 * (1 + 3) + (1 + 3) + identities + states + 1
     assert ray == local
     for engine in told:
-        seen = list(Recording(tmp_path / engine / "recording").observations())
+        seen = list(Recording(tmp_path / engine / "recording").read_observations())
         assert len(seen) == 6
         assert {o.cohort for o in seen} == {tuple(told["ray"]["clients"])}
 
@@ -62,11 +62,11 @@ def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path) -> None:
         command("ray", "ray", "--client-seed", "7"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while (rounds_done(tmp_path / "ray" / "state") or 0) < 3 and time.monotonic() < deadline:
+    while (count_rounds(tmp_path / "ray" / "state") or 0) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.kill()
     process.wait()
-    before = len(list(Recording(tmp_path / "ray" / "recording").observations()))
+    before = len(list(Recording(tmp_path / "ray" / "recording").read_observations()))
     assert 9 <= before < 36
     told = federate(tmp_path, "ray", "ray", "--resume")
     federate(tmp_path, "local", "local", "--client-seed", "7")

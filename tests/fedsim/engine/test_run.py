@@ -73,7 +73,7 @@ def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., FederationRu
     run = planned(device="auto")
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert run.resolved_device() == device
+        assert run.resolve_device() == device
 
 
 @pytest.mark.parametrize(("threads", "used"), [(2, 2), (1, 1), (None, 3)])
@@ -97,20 +97,20 @@ def test_clients_use_their_threads_and_give_them_back(
 
 def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[..., FederationRun]) -> None:
     changes = {"rounds": 6, "model": {"name": "mlp", "hidden": [300]}, "clients": {"count": 4, "fraction": 0.5}}
-    foretold = planned(**changes).megabytes()
-    fewer = planned(**changes, record={"rounds": "2", "clients": 1}).megabytes()
+    foretold = planned(**changes).count_megabytes()
+    fewer = planned(**changes, record={"rounds": "2", "clients": 1}).count_megabytes()
     run = federate("run", **changes)
     written = sum(path.stat().st_size for path in run.out.rglob("*") if path.is_file()) / 1e6
     assert written < foretold < 1.3 * written
-    assert run.megabytes() < 0.2 * foretold  # nothing but a checkpoint is left to write
+    assert run.count_megabytes() < 0.2 * foretold  # nothing but a checkpoint is left to write
     assert foretold / 6 < fewer < foretold / 3
 
 
 def test_the_size_of_any_number_of_rounds_is_foretold_at_once(planned: Callable[..., FederationRun]) -> None:
     one = planned(rounds=10_000_000, record={"rounds": "10000000-99999999999", "clients": "all"})
     all_of_them = planned(rounds=10_000_000)
-    kept = 2 * all_of_them._checkpoint_bytes() / 1e6
-    assert all_of_them.megabytes() - kept == pytest.approx(10_000_000 * (one.megabytes() - kept))
+    kept = 2 * all_of_them._count_checkpoint_bytes() / 1e6
+    assert all_of_them.count_megabytes() - kept == pytest.approx(10_000_000 * (one.count_megabytes() - kept))
     with pytest.raises(ValueError, match="rounds"):
         planned(rounds=10_000_000_000)
 
@@ -146,7 +146,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     (planned().out / "state" / "server.safetensors").unlink()
     with pytest.raises(EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, but"):
         engine.run(replace(planned(), resume=True), engine="local")
-    assert len(list(Recording(planned().out / "recording").observations())) == 3
+    assert len(list(Recording(planned().out / "recording").read_observations())) == 3
 
 
 def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., FederationRun]) -> None:
@@ -173,6 +173,6 @@ def test_truth_names_the_data_that_it_refers_to(federate: Federate) -> None:
     assert TruthReader(run.out / "truth").dataset == {
         "name": "digits",
         "arguments": {},
-        "content_hash": run.data().content_hash(),
-        "size": len(run.data().train),
+        "content_hash": run.load_data().compute_hash(),
+        "size": len(run.load_data().train),
     }

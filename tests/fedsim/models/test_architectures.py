@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.models import buffer_names, build, layout
+from fedsim.models import build, build_layout, list_buffers
 from fedsim.recording import DataSpec, ModelSpec
 
 CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
@@ -60,12 +60,12 @@ CNN6_TAIL = 36 * 36 * 9 + 36 * 64 * 9 + 64 * 128 * 9 + 3200
     ],
 )
 def test_the_number_of_parameters(name: str, arguments: dict[str, object], data: DataSpec, count: int) -> None:
-    model = layout(ModelSpec(name=name, arguments=arguments), data)
+    model = build_layout(ModelSpec(name=name, arguments=arguments), data)
     assert sum(p.numel() for p in model.parameters()) == count
 
 
 def test_lenet_rog_has_the_published_size() -> None:
-    count = sum(p.numel() for p in layout(ModelSpec(name="lenet_rog"), IMAGENET).parameters())
+    count = sum(p.numel() for p in build_layout(ModelSpec(name="lenet_rog"), IMAGENET).parameters())
     assert round(count / 1e6, 1) == 34.1
 
 
@@ -83,7 +83,7 @@ def test_lenet_rog_has_the_published_size() -> None:
     ],
 )
 def test_the_sizes_of_layers(name: str, data: DataSpec, sizes: list[tuple[int, ...]]) -> None:
-    model, found = layout(ModelSpec(name=name), data), []
+    model, found = build_layout(ModelSpec(name=name), data), []
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(lambda _module, _inputs, out: found.append(tuple(out.shape[1:])))
@@ -92,11 +92,11 @@ def test_the_sizes_of_layers(name: str, data: DataSpec, sizes: list[tuple[int, .
 
 
 def test_resnet20_4_has_the_21_convolutions_that_agic_counts() -> None:
-    model = layout(ModelSpec(name="resnet20_4"), CIFAR)
+    model = build_layout(ModelSpec(name="resnet20_4"), CIFAR)
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert len(convolutions) == 21
     assert all(m.bias is None for m in convolutions)
-    assert len(buffer_names(model)) == 3 * 21
+    assert len(list_buffers(model)) == 3 * 21
 
 
 def resnet_by_hand(model: nn.Module, x: Tensor, blocks: tuple[int, ...], *, norm: bool, stem: int, pool: int) -> Tensor:
@@ -201,12 +201,14 @@ def test_torchvisions_classifiers_start_untrained_from_the_seed_alone() -> None:
 )
 def test_what_torchvision_cannot_do_is_said(architecture: str, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        layout(ModelSpec(name="torchvision", arguments={"architecture": architecture}), DataSpec(shape=shape, num_classes=5))
+        build_layout(
+            ModelSpec(name="torchvision", arguments={"architecture": architecture}), DataSpec(shape=shape, num_classes=5)
+        )
 
 
 @pytest.mark.parametrize("architecture", ["googlenet", "vit_b_32", "regnet_y_400mf"])
 def test_architectures_with_something_special_give_plain_logits(architecture: str) -> None:
     """Auxiliary heads, fixed image sizes, and those that torch cannot lay out without values."""
-    model = layout(ModelSpec(name="torchvision", arguments={"architecture": architecture}), CIFAR)
+    model = build_layout(ModelSpec(name="torchvision", arguments={"architecture": architecture}), CIFAR)
     x = torch.empty(2, 3, 32, 32, device=next(model.parameters()).device)
     assert model.train()(x).shape == (2, 10)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.models import MAX_PARAMETERS, admit, buffer_names, build, head, layout
+from fedsim.models import MAX_PARAMETERS, admit, build, build_layout, find_head, list_buffers
 from fedsim.models.building import _ADMITTED
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -91,14 +91,14 @@ def test_admitted_code_is_built_under_its_reference_and_a_name_of_its_own(their_
         model = build(spec(name), DATA, seed=3)
         assert model(torch.rand(2, 1, 6, 6)).shape == (2, 4)
         again, other = build(spec(name), DATA, seed=3), build(spec(name), DATA, seed=4)
-        key = head(model)[0]
+        key = find_head(model)[0]
         assert torch.equal(model.state_dict()[key], again.state_dict()[key])
         assert not torch.equal(model.state_dict()[key], other.state_dict()[key])
 
 
 def test_arguments_reach_admitted_code(their_code: str) -> None:
     admit(f"{their_code}:sized")
-    assert layout(spec(f"{their_code}:sized", width=5), DATA)[1].out_features == 5
+    assert build_layout(spec(f"{their_code}:sized", width=5), DATA)[1].out_features == 5
     with pytest.raises(ValueError, match="widht"):
         build(spec(f"{their_code}:sized", widht=5), DATA)
     with pytest.raises(ValueError, match=r"has \d\d,\d\d\d,\d\d\d,\d\d\d values"):
@@ -144,8 +144,8 @@ def test_what_is_built_in_is_not_replaced(their_code: str) -> None:
 def test_buffers_are_what_a_model_would_save_beside_its_parameters(their_code: str) -> None:
     admit(f"{their_code}:normed")
     model = build(spec(f"{their_code}:normed"), DATA)
-    assert buffer_names(model) == ("0.running_mean", "0.running_var", "0.num_batches_tracked")
-    assert buffer_names(build(spec("mlp"), DATA)) == ()
+    assert list_buffers(model) == ("0.running_mean", "0.running_var", "0.num_batches_tracked")
+    assert list_buffers(build(spec("mlp"), DATA)) == ()
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_model_too_large_is_refused_before_anything_is_allocated(arguments: di
 
 def test_the_limit_counts_every_value() -> None:
     width = (MAX_PARAMETERS - 4) // 41
-    assert layout(spec("mlp", hidden=[width]), DATA)[1].out_features == width
+    assert build_layout(spec("mlp", hidden=[width]), DATA)[1].out_features == width
     with pytest.raises(ValueError, match="the limit is"):
-        layout(spec("mlp", hidden=[width + 1]), DATA)
+        build_layout(spec("mlp", hidden=[width + 1]), DATA)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +197,15 @@ def test_two_classes_may_have_a_single_logit(name: str) -> None:
 
 
 def test_rgaps_networks_have_it_by_themselves_and_cannot_have_two() -> None:
-    assert layout(spec("cnn6"), TWO)[13].out_features == 1
-    assert layout(spec("mlp"), TWO)[3].out_features == 2
+    assert build_layout(spec("cnn6"), TWO)[13].out_features == 1
+    assert build_layout(spec("mlp"), TWO)[3].out_features == 2
     with pytest.raises(ValueError, match="returns 1, but 2 classes need 2"):
         build(spec("cnn6", outputs=2), TWO)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet_dlg", "resnet18", "cnn6"])
 def test_a_layout_is_the_model_without_its_values(name: str) -> None:
-    empty, full = layout(spec(name), DATA), build(spec(name), DATA)
+    empty, full = build_layout(spec(name), DATA), build(spec(name), DATA)
     assert all(t.is_meta for t in empty.state_dict().values())
     shapes = [{key: (t.shape, t.dtype) for key, t in model.state_dict().items()} for model in (empty, full)]
     assert shapes[0] == shapes[1]
@@ -213,4 +213,4 @@ def test_a_layout_is_the_model_without_its_values(name: str) -> None:
 
 
 def test_a_module_that_is_one_linear_layer_is_its_own_head() -> None:
-    assert head(nn.Linear(2, 3)) == ("weight", "bias")
+    assert find_head(nn.Linear(2, 3)) == ("weight", "bias")

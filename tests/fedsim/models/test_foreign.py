@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.networks.traced import trace
-from fedsim.models import ModuleSpec, admit, build, layout
+from fedsim.models import ModuleSpec, admit, build, build_layout
 from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
@@ -75,7 +75,7 @@ def test_weight_norm_of_hooks_is_copied_with_what_it_computed() -> None:
     network = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(36, 4)))
     x = torch.rand(2, *DATA.shape)
     network(x)  # leaves a weight that is no leaf, which `copy.deepcopy` refuses
-    torch.testing.assert_close(ModuleSpec.of(network).copied()(x), network(x))
+    torch.testing.assert_close(ModuleSpec.of(network).copy()(x), network(x))
 
 
 def test_the_hook_that_takes_logits_keeps_no_network_from_being_traced() -> None:
@@ -85,4 +85,4 @@ def test_the_hook_that_takes_logits_keeps_no_network_from_being_traced() -> None
 
 def test_an_object_without_logits_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="returns dict, but 4 classes need 4 logits"):
-        layout(spec(Other), DATA)
+        build_layout(spec(Other), DATA)

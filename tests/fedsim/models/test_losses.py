@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedsim.models import loss_of, outputs_for, predictions, probabilities
+from fedsim.models import count_outputs, find_loss, predict_classes, predict_probabilities
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -17,26 +17,26 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def test_cross_entropy_is_minus_the_mean_log_probability() -> None:
     logits, y = drawn(4, 3), torch.tensor([0, 2, 1, 2])
     by_hand = [-math.log(row.exp()[c] / row.exp().sum()) for row, c in zip(logits, y, strict=True)]
-    assert loss_of("cross_entropy")(logits, y).item() == pytest.approx(sum(by_hand) / 4)
+    assert find_loss("cross_entropy")(logits, y).item() == pytest.approx(sum(by_hand) / 4)
 
 
 def test_logistic_is_log_of_one_plus_exp_of_minus_mu() -> None:
     logits, y = torch.tensor([[1.5], [-0.5], [2.0]]), torch.tensor([1, 1, 0])
     by_hand = [math.log(1 + math.exp(-mu)) for mu in (1.5, -0.5, -2.0)]
-    assert loss_of("logistic")(logits, y).item() == pytest.approx(sum(by_hand) / 3)
+    assert find_loss("logistic")(logits, y).item() == pytest.approx(sum(by_hand) / 3)
 
 
 def test_its_slope_is_rgaps() -> None:
     """dl/dmu = -1 / (1 + exp(mu)), with mu = -logit for class 0."""
     logit = torch.tensor([[0.7]], dtype=torch.float64)
     for y, sign in ((0, -1), (1, 1)):
-        slope = grad(lambda z, y=y: loss_of("logistic")(z, torch.tensor([y])))(logit)
+        slope = grad(lambda z, y=y: find_loss("logistic")(z, torch.tensor([y])))(logit)
         assert slope.item() == pytest.approx(-sign / (1 + math.exp(sign * 0.7)))
 
 
 @pytest.mark.parametrize("logit", [-800.0, -40.0, 40.0, 800.0])
 def test_logistic_neither_overflows_nor_rounds_far_from_zero(logit: float) -> None:
-    value = loss_of("logistic")(torch.tensor([[logit]], dtype=torch.float64), torch.tensor([1])).item()
+    value = find_loss("logistic")(torch.tensor([[logit]], dtype=torch.float64), torch.tensor([1])).item()
     assert value == pytest.approx(math.log1p(math.exp(-logit)) if logit > 0 else -logit + math.exp(logit), rel=1e-14)
 
 
@@ -45,14 +45,14 @@ def test_logistic_is_cross_entropy_of_that_logit_and_zero() -> None:
     soft = drawn(5, 2, seed=1).softmax(1)
     for y in (hard, soft):
         two = torch.cat([torch.zeros_like(logits), logits], dim=1)
-        torch.testing.assert_close(loss_of("logistic")(logits, y), loss_of("cross_entropy")(two, y))
+        torch.testing.assert_close(find_loss("logistic")(logits, y), find_loss("cross_entropy")(two, y))
 
 
 @pytest.mark.parametrize(("name", "logits"), [("cross_entropy", drawn(4, 2)), ("logistic", drawn(4, 1))])
 def test_soft_labels_that_are_certain_are_hard_ones(name: str, logits: Tensor) -> None:
     y = torch.tensor([1, 0, 0, 1])
     soft = torch.nn.functional.one_hot(y, 2).double()
-    torch.testing.assert_close(loss_of(name)(logits, soft), loss_of(name)(logits, y))
+    torch.testing.assert_close(find_loss(name)(logits, soft), find_loss(name)(logits, y))
 
 
 @pytest.mark.parametrize(("name", "width"), [("cross_entropy", 2), ("logistic", 1)])
@@ -60,12 +60,12 @@ def test_losses_can_be_differentiated_twice_and_for_many_problems_at_once(name: 
     logits, y = drawn(3, 4, width), torch.tensor([[0, 1, 1, 0]] * 3)
 
     def steepness(z: Tensor, y: Tensor) -> Tensor:
-        return grad(loss_of(name))(z, y).square().sum()
+        return grad(find_loss(name))(z, y).square().sum()
 
     together = vmap(grad(steepness))(logits, y)
     for i in range(3):
         z = logits[i].clone().requires_grad_()
-        (first,) = torch.autograd.grad(loss_of(name)(z, y[i]), z, create_graph=True)
+        (first,) = torch.autograd.grad(find_loss(name)(z, y[i]), z, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), z)
         torch.testing.assert_close(together[i], second)
 
@@ -73,34 +73,34 @@ def test_losses_can_be_differentiated_twice_and_for_many_problems_at_once(name: 
 def test_a_loss_says_what_it_needs() -> None:
     y = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="single logit, and this model has 2; give the model outputs = 1"):
-        loss_of("logistic")(drawn(2, 2), y)
+        find_loss("logistic")(drawn(2, 2), y)
     with pytest.raises(ValueError, match=r"cross_entropy cannot use; set training\.loss to 'logistic'"):
-        loss_of("cross_entropy")(drawn(2, 1), y)
+        find_loss("cross_entropy")(drawn(2, 1), y)
     with pytest.raises(ValueError, match=r"unknown loss 'hinge'\. Known: cross_entropy, logistic"):
-        loss_of("hinge")
+        find_loss("hinge")
 
 
 def test_how_many_logits_a_loss_takes() -> None:
-    assert outputs_for("cross_entropy", 2) == 2
-    assert outputs_for("cross_entropy", 10) == 10
-    assert outputs_for("logistic", 2) == 1
+    assert count_outputs("cross_entropy", 2) == 2
+    assert count_outputs("cross_entropy", 10) == 10
+    assert count_outputs("logistic", 2) == 1
     with pytest.raises(ValueError, match="these data have 3"):
-        outputs_for("logistic", 3)
+        count_outputs("logistic", 3)
     with pytest.raises(ValueError, match="unknown loss"):
-        outputs_for("hinge", 3)
+        count_outputs("hinge", 3)
 
 
 def test_predictions_and_probabilities_know_the_single_logit() -> None:
     single = torch.tensor([[math.log(3.0)], [-math.log(4.0)]])
-    torch.testing.assert_close(probabilities(single), torch.tensor([[0.25, 0.75], [0.8, 0.2]]))
-    assert predictions(single).tolist() == [1, 0]
+    torch.testing.assert_close(predict_probabilities(single), torch.tensor([[0.25, 0.75], [0.8, 0.2]]))
+    assert predict_classes(single).tolist() == [1, 0]
     several = drawn(6, 3)
-    torch.testing.assert_close(probabilities(several), several.softmax(1))
-    assert torch.equal(predictions(several), several.argmax(1))
-    assert predictions(single).dtype == predictions(several).dtype == torch.int64
+    torch.testing.assert_close(predict_probabilities(several), several.softmax(1))
+    assert torch.equal(predict_classes(several), several.argmax(1))
+    assert predict_classes(single).dtype == predict_classes(several).dtype == torch.int64
 
 
 def test_probabilities_are_gradients_of_the_loss_too() -> None:
     """The bias gradient that labels are read off: p_1 - y."""
     z, y = drawn(1, 1), torch.tensor([1])
-    torch.testing.assert_close(grad(loss_of("logistic"))(z, y), probabilities(z)[:, 1:] - 1)
+    torch.testing.assert_close(grad(find_loss("logistic"))(z, y), predict_probabilities(z)[:, 1:] - 1)

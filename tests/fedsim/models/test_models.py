@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.models import MODELS, build, head
+from fedsim.models import MODELS, build, find_head
 from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=106)
@@ -105,7 +105,7 @@ def test_a_lenet_is_convolutions_sigmoids_and_one_linear_layer() -> None:
 def test_the_head_is_the_layer_of_the_logits(spec: ModelSpec) -> None:
     """The gradient of its bias is softmax minus one-hot, and of its weight that times the features: what reveals labels."""
     model = build(spec, DataSpec(shape=(3, 8, 8), num_classes=7)).eval()
-    weight, bias = head(model)
+    weight, bias = find_head(model)
     named, features = dict(model.named_parameters()), []
     model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     logits = model(torch.rand(1, 3, 8, 8))
@@ -125,12 +125,12 @@ def test_the_head_is_the_layer_of_the_logits(spec: ModelSpec) -> None:
     ],
 )
 def test_head_names(model: nn.Module, expected: tuple[str, str | None]) -> None:
-    assert head(model) == expected
+    assert find_head(model) == expected
 
 
 def test_a_model_without_a_linear_layer_has_no_head() -> None:
     with pytest.raises(ValueError, match="Conv2d has no linear layer"):
-        head(nn.Conv2d(1, 1, 1))
+        find_head(nn.Conv2d(1, 1, 1))
 
 
 @pytest.mark.parametrize(

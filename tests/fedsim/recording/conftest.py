@@ -33,14 +33,14 @@ def write(folder: Path, manifest: Manifest) -> None:
     recorder = Recorder(folder, manifest)
     cohort = ("anna", "bert")
     for round in (1, 2):
-        recorder.sent(round, {"w": torch.full((3,), float(round)), "b": torch.tensor(0.0)})
+        recorder.record_sent(round, {"w": torch.full((3,), float(round)), "b": torch.tensor(0.0)})
         for number, client in enumerate(cohort):
             update = {"w": torch.full((3,), round + number / 10), "b": torch.tensor(float(number))}
-            recorder.received(round, Reply(client=client, node=str(2**63 + number), payload=encode(update), num_examples=7))
+            recorder.record_reply(round, Reply(client=client, node=str(2**63 + number), payload=encode(update), num_examples=7))
         recorder.commit(round, cohort)
-    recorder.sent(3, {"w": torch.zeros(3)})
-    recorder.received(3, Reply(client="anna", node="1", status="failed", reason="out of memory"))
-    recorder.received(3, Reply(client="bert", node="2", status="late", reason="no answer in time"))
+    recorder.record_sent(3, {"w": torch.zeros(3)})
+    recorder.record_reply(3, Reply(client="anna", node="1", status="failed", reason="out of memory"))
+    recorder.record_reply(3, Reply(client="bert", node="2", status="late", reason="no answer in time"))
     recorder.commit(3, cohort)
 
 
@@ -77,7 +77,7 @@ def refused() -> Callable[..., DamagedFile]:
     def check(folder: Path, named: Path | str, words: str | None = None) -> DamagedFile:
         """The error of reading all of the recording, which is to name a file; what is left of it stays readable."""
         with pytest.raises(DamagedFile, match=words) as error:
-            list(Recording(folder).observations())
+            list(Recording(folder).read_observations())
         assert error.value.path == folder / named
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 1000

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsim.commands.maintenance import _remove
 from fedsim.flower import records
 from fedsim.recording import DamagedFile, Payload, files
-from fedsim.recording.codec import CODECS, decode, encode, sent
+from fedsim.recording.codec import CODECS, decode, encode, find_sent
 from fedsim.recording.safe_files import read_json
 
 Tensors = dict[str, Tensor]
@@ -43,13 +43,13 @@ def test_whole_weights_are_decoded_against_the_ones_that_were_sent() -> None:
     assert update["w"].tolist() == [2**-23, -0.5, 0.0]
     assert update["n"].tolist() == [2]
     assert {name: t.dtype for name, t in update.items()} == {"w": torch.float32, "n": torch.int64}
-    assert sent(payload, start) == {}
+    assert find_sent(payload, start) == {}
     with pytest.raises(ValueError, match="use codec 'dense'"):
         encode(update, "weights")
 
 
 def test_dense_sends_every_coordinate() -> None:
-    assert sent(encode({"w": torch.ones(2)}), {}) == {}
+    assert find_sent(encode({"w": torch.ones(2)}), {}) == {}
 
 
 @pytest.mark.parametrize("use", [lambda: encode({}, "zip"), lambda: decode(Payload(tensors={}, codec="zip"), {})])
@@ -73,7 +73,7 @@ def test_a_payload_passes_through_a_reply_and_is_taken_out(awkward: Tensors, sam
     assert records.count_bytes(content) > sum(t.numel() * t.element_size() for t in awkward.values())
     assert same_bits(decode(records.take_payload(content), {}), awkward)
     assert set(content) == {"metrics"}
-    assert records.reported(content) == {"num-examples": 3, "loss": 0.5}
+    assert records.read_metrics(content) == {"num-examples": 3, "loss": 0.5}
 
 
 def test_tensor_files_give_back_every_bit_and_are_no_pickles(tmp_path: Path, awkward: Tensors, same_bits: Same) -> None:
@@ -145,7 +145,7 @@ def test_a_folder_that_is_there_stays_as_its_owner_wants_it(tmp_path: Path) -> N
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_bytes(path, b"old")
-    with pytest.raises(RuntimeError, match="power"), files.replacing(path) as file:  # noqa: PT012 - the state within counts
+    with pytest.raises(RuntimeError, match="power"), files.open_replacement(path) as file:  # noqa: PT012 - the state within counts
         file.write(b"half of the n")
         assert path.read_bytes() == b"old"
         raise RuntimeError("power cut")
@@ -208,7 +208,7 @@ def test_an_error_of_the_system_names_the_file_that_was_written(tmp_path: Path, 
         (lambda run: files.write_json(run / "inner" / "x.json", 1, below=run), "inner/x.json"),
         (lambda run: files.append_json_lines(run / "inner" / "x.jsonl", 1, below=run), "inner/x.jsonl"),
         (lambda run: files.remove(run / "inner" / "there", below=run), "inner/there"),
-        (lambda run: files.alone(run / "inner" / "lock", below=run).__enter__(), "inner/lock"),
+        (lambda run: files.hold_lock(run / "inner" / "lock", below=run).__enter__(), "inner/lock"),
         (lambda run: _remove(run / "inner"), "inner"),
     ],
 )

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from torch import Tensor
 
-from fedsim.recording.codec import Payload, decode, encode, sent
+from fedsim.recording.codec import Payload, decode, encode, find_sent
 from fedsim.recording.packing import palette, positions
-from fedsim.recording.packing.bits import bits_of, pack, packed_bytes, unpack, width_of
+from fedsim.recording.packing.bits import compute_width, count_packed_bytes, pack, to_bits, unpack
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -127,12 +127,12 @@ def test_tables_of_many_values_are_found_and_tables_that_save_nothing_are_not() 
     for count in (1, 2, 3, 200, 5000, 50_000):
         values = rng.choice(2**32, count, replace=False).astype(np.uint32)
         bits = values[np.concatenate([np.arange(count), rng.integers(0, count, 400_000)])]
-        found = palette.find(bits)
+        found = palette.find_palette(bits)
         assert found is not None
         assert (found.values == np.unique(values)).all()
         assert (found.values[found.codes] == bits).all()
-        assert palette.find(bits, count - 1) is None
-    assert palette.find(rng.integers(0, 2**32, 400_000, dtype=np.uint32)) is None
+        assert palette.find_palette(bits, count - 1) is None
+    assert palette.find_palette(rng.integers(0, 2**32, 400_000, dtype=np.uint32)) is None
 
 
 def test_a_type_that_cannot_be_recorded_is_refused() -> None:
@@ -211,7 +211,7 @@ def test_gaps_by_hand() -> None:
     parts = {"high": torch.tensor([0b11000100], dtype=torch.uint8), "low": pack(np.array([1, 9, 15], np.uint8), 4)}
     assert positions.unpack(parts, 64).tolist() == [1, 9, 63]
     assert parts["low"].tolist() == [0b11100000, 0b00100000, 0b00100000, 0b01100000]
-    assert positions._unary(128, 9, 3) == 9 + 15  # upper parts of 4 bits, the last of them 15
+    assert positions._count_unary_bits(128, 9, 3) == 9 + 15  # upper parts of 4 bits, the last of them 15
 
 
 def test_two_small_tensors_are_no_gain_over_one() -> None:
@@ -239,14 +239,14 @@ def test_sparse_signs_are_packed_twice() -> None:
 def test_numbers_of_any_width_come_back(width: int, count: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 1 << width, count)
     packed = pack(numbers, width)
-    assert len(packed) == packed_bytes(width, count)
+    assert len(packed) == count_packed_bytes(width, count)
     assert (unpack(packed, width, count) == numbers).all()
     with pytest.raises(ValueError, match="bytes for"):
         unpack(torch.cat([packed, packed[:1].new_zeros(1)]), width, count)
 
 
 def test_width_is_the_ceiling_of_the_logarithm() -> None:
-    assert [width_of(count) for count in range(10)] == [0, 0] + [ceil(log2(count)) for count in range(2, 10)]
+    assert [compute_width(count) for count in range(10)] == [0, 0] + [ceil(log2(count)) for count in range(2, 10)]
 
 
 # --- which coordinates were sent ---
@@ -264,17 +264,17 @@ def test_sparse_tells_which_coordinates_were_sent_however_they_were_packed() -> 
         "zero": torch.zeros(4000),
         "minus": torch.tensor([-0.0, 0.0]).repeat(2000),
     }
-    masks = sent(encode(update, "sparse"), blank(update))
+    masks = find_sent(encode(update, "sparse"), blank(update))
     assert set(masks) == set(update)
     for name, mask in masks.items():
         assert (mask.dtype, mask.shape) == (torch.bool, update[name].shape)
         assert torch.equal(mask, (update[name] != 0) | update[name].signbit())
-    assert {codec: sent(encode(update, codec), update) for codec in ("dense", "bits", "levels")} == {
+    assert {codec: find_sent(encode(update, codec), update) for codec in ("dense", "bits", "levels")} == {
         "dense": {}, "bits": {}, "levels": {}
     }  # fmt: skip
 
 
 def test_bits_of_a_tensor_are_its_own_memory() -> None:
     w = torch.zeros(3)
-    bits_of(w)[1] = 0x3F800000
+    to_bits(w)[1] = 0x3F800000
     assert w.tolist() == [0, 1, 0]

@@ -46,13 +46,13 @@ def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str
     except ValueError as error:
         errors.append(DamagedFile(folder / "manifest.json", str(error)))
         return {}
-    for ask in (recording.counts, recording.clients, recording.rounds, recording.fingerprint):
+    for ask in (recording.count_replies, recording.list_clients, recording.list_rounds, recording.compute_fingerprint):
         try:
             ask()
         except DamagedFile as error:
             errors.append(error)
     try:
-        read = list(recording.observations(on_damage=errors.append))
+        read = list(recording.read_observations(on_damage=errors.append))
     except DamagedFile as error:
         errors.append(error)
         return {}

@@ -28,8 +28,10 @@ WEIGHTS = "rounds/00001/global.safetensors"
 
 def forbid_memory(monkeypatch: pytest.MonkeyPatch, most: int = 0) -> None:
     """Let no more than `most` bytes be taken for tensors."""
-    room = tensors_module._room
-    monkeypatch.setattr(tensors_module, "_room", lambda size: room(size) if size <= most else pytest.fail(f"takes {size} bytes"))
+    room = tensors_module._allocate
+    monkeypatch.setattr(
+        tensors_module, "_allocate", lambda size: room(size) if size <= most else pytest.fail(f"takes {size} bytes")
+    )
 
 
 # --- where files lie ---
@@ -50,7 +52,7 @@ def test_an_index_cannot_choose_what_is_read(recorded: Path, change_index: Chang
     change_index(recorded, "UPDATE observations SET file = ?, sha256 = ? WHERE client = 'anna' AND round < 3", file, digest)
     refused(recorded, "index.sqlite", "row 1, 'anna': .* is not a valid value of file")
     told: list[DamagedFile] = []
-    assert [o.client for o in Recording(recorded).observations(on_damage=told.append)] == ["bert", "bert"]
+    assert [o.client for o in Recording(recorded).read_observations(on_damage=told.append)] == ["bert", "bert"]
     assert len(told) == 2
 
 
@@ -65,7 +67,7 @@ def test_no_link_is_followed_inside(recorded: Path, named: str) -> None:
     path.rename(outside)
     path.symlink_to(outside)
     with pytest.raises(ValueError, match=r"symbolic link.* not followed") as error:
-        list(Recording(recorded).observations())
+        list(Recording(recorded).read_observations())
     assert str(recorded) in str(error.value)
 
 
@@ -74,13 +76,13 @@ def test_no_link_is_followed_inside(recorded: Path, named: str) -> None:
 )
 def test_no_name_leads_out_of_its_folder(recorded: Path, name: str) -> None:
     (recorded.parent / "secret").write_text("told")
-    with pytest.raises(DamagedFile, match="not a plain path below its folder"), safe.opened(recorded, name, limit=100):
+    with pytest.raises(DamagedFile, match="not a plain path below its folder"), safe.open_file(recorded, name, limit=100):
         pass
 
 
 def test_a_recording_may_be_reached_through_a_link(recorded: Path) -> None:
     (recorded.parent / "link").symlink_to(recorded)
-    assert len(list(Recording(recorded.parent / "link").observations())) == 4
+    assert len(list(Recording(recorded.parent / "link").read_observations())) == 4
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
@@ -99,7 +101,7 @@ def test_what_is_no_file_is_not_waited_for(recorded: Path, named: str, kind: str
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path.name)
     with pytest.raises(ValueError, match=str(path)):
-        list(Recording(recorded).observations())
+        list(Recording(recorded).read_observations())
 
 
 # --- sizes ---
@@ -110,7 +112,7 @@ def test_a_terabyte_of_holes_is_not_read(recorded: Path, named: str, monkeypatch
     forbid_memory(monkeypatch, 16)
     os.truncate(recorded / named, 2**40)
     with pytest.raises(ValueError, match=r"1099511627776 bytes, but at most") as error:
-        list(Recording(recorded).observations())
+        list(Recording(recorded).read_observations())
     assert str(recorded / named) in str(error.value)
 
 
@@ -180,10 +182,10 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken(
     forge(recorded, named, HEADERS[name])
     recording = Recording(recorded)
     if named == ANNA:
-        recording.sent(1)
+        recording.read_sent(1)
     forbid_memory(monkeypatch)
     with pytest.raises(DamagedFile, match=str(recorded / named)) as error:
-        recording.observation(recording.rows()[0])
+        recording.read_observation(recording.read_rows()[0])
     assert len(str(error.value)) < 1000
     assert str(error.value).isprintable()
 
@@ -205,10 +207,10 @@ def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
     files.write_tensors(recorded / "made", tensors)
     forge(recorded, ANNA, (recorded / "made").read_bytes())
     recording = Recording(recorded)
-    recording.sent(1)
+    recording.read_sent(1)
     forbid_memory(monkeypatch)
     with pytest.raises(DamagedFile, match=words):
-        recording.observation(recording.rows()[0])
+        recording.read_observation(recording.read_rows()[0])
 
 
 def test_whole_weights_that_are_no_weights_are_refused(
@@ -236,7 +238,7 @@ def test_numbers_that_are_none_are_data(recorded: Path, forge: Forge) -> None:
     """An update may hold NaN: that is what the client sent."""
     files.write_tensors(recorded / "made", {"w": torch.tensor([float("nan"), float("inf"), 0]), "b": torch.tensor(0.0)})
     forge(recorded, ANNA, (recorded / "made").read_bytes())
-    assert next(iter(Recording(recorded).observations())).update["w"].isnan().tolist() == [True, False, False]
+    assert next(iter(Recording(recorded).read_observations())).update["w"].isnan().tolist() == [True, False, False]
 
 
 # --- what would be run ---
@@ -258,7 +260,7 @@ def test_a_pickle_under_another_name_is_not_opened(
     else:
         (recorded / named).write_bytes(content)
     with pytest.raises(ValueError, match=str(recorded / named)):
-        list(Recording(recorded).observations())
+        list(Recording(recorded).read_observations())
     torch.save({"w": Bomb()}, tmp_path / "saved")
     if named.startswith("rounds"):
         forge(recorded, named, (tmp_path / "saved").read_bytes())
@@ -284,7 +286,7 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
 def test_whole_numbers_in_place_of_an_update_are_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
     from safetensors.torch import save
 
-    sent = dict(next(Recording(recorded).observations()).payload.tensors)
+    sent = dict(next(Recording(recorded).read_observations()).payload.tensors)
     forge(recorded, ANNA, save({**sent, "w": torch.ones(sent["w"].shape, dtype=torch.int32)}))
     refused(recorded, ANNA, r"tensor 'w' has type torch\.int32, .* send it back as torch\.float32")
 

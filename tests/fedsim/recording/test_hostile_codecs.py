@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.recording.codec import CODECS, Payload, codec_of, decode, encode
+from fedsim.recording.codec import CODECS, Payload, decode, encode, find_codec
 from fedsim.recording.packing.bits import pack
 
 Tensors = dict[str, Tensor]
@@ -121,11 +121,11 @@ def test_what_is_too_large_is_refused_by_its_description_alone(codec: str) -> No
     for update in updates.values():
         fair = encode({"w": update.reshape(64, 64)}, "dense" if codec == "weights" else codec).tensors
         described = {name: t.to("meta") for name, t in fair.items()}
-        codec_of(codec).fits(described, {"w": START["w"]})
+        find_codec(codec).fits(described, {"w": START["w"]})
         for name, t in described.items():
             seen.add(name)
             with pytest.raises(ValueError, match=r"shape \(1099511627776,\)"):
-                codec_of(codec).fits({**described, name: t.new_empty(2**40)}, {"w": START["w"]})
+                find_codec(codec).fits({**described, name: t.new_empty(2**40)}, {"w": START["w"]})
     parts = {"sparse": {"values", "palette", "codes", "index", "mask", "high", "low"}, "dense": set(), "weights": set()}
     assert seen >= {f"w/{part}" for part in parts.get(codec, {"palette", "codes"})}
 

@@ -93,7 +93,7 @@ def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
     missing = table == "rounds" and column == "round"  # of a round with another number nothing is asked
     assert "no global weights of round 1" in error.reason if missing else f"is not a valid value of {column}" in error.reason
     told: list[DamagedFile] = []
-    left = {o.key for o in Recording(recorded).observations(on_damage=told.append)}
+    left = {o.key for o in Recording(recorded).read_observations(on_damage=told.append)}
     assert {"00002-anna", "00002-bert"} <= left
     assert ("00001-bert" in left) is (table == "observations")
     assert told
@@ -103,13 +103,13 @@ def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
 def test_counts_are_numbers(recorded: Path, value: str, change_index: Change) -> None:
     change_index(recorded, f"UPDATE observations SET bytes = {value}")
     with pytest.raises(DamagedFile, match=r"index\.sqlite"):
-        Recording(recorded).counts()
+        Recording(recorded).count_replies()
 
 
 def test_names_of_clients_are_names(recorded: Path, change_index: Change) -> None:
     change_index(recorded, "UPDATE observations SET client = '../' || client")
     with pytest.raises(DamagedFile, match="is not a valid name of a client"):
-        Recording(recorded).clients()
+        Recording(recorded).list_clients()
 
 
 def test_a_value_of_many_megabytes_is_not_read(recorded: Path, change_index: Change, refused: Refused) -> None:
@@ -122,7 +122,7 @@ def test_a_query_that_does_not_end_is_stopped(recorded: Path, monkeypatch: pytes
     monkeypatch.setattr(index_module, "PROGRESS_INSTRUCTIONS", 1000)
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     with pytest.raises(DamagedFile, match="interrupted"):
-        index_module.ask(recorded, endless)
+        index_module.query_index(recorded, endless)
 
 
 # --- journals ---
@@ -142,7 +142,7 @@ os._exit(9)
 def interrupted(recorded: Path) -> Path:
     """A recording whose writer was killed amid a commit."""
     subprocess.run([sys.executable, "-c", CUT_OFF, recorded / "index.sqlite"], check=False)
-    assert len(Recording(recorded).rows()) == 6
+    assert len(Recording(recorded).read_rows()) == 6
     return recorded
 
 

@@ -30,10 +30,10 @@ def codec(request: pytest.FixtureRequest) -> str:
 def packed(tmp_path: Path, manifest: Manifest, codec: str) -> Path:
     """A recording of one round of two clients."""
     recorder = Recorder(tmp_path / "recording", manifest)
-    recorder.sent(1, {name: torch.zeros_like(t) for name, t in UPDATE.items()}, BUFFERS)
+    recorder.record_sent(1, {name: torch.zeros_like(t) for name, t in UPDATE.items()}, BUFFERS)
     for number, client in enumerate(("anna", "bert")):
         payload = encode({name: t * (1 + number) for name, t in UPDATE.items()}, codec)
-        recorder.received(1, Reply(client=client, node=str(number), payload=payload, buffers=BUFFERS, num_examples=7))
+        recorder.record_reply(1, Reply(client=client, node=str(number), payload=payload, buffers=BUFFERS, num_examples=7))
     recorder.commit(1, ("anna", "bert"))
     return tmp_path / "recording"
 
@@ -51,7 +51,7 @@ def forged(folder: Path, forge: Forge, tensors: dict[str, Tensor]) -> None:
 
 
 def test_a_packed_update_is_read_back_and_buffers_beside_it(packed: Path, codec: str) -> None:
-    seen = list(Recording(packed).observations())
+    seen = list(Recording(packed).read_observations())
     assert [o.payload.codec for o in seen] == [codec, codec]
     for number, o in enumerate(seen):
         assert {name: t.numpy().tobytes() for name, t in o.update.items()} == {
@@ -83,10 +83,10 @@ def test_a_payload_that_does_not_fit_is_refused_before_it_is_read(
     tensors = {**tensors_of(packed), **CHANGES[name]}
     forged(packed, forge, {key: t for key, t in tensors.items() if t is not None})
     recording = Recording(packed)
-    recording.sent(1)
-    monkeypatch.setattr(tensors_module, "_room", lambda size: pytest.fail(f"takes {size} bytes"))
+    recording.read_sent(1)
+    monkeypatch.setattr(tensors_module, "_allocate", lambda size: pytest.fail(f"takes {size} bytes"))
     with pytest.raises(DamagedFile) as error:
-        recording.observation(recording.rows()[0])
+        recording.read_observation(recording.read_rows()[0])
     assert error.value.path == packed / ANNA
     assert len(str(error.value)) < 1000
 
@@ -103,7 +103,7 @@ def test_what_fits_and_does_not_unpack_is_a_damaged_file_too(packed: Path, codec
     forged(packed, forge, tensors)
     refused(packed, ANNA, words)
     told: list[DamagedFile] = []
-    assert [o.client for o in Recording(packed).observations(on_damage=told.append)] == ["bert"]
+    assert [o.client for o in Recording(packed).read_observations(on_damage=told.append)] == ["bert"]
     assert [error.path for error in told] == [packed / ANNA]
 
 
@@ -111,8 +111,8 @@ def test_what_fits_and_does_not_unpack_is_a_damaged_file_too(packed: Path, codec
 def test_another_codec_in_the_index_than_in_the_file(packed: Path, codec: str, claimed: str, change_index: Any) -> None:
     change_index(packed, "UPDATE observations SET codec = ? WHERE client = 'anna'", claimed)
     if claimed == codec or {claimed, codec} == {"bits", "levels"}:
-        assert len(list(Recording(packed).observations())) == 2
+        assert len(list(Recording(packed).read_observations())) == 2
     else:
         with pytest.raises(DamagedFile) as error:
-            list(Recording(packed).observations())
+            list(Recording(packed).read_observations())
         assert error.value.path == packed / ANNA

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from fedsim.recording import DamagedFile, Manifest, Recorder, Recording, index_database
-from fedsim.recording.index_database import INDEX_FILE, connect_to_write, forget_images
+from fedsim.recording.index_database import INDEX_FILE, close_images, connect_to_write
 
 Connect = Callable[..., sqlite3.Connection]
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    forget_images()
+    close_images()
 
 
 def test_a_reader_has_sqlite_open_nothing_below_the_recording(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_reader_has_sqlite_open_nothing_below_the_recording(recorded: Path, mo
 
     real = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", connect)
-    assert len(Recording(recorded).rows()) == 6
+    assert len(Recording(recorded).read_rows()) == 6
     assert not [path for path in asked if str(recorded) in path]
 
 
@@ -86,28 +86,28 @@ def test_a_writer_refuses_a_folder_that_others_may_change(recorded: Path, mode: 
     recorded.chmod(mode)
     with pytest.raises(ValueError, match="chmod go-w"):
         connect_to_write(recorded)
-    assert len(Recording(recorded).rows()) == 6
+    assert len(Recording(recorded).read_rows()) == 6
 
 
 def test_an_image_is_kept_until_the_index_changes(recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[Path] = []
-    real = index_database._copied
+    real = index_database._copy_index
 
     def counted(folder: Path, *given: object) -> sqlite3.Connection:
         copied.append(folder)
         return real(folder, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(index_database, "_copied", counted)
-    assert [len(Recording(recorded).rows()) for _ in range(3)] == [6, 6, 6]
+    monkeypatch.setattr(index_database, "_copy_index", counted)
+    assert [len(Recording(recorded).read_rows()) for _ in range(3)] == [6, 6, 6]
     assert len(copied) == 1
     Recorder(recorded, manifest).roll_back(2)
-    assert len(Recording(recorded).rows()) == 4
+    assert len(Recording(recorded).read_rows()) == 4
     assert len(copied) == 2
 
 
 def test_a_large_index_is_read_from_a_private_file(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_database, "IN_MEMORY", 1)
-    assert [len(Recording(recorded).rows()) for _ in range(2)] == [6, 6]
+    assert [len(Recording(recorded).read_rows()) for _ in range(2)] == [6, 6]
 
 
 LOCKING = """
@@ -132,7 +132,7 @@ def test_a_reader_waits_for_a_commit(recorded: Path) -> None:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "locked\n"
         threading.Timer(0.3, lambda: writer.stdin and writer.stdin.close()).start()
-        assert len(Recording(recorded).rows()) == 4
+        assert len(Recording(recorded).read_rows()) == 4
 
 
 def test_a_reader_gives_up_on_a_writer_without_an_end(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_reader_gives_up_on_a_writer_without_an_end(recorded: Path, monkeypatc
 
     monkeypatch.setattr(fcntl, "lockf", busy)
     with pytest.raises(DamagedFile, match="locked by a writer"):
-        Recording(recorded).rows()
+        Recording(recorded).read_rows()
 
 
 def test_a_fresh_index_has_the_tables_of_a_recorder(tmp_path: Path) -> None:

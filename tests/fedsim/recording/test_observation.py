@@ -197,7 +197,7 @@ def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words:
     ],
 )
 def test_batch_sizes_that_the_server_can_tell(settings_: dict[str, Any], num_examples: int, sizes: tuple[int, ...]) -> None:
-    assert Training(learning_rate=1, batch_size=4, **settings_).batch_sizes(num_examples) == sizes
+    assert Training(learning_rate=1, batch_size=4, **settings_).count_step_examples(num_examples) == sizes
 
 
 def test_the_fixture_of_a_manifest_is_one(manifest: Manifest, same_bits: Callable[..., bool]) -> None:

@@ -35,7 +35,7 @@ DEFENSES = {
 def updates(run: FederationRun) -> dict[str, bytes]:
     """Of all observations, and the weights that came of them, bit for bit."""
     found = {}
-    for o in Recording(run.out / "recording").observations():
+    for o in Recording(run.out / "recording").read_observations():
         found |= {
             f"{o.key}/{kind}/{n}": t.numpy().tobytes() for kind in ("update", "weights") for n, t in getattr(o, kind).items()
         }
@@ -45,7 +45,7 @@ def updates(run: FederationRun) -> dict[str, bytes]:
 def as_it_is(monkeypatch: pytest.MonkeyPatch, federate: Federate, name: str = "dense", **changes: Any) -> FederationRun:
     """The same federation, packing nothing."""
     with monkeypatch.context() as patched:
-        patched.setattr(DefenseSpec, "codec", lambda spec: "dense")
+        patched.setattr(DefenseSpec, "choose_codec", lambda spec: "dense")
         return federate(name, **changes)
 
 
@@ -58,22 +58,22 @@ def test_packed_updates_are_recorded_and_aggregated_bit_for_bit(
     assert updates(packed) == updates(plain)
     for run, codec in ((packed, DEFENSES[defense]), (plain, "dense")):
         recording = Recording(run.out / "recording")
-        assert {row.codec for row in recording.rows()} == {recording.manifest.codec} == {codec}
+        assert {row.codec for row in recording.read_rows()} == {recording.manifest.codec} == {codec}
         found = upkeep.verify(run.out)
         assert (found.intact, found.damaged, found.unexpected) == (9, (), ())
-    sizes = [sum(row.bytes for row in Recording(run.out / "recording").rows()) for run in (packed, plain)]
+    sizes = [sum(row.bytes for row in Recording(run.out / "recording").read_rows()) for run in (packed, plain)]
     assert sizes[0] < 0.5 * sizes[1]
 
 
 def test_the_mask_of_what_was_sent_is_read_from_a_recording(federate: Federate) -> None:
     run = federate(**MODEL, defense="top_k(0.05)")
-    for o in Recording(run.out / "recording").observations():
+    for o in Recording(run.out / "recording").read_observations():
         assert {name: (mask.dtype, mask.shape) for name, mask in o.sent.items()} == {
             name: (torch.bool, t.shape) for name, t in o.weights.items()
         }
         assert all(torch.equal(mask, o.update[name] != 0) for name, mask in o.sent.items())
         assert o.sent["1.weight"].sum() == ceil(0.05 * o.weights["1.weight"].numel())
-    assert next(Recording(federate("plain", **MODEL).out / "recording").observations()).sent == {}
+    assert next(Recording(federate("plain", **MODEL).out / "recording").read_observations()).sent == {}
 
 
 def test_a_federation_with_packed_updates_goes_on_after_a_stop(federate: Federate) -> None:
@@ -87,7 +87,7 @@ def test_a_federation_with_packed_updates_goes_on_after_a_stop(federate: Federat
     with pytest.raises(engine.EngineError, match="stopped"):
         federate("halves", on_round=stop, **changes)
     out = whole.out.parent / "halves"
-    run = FederationRun(experiment=read(out / "experiment.toml"), out=out, device="cpu", resume=True).settled()
+    run = FederationRun(experiment=read(out / "experiment.toml"), out=out, device="cpu", resume=True).settle()
     engine.run(run, engine="local")
     assert updates(run) == updates(whole)
     kept = [
@@ -103,7 +103,7 @@ def test_clients_of_other_apps_may_pack_too(tmp_path: Any) -> None:
     facts = {"model": "mlp", "training": Training(learning_rate=0.1, batch_size=1, steps=1)}
     strategy = record(FedAvg(), tmp_path, data=DataSpec(shape=(2,), num_classes=2), defense="qsgd(3) | clip(1)", **facts)
     assert strategy is not None
-    assert DefenseSpec.parse("qsgd(3) | clip(1)").codec() == "levels"
+    assert DefenseSpec.parse("qsgd(3) | clip(1)").choose_codec() == "levels"
 
 
 # --- bytes ---
@@ -129,7 +129,7 @@ def test_bytes_of_every_client_stand_in_the_metrics(federate: Federate, monkeypa
     rows = {row["round"]: row for row in read_json_lines(run.out / "metrics.jsonl")}
     assert "bytes" not in rows[0]
     for number, down, up in seen:
-        index = {row.client: row for row in Recording(run.out / "recording").rows(rounds={number})}
+        index = {row.client: row for row in Recording(run.out / "recording").read_rows(rounds={number})}
         counted = rows[number]["bytes"]
         assert counted == {client: {"up": up.get(int(row.node), 0), "down": down[int(row.node)]} for client, row in index.items()}
         assert {client: row.bytes for client, row in index.items()} == {client: one["up"] for client, one in counted.items()}
@@ -146,7 +146,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
     """The recording of a federation in which client 1 does something to its reply of round 2."""
 
     def go(spoil: Callable[[Message], None], **changes: Any) -> Recording:
-        real = engine.client_app
+        real = engine.make_client_app
 
         def wrapped(run_of: Any) -> Any:
             app = real(run_of)
@@ -159,7 +159,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
 
             return answer
 
-        monkeypatch.setattr(engine, "client_app", wrapped)
+        monkeypatch.setattr(engine, "make_client_app", wrapped)
         return Recording(federate(**{**MODEL, "rounds": 3, **changes}).out / "recording")
 
     return go
@@ -179,7 +179,7 @@ def repacked(codec: str) -> Callable[[Message], None]:
 @pytest.mark.parametrize("codec", ["sparse", "bits", "levels"])
 def test_a_reply_by_another_codec_than_was_agreed_on_is_read_all_the_same(codec: str, spoiled: Any, federate: Federate) -> None:
     recording = spoiled(repacked(codec), defense="clip(0.1)")
-    assert sorted(row.codec for row in recording.rows()) == sorted(["dense"] * 8 + [codec])
+    assert sorted(row.codec for row in recording.read_rows()) == sorted(["dense"] * 8 + [codec])
     assert recording.manifest.codec == "dense"
 
 
@@ -222,10 +222,10 @@ SPOILED: dict[str, tuple[str, Callable[[Message], None]]] = {
 def test_a_packed_reply_that_cannot_be_read_is_a_failed_row(name: str, spoiled: Any) -> None:
     defense, spoil = SPOILED[name]
     recording = spoiled(spoil, defense=defense)
-    (failed,) = [row for row in recording.rows() if row.status != "complete"]
+    (failed,) = [row for row in recording.read_rows() if row.status != "complete"]
     assert (failed.round, failed.status, failed.file) == (2, "failed", None)
     assert failed.reason.startswith("malformed reply: ")
-    assert len(list(recording.observations())) == 8
+    assert len(list(recording.read_observations())) == 8
 
 
 def test_the_codec_is_part_of_the_public_facts(manifest: Manifest, federate: Federate) -> None:

@@ -29,7 +29,7 @@ def test_what_was_written_reads_back_bit_for_bit(tmp_path: Path, manifest: Manif
     buffers = {"mean": torch.tensor([1.5, -2.0]), "seen": torch.tensor(3)}
     after = {"mean": torch.tensor([1.25, -2.5]), "seen": torch.tensor(4)}
     recorder = Recorder(tmp_path / "r", manifest)
-    recorder.sent(4, weights, buffers)
+    recorder.record_sent(4, weights, buffers)
     reply = Reply(
         client="c-1_X",
         node=str(2**64 - 1),
@@ -39,12 +39,12 @@ def test_what_was_written_reads_back_bit_for_bit(tmp_path: Path, manifest: Manif
         bytes=123,
         metrics={"l": 0.1, "bad": float("inf")},
     )
-    recorder.received(4, reply)
+    recorder.record_reply(4, reply)
     recorder.commit(4, ["other", "c-1_X"], attempt=2)
-    (row,) = Recording(tmp_path / "r").rows()
+    (row,) = Recording(tmp_path / "r").read_rows()
     assert (row.round, row.client, row.node, row.attempt, row.status) == (4, "c-1_X", str(2**64 - 1), 2, "complete")
     assert (row.bytes, row.metrics, row.reported, row.codec) == (123, {"l": 0.1, "bad": float("inf")}, 9, "dense")
-    (seen,) = Recording(tmp_path / "r").observations()
+    (seen,) = Recording(tmp_path / "r").read_observations()
     assert same_bits(dict(seen.update), awkward)
     assert same_bits(dict(seen.weights), weights)
     assert same_bits(dict(seen.buffers), buffers)
@@ -55,7 +55,7 @@ def test_what_was_written_reads_back_bit_for_bit(tmp_path: Path, manifest: Manif
 
 
 def test_each_observation_has_the_weights_of_its_own_round(recorded: Path) -> None:
-    seen = list(Recording(recorded).observations())
+    seen = list(Recording(recorded).read_observations())
     assert [(o.round, o.client) for o in seen] == [(1, "anna"), (1, "bert"), (2, "anna"), (2, "bert")]
     assert [o.weights["w"][0].item() for o in seen] == [1, 1, 2, 2]
     assert [round(o.update["w"][0].item(), 3) for o in seen] == [1, 1.1, 2, 2.1]
@@ -65,10 +65,12 @@ def test_whole_weights_are_read_against_the_ones_that_were_sent(tmp_path: Path, 
     """Some strategies send float64; a client starts from what float32 holds of it."""
     recorder = Recorder(tmp_path / "r", manifest)
     start = torch.tensor([1.0 + 1e-12, 3.0], dtype=torch.float64)
-    recorder.sent(1, {"w": start})
-    recorder.received(1, Reply(client="app", node="1", payload=Payload(tensors={"w": torch.tensor([1.5, 2.0])}, codec="weights")))
+    recorder.record_sent(1, {"w": start})
+    recorder.record_reply(
+        1, Reply(client="app", node="1", payload=Payload(tensors={"w": torch.tensor([1.5, 2.0])}, codec="weights"))
+    )
     recorder.commit(1, ["app"])
-    (seen,) = Recording(tmp_path / "r").observations()
+    (seen,) = Recording(tmp_path / "r").read_observations()
     assert seen.update["w"].tolist() == [0.5, -1.0]
     assert seen.update["w"].dtype == seen.weights["w"].dtype == torch.float32
 
@@ -76,7 +78,7 @@ def test_whole_weights_are_read_against_the_ones_that_were_sent(tmp_path: Path, 
 def test_what_is_read_may_be_changed_and_stands_on_its_own(recorded: Path, same_bits: Same) -> None:
     """All tensors of a file share memory, and none of them a byte with another."""
     recording = Recording(recorded)
-    first, again = (recording.observation(recording.rows()[0]) for _ in range(2))
+    first, again = (recording.read_observation(recording.read_rows()[0]) for _ in range(2))
     first.payload.tensors["w"].fill_(7)
     assert first.payload.tensors["b"].item() == 0
     assert again.payload.tensors["w"].tolist() == [1, 1, 1]
@@ -85,19 +87,19 @@ def test_what_is_read_may_be_changed_and_stands_on_its_own(recorded: Path, same_
 
 def test_rounds_and_clients_are_chosen(recorded: Path) -> None:
     recording = Recording(recorded)
-    assert [(r.round, r.client) for r in recording.rows(rounds={2, 3}, clients={"bert"})] == [(2, "bert"), (3, "bert")]
-    assert [o.key for o in recording.observations(rounds={2, 3})] == ["00002-anna", "00002-bert"]
-    assert recording.rows(rounds={9}) == []
-    assert recording.rows(clients={"' OR 1"}) == []
-    assert len(recording.rows()) == 6
+    assert [(r.round, r.client) for r in recording.read_rows(rounds={2, 3}, clients={"bert"})] == [(2, "bert"), (3, "bert")]
+    assert [o.key for o in recording.read_observations(rounds={2, 3})] == ["00002-anna", "00002-bert"]
+    assert recording.read_rows(rounds={9}) == []
+    assert recording.read_rows(clients={"' OR 1"}) == []
+    assert len(recording.read_rows()) == 6
 
 
 def test_a_recording_is_counted_without_reading_it(recorded: Path) -> None:
     recording = Recording(recorded)
     shutil.rmtree(recorded / "rounds")
-    assert recording.clients() == ["anna", "bert"]
-    assert recording.rounds() == [1, 2, 3]
-    assert recording.counts() == [
+    assert recording.list_clients() == ["anna", "bert"]
+    assert recording.list_rounds() == [1, 2, 3]
+    assert recording.count_replies() == [
         Counts(round=1, complete=2, failed=0, late=0, bytes=0),
         Counts(round=2, complete=2, failed=0, late=0, bytes=0),
         Counts(round=3, complete=0, failed=1, late=1, bytes=0),
@@ -106,23 +108,25 @@ def test_a_recording_is_counted_without_reading_it(recorded: Path) -> None:
 
 def test_who_sent_nothing_is_a_row_with_its_reason_and_no_observation(recorded: Path) -> None:
     recording = Recording(recorded)
-    failed, late = recording.rows(rounds={3})
+    failed, late = recording.read_rows(rounds={3})
     assert (failed.status, failed.reason, failed.file) == ("failed", "out of memory", None)
     assert (late.status, late.reason, late.file) == ("late", "no answer in time", None)
     with pytest.raises(ValueError, match=r"round 3, client anna: nothing was received \(failed: out of memory\)") as refused:
-        recording.observation(failed)
+        recording.read_observation(failed)
     assert not isinstance(refused.value, DamagedFile)
 
 
 def test_a_fingerprint_tells_recordings_apart(recorded: Path, manifest: Manifest, tmp_path: Path) -> None:
     def other(name: str, weight: float, created: str = manifest.created) -> str:
         recorder = Recorder(tmp_path / name, replace(manifest, created=created))
-        recorder.sent(1, {"w": torch.full((3,), weight), "b": torch.tensor(0.0)})
+        recorder.record_sent(1, {"w": torch.full((3,), weight), "b": torch.tensor(0.0)})
         recorder.commit(1, ())
-        return Recording(tmp_path / name).fingerprint()
+        return Recording(tmp_path / name).compute_fingerprint()
 
-    assert other("same", 1.0) == Recording(recorded).fingerprint()  # whatever came later
-    assert len({Recording(recorded).fingerprint(), other("weights", 2.0), other("time", 1.0, "2026-01-02T03:04:06Z")}) == 3
+    assert other("same", 1.0) == Recording(recorded).compute_fingerprint()  # whatever came later
+    assert (
+        len({Recording(recorded).compute_fingerprint(), other("weights", 2.0), other("time", 1.0, "2026-01-02T03:04:06Z")}) == 3
+    )
 
 
 def test_everything_belongs_to_its_owner_only(recorded: Path) -> None:
@@ -139,13 +143,13 @@ def test_nothing_in_it_is_a_pickle(recorded: Path, monkeypatch: pytest.MonkeyPat
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("unpickled"))
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load"))
-    assert len(list(Recording(recorded).observations())) == 4
+    assert len(list(Recording(recorded).read_observations())) == 4
     assert {path.suffix for path in recorded.rglob("*") if path.is_file()} == {".json", ".sqlite", ".safetensors"}
 
 
 def test_reading_changes_nothing(recorded: Path) -> None:
     before = contents(recorded)
-    list(Recording(recorded).observations())
+    list(Recording(recorded).read_observations())
     assert contents(recorded) == before
 
 
@@ -170,11 +174,11 @@ def test_a_damaged_file_is_named_and_the_others_stay_readable(recorded: Path, ki
     path = recorded / "rounds" / "00001" / "bert.safetensors"
     damage(path, kind)
     told: list[DamagedFile] = []
-    good = [o.key for o in Recording(recorded).observations(on_damage=told.append)]
+    good = [o.key for o in Recording(recorded).read_observations(on_damage=told.append)]
     assert good == ["00001-anna", "00002-anna", "00002-bert"]
     assert [error.path for error in told] == [path]
     assert str(told[0]) == f"{path}: {told[0].reason}"
-    seen = Recording(recorded).observations()
+    seen = Recording(recorded).read_observations()
     assert next(seen).key == "00001-anna"
     with pytest.raises(DamagedFile, match=str(path)):
         next(seen)
@@ -191,13 +195,13 @@ def test_damaged_weights_take_only_their_own_round_along_and_are_read_once(
     read = module.read_tensors
     monkeypatch.setattr(module, "read_tensors", lambda folder, name, *rest: (reads.append(name), read(folder, name, *rest))[1])
     told: list[DamagedFile] = []
-    good = [o.key for o in Recording(recorded).observations(on_damage=told.append)]
+    good = [o.key for o in Recording(recorded).read_observations(on_damage=told.append)]
     assert good == ["00001-anna", "00001-bert"]
     assert [error.path for error in told] == [path, path]  # once for each observation that is lost
     assert reads.count("rounds/00002/global.safetensors") == 1
     with pytest.raises(DamagedFile, match=str(path)):
-        Recording(recorded).sent(2)
-    assert Recording(recorded).sent(1).cohort == ("anna", "bert")
+        Recording(recorded).read_sent(2)
+    assert Recording(recorded).read_sent(1).cohort == ("anna", "bert")
 
 
 def test_an_error_can_travel_between_processes() -> None:
@@ -212,7 +216,13 @@ def test_a_damaged_index_is_named(recorded: Path, content: bytes | None) -> None
     (recorded / "index.sqlite").unlink()
     if content is not None:
         (recorded / "index.sqlite").write_bytes(content)
-    for ask in (Recording.rows, Recording.counts, Recording.clients, Recording.rounds, Recording.fingerprint):
+    for ask in (
+        Recording.read_rows,
+        Recording.count_replies,
+        Recording.list_clients,
+        Recording.list_rounds,
+        Recording.compute_fingerprint,
+    ):
         with pytest.raises(DamagedFile, match=r"index\.sqlite"):
             ask(Recording(recorded))
 
@@ -220,7 +230,7 @@ def test_a_damaged_index_is_named(recorded: Path, content: bytes | None) -> None
 def test_missing_weights_of_a_round_are_named(recorded: Path, change_index: Change) -> None:
     change_index(recorded, "DELETE FROM rounds WHERE round = 1")
     with pytest.raises(DamagedFile, match="global weights of round 1"):
-        list(Recording(recorded).observations(rounds={1}))
+        list(Recording(recorded).read_observations(rounds={1}))
 
 
 # --- what a client calls itself ---
@@ -230,19 +240,19 @@ def test_missing_weights_of_a_round_are_named(recorded: Path, change_index: Chan
 def test_a_name_that_could_write_elsewhere_is_refused(tmp_path: Path, manifest: Manifest, name: str) -> None:
     """The pseudonym comes from the client: it must not choose the server's files."""
     recorder = Recorder(tmp_path / "r", manifest)
-    recorder.sent(1, {"w": torch.zeros(1)})
+    recorder.record_sent(1, {"w": torch.zeros(1)})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="use only letters"):
-        recorder.received(1, Reply(client=name, node="1", payload=encode({"w": torch.ones(1)})))
+        recorder.record_reply(1, Reply(client=name, node="1", payload=encode({"w": torch.ones(1)})))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_one_round_holds_one_reply_of_a_client(recorded: Path, manifest: Manifest) -> None:
     recorder = Recorder(recorded, manifest)
-    recorder.received(1, Reply(client="anna", node="1", status="late"))
+    recorder.record_reply(1, Reply(client="anna", node="1", status="late"))
     with pytest.raises(sqlite3.IntegrityError):
         recorder.commit(1, ("anna",))
-    assert len(Recording(recorded).rows(rounds={1})) == 2
+    assert len(Recording(recorded).read_rows(rounds={1})) == 2
 
 
 def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkward: Tensors, same_bits: Same) -> None:

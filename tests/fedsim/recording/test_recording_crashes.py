@@ -28,13 +28,13 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(
 ) -> None:
     """Cut off before each flush and each renaming of its files in turn; three files take at least six of them."""
     recorder = Recorder(recorded, manifest)
-    before = [row.key for row in Recording(recorded).rows()]
+    before = [row.key for row in Recording(recorded).read_rows()]
     done = 0
 
     def round_four() -> None:
-        recorder.sent(4, {"w": torch.zeros(3)})
+        recorder.record_sent(4, {"w": torch.zeros(3)})
         for client in ("anna", "bert"):
-            recorder.received(4, Reply(client=client, node="1", payload=encode({"w": torch.ones(3)})))
+            recorder.record_reply(4, Reply(client=client, node="1", payload=encode({"w": torch.ones(3)})))
         recorder.commit(4, ("anna", "bert"))
 
     def cut(function: Callable[..., None]) -> Callable[..., None]:
@@ -54,30 +54,30 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(
             round_four()
             assert 6 <= done < at
         except PowerCut:
-            assert [row.key for row in Recording(recorded).rows()] == before
-            assert len(list(Recording(recorded).observations())) == 4
+            assert [row.key for row in Recording(recorded).read_rows()] == before
+            assert len(list(Recording(recorded).read_observations())) == 4
             recorder.roll_back(3)
             monkeypatch.undo()
             round_four()
-    assert [o.key for o in Recording(recorded).observations(rounds={4})] == ["00004-anna", "00004-bert"]
+    assert [o.key for o in Recording(recorded).read_observations(rounds={4})] == ["00004-anna", "00004-bert"]
     assert not list(recorded.rglob("*.partial"))
 
 
 def test_no_row_is_there_before_its_round_is_committed(tmp_path: Path, manifest: Manifest) -> None:
     recorder = Recorder(tmp_path / "r", manifest)
-    recorder.sent(1, {"w": torch.ones(1)})
+    recorder.record_sent(1, {"w": torch.ones(1)})
     for number in range(3):
-        recorder.received(1, Reply(client=f"c{number}", node="1", payload=encode({"w": torch.ones(1)})))
-        assert Recording(tmp_path / "r").rows() == []
-        assert Recording(tmp_path / "r").rounds() == []
+        recorder.record_reply(1, Reply(client=f"c{number}", node="1", payload=encode({"w": torch.ones(1)})))
+        assert Recording(tmp_path / "r").read_rows() == []
+        assert Recording(tmp_path / "r").list_rounds() == []
     recorder.commit(1, ["c0", "c1", "c2"])
-    assert len(Recording(tmp_path / "r").rows()) == 3
+    assert len(Recording(tmp_path / "r").read_rows()) == 3
 
 
 def test_rolling_back_forgets_rounds_and_their_files(recorded: Path, manifest: Manifest) -> None:
     Recorder(recorded, manifest).roll_back(1)
-    assert [row.key for row in Recording(recorded).rows()] == ["00001-anna", "00001-bert"]
-    assert Recording(recorded).rounds() == [1]
+    assert [row.key for row in Recording(recorded).read_rows()] == ["00001-anna", "00001-bert"]
+    assert Recording(recorded).list_rounds() == [1]
     assert [path.name for path in (recorded / "rounds").iterdir()] == ["00001"]
 
 
@@ -96,7 +96,7 @@ os._exit(9)
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_before(recorded: Path, sealed: bool) -> None:
-    before = Recording(recorded).rows()
+    before = Recording(recorded).read_rows()
     told = contents(recorded)[recorded / "index.sqlite"]
     assert subprocess.run([sys.executable, "-c", KILLED, recorded / "index.sqlite"], check=False).returncode == 9
     spoilt = contents(recorded)
@@ -106,15 +106,15 @@ def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_b
         recorded.chmod(0o500)
     try:
         recording = Recording(recorded)
-        assert recording.rows() == before
-        assert [o.num_examples for o in recording.observations()] == [6] * 4  # of 7 reported, what the prescribed steps use
+        assert recording.read_rows() == before
+        assert [o.num_examples for o in recording.read_observations()] == [6] * 4  # of 7 reported, what the prescribed steps use
         assert contents(recorded) == spoilt  # what the writer must undo is left to the writer
     finally:
         recorded.chmod(0o700)
     with sqlite3.connect(recorded / "index.sqlite") as index:  # which does
         assert index.execute("SELECT count(*) FROM observations").fetchone() == (6,)
     index.close()
-    assert Recording(recorded).rows() == before
+    assert Recording(recorded).read_rows() == before
 
 
 @pytest.mark.parametrize("at", range(1, 4))
@@ -142,5 +142,5 @@ def test_an_index_is_there_as_a_whole_or_not_at_all(
             Recorder(tmp_path, manifest)
     assert not (tmp_path / "index.sqlite").exists()
     Recorder(tmp_path, manifest)
-    assert Recording(tmp_path).rows() == []
+    assert Recording(tmp_path).read_rows() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.sqlite", "manifest.json"]

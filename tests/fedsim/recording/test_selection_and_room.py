@@ -48,15 +48,15 @@ def test_what_names_no_client_is_refused(text: str) -> None:
 def test_the_first_so_many_clients_are_recorded_and_stay_the_same(federate: Federate) -> None:
     run = federate(rounds=6, clients={"count": 5, "fraction": 0.6}, record={"clients": 2})
     recording = Recording(run.out / "recording")
-    assert len(recording.clients()) == 2
-    assert len({row.round for row in recording.rows()}) > 2
-    assert all(len(o.cohort) == 3 for o in recording.observations())  # the others are known to have been there
+    assert len(recording.list_clients()) == 2
+    assert len({row.round for row in recording.read_rows()}) > 2
+    assert all(len(o.cohort) == 3 for o in recording.read_observations())  # the others are known to have been there
 
 
 def test_named_clients_are_recorded(federate: Federate) -> None:
-    everyone = Recording(federate("all").out / "recording").clients()
+    everyone = Recording(federate("all").out / "recording").list_clients()
     run = federate("some", record={"clients": f"{everyone[0]},{everyone[2]}"})
-    assert Recording(run.out / "recording").clients() == [everyone[0], everyone[2]]
+    assert Recording(run.out / "recording").list_clients() == [everyone[0], everyone[2]]
     assert Wanted.parse("1-2", "3") == Wanted(rounds=frozenset({1, 2}), at_most=3)
 
 
@@ -89,14 +89,14 @@ def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federat
         ):
             federate("run", rounds=4)
     out = plain.folder.parent.parent / "run"
-    so_far = len(list(Recording(out / "recording").observations()))
+    so_far = len(list(Recording(out / "recording").read_observations()))
     assert 0 < so_far < 12
     assert so_far % 3 == 0
     assert not list(out.rglob("*.partial"))
     run = FederationRun(experiment=_experiment(out), out=out, device="cpu", resume=True)
     engine.run(run, engine="local")
-    seen = {o.key: o.update["1.weight"].numpy().tobytes() for o in Recording(out / "recording").observations()}
-    assert seen == {o.key: o.update["1.weight"].numpy().tobytes() for o in plain.observations()}
+    seen = {o.key: o.update["1.weight"].numpy().tobytes() for o in Recording(out / "recording").read_observations()}
+    assert seen == {o.key: o.update["1.weight"].numpy().tobytes() for o in plain.read_observations()}
 
 
 def _experiment(out: Path) -> Any:
@@ -149,7 +149,7 @@ def test_a_range_of_any_length_takes_no_time(recorded: Path) -> None:
     assert rounds & {1, 2, 10**11} == {1, 2}
     assert str(rounds - {2, 10**10}) == "1,3-9999999999,20000000000-30000000000"
     assert rounds == parse_rounds(str(rounds))
-    assert Recording(recorded).rows(rounds=rounds) == Recording(recorded).rows()
-    assert Recording(recorded).rows(rounds=parse_rounds("4000-9000000000")) == []
+    assert Recording(recorded).read_rows(rounds=rounds) == Recording(recorded).read_rows()
+    assert Recording(recorded).read_rows(rounds=parse_rounds("4000-9000000000")) == []
     with pytest.raises(ValueError, match="at most 15 digits"):
         parse_rounds("1-" + "9" * 5000)

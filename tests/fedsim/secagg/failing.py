@@ -33,8 +33,8 @@ class Failing(engine.LocalGrid):
 
     def _one(self, message: Message) -> Message | None:
         partition = list(self._contexts).index(message.metadata.dst_node_id)
-        stage = messages.stage_of(message.content) or ""
-        place = records.number(message, "server-round"), stage
+        stage = messages.read_stage(message.content) or ""
+        place = records.read_number(message, "server-round"), stage
         answer: Message | None = None
         if partition in self.fails.get(place, ()):
             answer = Message(Error(code=0, reason="told to fail"), reply_to=message)

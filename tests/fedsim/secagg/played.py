@@ -41,15 +41,15 @@ class Round:
 
         for i in left("setup", self.words):
             me[i] = participant.setup(CONTEXT, self.agreement.threshold, draws[i])
-        rosters = server.advertised({i: me[i].publics for i in me})
+        rosters = server.draw_rosters({i: me[i].publics for i in me})
         sealed = {}
         for i in left("share", rosters):
             me[i], sealed[i] = participant.share(me[i], *rosters[i], draws[i])
-        given = server.shared(sealed)
+        given = server.route_shares(sealed)
         for i in left("collect", given):
             me[i], self.masked[i] = participant.mask(participant.receive(me[i], given[i]), self.words[i].copy())
-        wanted = server.collected(self.masked)
+        wanted = server.ask_shares(self.masked)
         opened = {}
         for i in left("unmask", wanted):
             me[i], opened[i] = participant.unmask(me[i], *wanted[i])
-        return server.unmasked(opened)
+        return server.unmask(opened)

@@ -36,7 +36,7 @@ def mean_of(updates: list[Observation]) -> dict[str, Tensor]:
 
 
 def half_a_step(run: FederationRun) -> float:
-    agreement = run.experiment.agreement()
+    agreement = run.experiment.settle_agreement()
     assert agreement is not None
     return 0.5 * agreement.clip / agreement.target_range
 

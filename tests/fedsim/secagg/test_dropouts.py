@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
 
 
 def rows_of(run: FederationRun, number: int) -> dict[str, Row]:
-    return {row.client: row for row in recorded(run).rows(rounds={number})}
+    return {row.client: row for row in recorded(run).read_rows(rounds={number})}
 
 
 @pytest.mark.parametrize("kind", ["fails", "late", "lost"])
@@ -39,8 +39,8 @@ def test_the_mean_is_that_of_the_clients_whose_vectors_came(
     secure = federate("secure", **EPOCH, rounds=2)
     names = of_partitions(secure)
     gone = set() if stage == "unmask" else {names[1], names[3]}
-    updates = [o for o in recorded(plain).observations() if o.client not in gone]
-    found = next(iter(recorded(secure).observations(rounds={1})))
+    updates = [o for o in recorded(plain).read_observations() if o.client not in gone]
+    found = next(iter(recorded(secure).read_observations(rounds={1})))
     assert found.cohort == tuple(o.client for o in updates)
     assert_is_mean(secure, found, updates)
     rows = rows_of(secure, 1)
@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_the_clients_whose_vectors_came(
         known = rows.get(names[partition]) or next(row for row in rows.values() if row.client.isdigit())
         assert reason.format(stage) in known.reason
         assert known.status == ("masked" if stage == "unmask" else "failed" if kind == "fails" else "late")
-    again = next(iter(recorded(secure).observations(rounds={2})))  # who failed is back in the next round
+    again = next(iter(recorded(secure).read_observations(rounds={2})))  # who failed is back in the next round
     assert len(again.cohort) == 5
 
 
@@ -75,8 +75,8 @@ def test_one_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.Monk
     failing(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
     secure = federate("secure", **EPOCH, rounds=1, clients={"count": 7}, secure_aggregation={"threshold": 3})
     names = of_partitions(plain)
-    updates = [o for o in recorded(plain).observations() if names.index(o.client) not in (0, 2, 4)]
-    (found,) = recorded(secure).observations()
+    updates = [o for o in recorded(plain).read_observations() if names.index(o.client) not in (0, 2, 4)]
+    (found,) = recorded(secure).read_observations()
     assert found.cohort == tuple(o.client for o in updates)
     assert_is_mean(secure, found, updates)
 
@@ -93,11 +93,11 @@ def test_below_the_threshold_the_round_is_lost_and_the_run_goes_on(
     assert "sum" not in rows
     assert [row.status for row in rows.values()] == ["failed"] * 5
     assert sum(told in row.reason for row in rows.values()) == 2
-    one, two = (recorded(run).sent(number).weights for number in (1, 2))
+    one, two = (recorded(run).read_sent(number).weights for number in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(0, 5), (5, 0)]
-    assert len(next(iter(recorded(run).observations())).cohort) == 5
+    assert len(next(iter(recorded(run).read_observations())).cohort) == 5
     assert verify(run.out).damaged == ()
 
 

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from fedsim.secagg.protocol.graph import draw, is_connected
+from fedsim.secagg.protocol.graph import draw_graph, is_connected
 
 
 @pytest.mark.parametrize(("members", "neighbours"), [(10, 4), (11, 8), (30, 2)])
 def test_everyone_has_as_many_neighbours_and_is_theirs(members: int, neighbours: int) -> None:
-    graph = draw(range(1, members + 1), neighbours, Random(0))
+    graph = draw_graph(range(1, members + 1), neighbours, Random(0))
     for member, near in graph.items():
         assert len(near) == neighbours
         assert member not in near
@@ -19,11 +19,11 @@ def test_everyone_has_as_many_neighbours_and_is_theirs(members: int, neighbours:
 
 @pytest.mark.parametrize("neighbours", [4, 6, 64])
 def test_few_members_are_all_neighbours(neighbours: int) -> None:
-    assert draw([1, 2, 5, 7, 9], neighbours, Random(0)) == {m: {1, 2, 5, 7, 9} - {m} for m in (1, 2, 5, 7, 9)}
+    assert draw_graph([1, 2, 5, 7, 9], neighbours, Random(0)) == {m: {1, 2, 5, 7, 9} - {m} for m in (1, 2, 5, 7, 9)}
 
 
 def test_the_graph_is_drawn() -> None:
-    one, two, again = (draw(range(20), 4, Random(seed)) for seed in (0, 1, 0))
+    one, two, again = (draw_graph(range(20), 4, Random(seed)) for seed in (0, 1, 0))
     assert one == again
     assert one != two
     assert any(near != {(m + d) % 20 for d in (-2, -1, 1, 2)} for m, near in one.items())
@@ -40,4 +40,4 @@ def test_a_ring_falls_apart_where_two_are_gone() -> None:
 @pytest.mark.parametrize("neighbours", [0, 1, 3, -2])
 def test_a_number_of_neighbours_that_cannot_be(neighbours: int) -> None:
     with pytest.raises(ValueError, match=f"even and at least 2, got {neighbours}"):
-        draw(range(10), neighbours, Random(0))
+        draw_graph(range(10), neighbours, Random(0))

@@ -12,7 +12,7 @@ import torch
 from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recorder, Recording, Reply
 from fedsim.recording.files import write_tensors
-from fedsim.recording.masked_vectors import Masked, fits
+from fedsim.recording.masked_vectors import Masked, check_fit
 from fedsim.recording.writer import is_plain
 
 WEIGHTS = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
@@ -25,7 +25,7 @@ def made(**changes: Any) -> Masked:
 
 
 def read(tensors: dict[str, torch.Tensor]) -> Masked:
-    fits(tensors, WEIGHTS)
+    check_fit(tensors, WEIGHTS)
     return Masked.from_tensors(tensors)
 
 
@@ -85,22 +85,22 @@ def change(run: FederationRun, statement: str, *values: object) -> None:
 def test_rows_that_no_recorder_writes_are_damage(statement: str, run: FederationRun) -> None:
     change(run, statement)
     with pytest.raises(DamagedFile, match=r"is not a valid value of (status|codec)"):
-        list(Recording(run.out / "recording").observations())
+        list(Recording(run.out / "recording").read_observations())
 
 
 def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
     recording = Recording(run.out / "recording")
-    row = next(row for row in recording.rows() if row.status == "masked")
+    row = next(row for row in recording.read_rows() if row.status == "masked")
     assert row.file is not None
     digest = write_tensors(run.out / "recording" / row.file, {"words": torch.zeros(3)})
     change(run, "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
-    row = next(row for row in recording.rows() if row.status == "masked")
+    row = next(row for row in recording.read_rows() if row.status == "masked")
     with pytest.raises(DamagedFile, match="are not those of a masked vector"):
-        recording.masked(row)
+        recording.read_masked(row)
 
 
 def test_no_client_is_called_sum(run: FederationRun, tmp_path: Path) -> None:
     assert not is_plain("sum")
     recorder = Recorder(tmp_path / "recording", Recording(run.out / "recording").manifest)
     with pytest.raises(ValueError, match="not the names 'global' and 'sum'"):
-        recorder.received(1, Reply(client="sum/", node="1"))
+        recorder.record_reply(1, Reply(client="sum/", node="1"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.secagg.protocol import participant
-from fedsim.secagg.protocol.keys import agree, public_of, seal, system, unseal
+from fedsim.secagg.protocol.keys import agree, derive_public, draw_bytes, seal, unseal
 from fedsim.secagg.protocol.participant import Participant, Publics
 
 CONTEXT = "round 1, attempt 1"
@@ -16,11 +16,11 @@ Sealed = dict[int, dict[int, bytes]]
 
 def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
     """Members that have shared their secrets, and what each is to get."""
-    begun = {i: participant.setup(CONTEXT, threshold, system) for i in range(1, count + 1)}
+    begun = {i: participant.setup(CONTEXT, threshold, draw_bytes) for i in range(1, count + 1)}
     publics = {i: me.publics for i, me in begun.items()}
     members, given = {}, {}
     for i, me in begun.items():
-        members[i], given[i] = participant.share(me, i, {j: key for j, key in publics.items() if j != i}, system)
+        members[i], given[i] = participant.share(me, i, {j: key for j, key in publics.items() if j != i}, draw_bytes)
     return members, {i: {j: given[j][i] for j in given if j != i} for i in given}
 
 
@@ -68,38 +68,38 @@ def test_a_second_vector_under_the_same_keys_is_refused() -> None:
 
 
 def test_exchanges_out_of_turn_are_refused() -> None:
-    begun = participant.setup(CONTEXT, 2, system)
+    begun = participant.setup(CONTEXT, 2, draw_bytes)
     with pytest.raises(ValueError, match=r"'collect' .* after 'setup'"):
         participant.receive(begun, {})
     with pytest.raises(ValueError, match=r"'unmask' .* after 'setup'"):
         participant.unmask(begun, [1, 2], [])
     members, _ = shared()
     with pytest.raises(ValueError, match=r"'share' .* after 'share'"):
-        participant.share(members[1], 1, members[1].peers, system)
+        participant.share(members[1], 1, members[1].peers, draw_bytes)
 
 
 def test_a_public_key_that_comes_twice_is_refused() -> None:
-    me = participant.setup(CONTEXT, 2, system)
-    one, two = (participant.setup(CONTEXT, 2, system).publics for _ in range(2))
+    me = participant.setup(CONTEXT, 2, draw_bytes)
+    one, two = (participant.setup(CONTEXT, 2, draw_bytes).publics for _ in range(2))
     same = [{2: one, 3: one}, {2: one, 3: Publics(two.mask, one.share)}, {2: one, 3: Publics(one.share, two.share)}]
     for peers in (*same, {2: one, 3: me.publics}):
         with pytest.raises(ValueError, match="have the same public key"):
-            participant.share(me, 1, peers, system)
-    assert participant.share(me, 1, {2: one, 3: two}, system)
+            participant.share(me, 1, peers, draw_bytes)
+    assert participant.share(me, 1, {2: one, 3: two}, draw_bytes)
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
 def test_numbers_of_members_are_distinct_and_from_one(number: int) -> None:
-    me, peer = (participant.setup(CONTEXT, 2, system) for _ in range(2))
+    me, peer = (participant.setup(CONTEXT, 2, draw_bytes) for _ in range(2))
     with pytest.raises(ValueError, match="must be distinct and at least 1"):
-        participant.share(me, number, {2: peer.publics}, system)
+        participant.share(me, number, {2: peer.publics}, draw_bytes)
 
 
 def test_too_few_neighbours_are_refused() -> None:
     """Below the threshold shares would be useless; and a mask shared with one peer hides nothing from it."""
-    me, peer = (participant.setup(CONTEXT, 3, system) for _ in range(2))
+    me, peer = (participant.setup(CONTEXT, 3, draw_bytes) for _ in range(2))
     with pytest.raises(ValueError, match="2 members take part in exchange 'share', and the threshold is 3"):
-        participant.share(me, 1, {2: peer.publics}, system)
+        participant.share(me, 1, {2: peer.publics}, draw_bytes)
     members, given = shared()
     with pytest.raises(ValueError, match="2 members take part in exchange 'collect'"):
         participant.receive(members[1], {2: given[1][2]})
@@ -121,26 +121,28 @@ def test_a_key_of_small_order_is_refused() -> None:
     """All would agree with it on the same key."""
     for public in (bytes(32), (1).to_bytes(32, "little")):
         with pytest.raises(ValueError, match="small order"):
-            agree(system(32), public, "mask", CONTEXT)
+            agree(draw_bytes(32), public, "mask", CONTEXT)
 
 
 def test_keys_are_bound_to_purpose_round_and_both_ends() -> None:
-    one, two, three = (system(32) for _ in range(3))
-    assert participant.pairwise_seed(one, public_of(two), CONTEXT) == participant.pairwise_seed(two, public_of(one), CONTEXT)
+    one, two, three = (draw_bytes(32) for _ in range(3))
+    assert participant.derive_pairwise_seed(one, derive_public(two), CONTEXT) == participant.derive_pairwise_seed(
+        two, derive_public(one), CONTEXT
+    )
     seeds = [
-        participant.pairwise_seed(one, public_of(two), CONTEXT),
-        participant.pairwise_seed(one, public_of(two), "round 1, attempt 2"),
-        participant.pairwise_seed(one, public_of(three), CONTEXT),
-        agree(one, public_of(two), "share", CONTEXT),
-        agree(one, public_of(two), "mask", CONTEXT),
+        participant.derive_pairwise_seed(one, derive_public(two), CONTEXT),
+        participant.derive_pairwise_seed(one, derive_public(two), "round 1, attempt 2"),
+        participant.derive_pairwise_seed(one, derive_public(three), CONTEXT),
+        agree(one, derive_public(two), "share", CONTEXT),
+        agree(one, derive_public(two), "mask", CONTEXT),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(len(seed) == 32 for seed in seeds)
 
 
 def test_the_way_there_and_the_way_back_have_keys_of_their_own() -> None:
-    me, peer = (participant.setup(CONTEXT, 2, system) for _ in range(2))
-    me, sealed = participant.share(me, 1, {2: peer.publics}, system)
+    me, peer = (participant.setup(CONTEXT, 2, draw_bytes) for _ in range(2))
+    me, sealed = participant.share(me, 1, {2: peer.publics}, draw_bytes)
     with pytest.raises(ValueError, match="cannot be decrypted"):  # a ciphertext sent back to its sender, relabelled
         participant.receive(me, {2: sealed[2]})
 
@@ -149,15 +151,19 @@ def test_shares_are_bound_to_the_numbers_of_both_ends() -> None:
     members, given = shared()
     with pytest.raises(ValueError, match="cannot be decrypted"):
         participant.receive(replace(members[1], number=7), given[1])
-    assert participant._channel(members[1], 2, outward=True) == participant._channel(members[2], 1, outward=False)
-    assert participant._channel(members[1], 2, outward=True) != participant._channel(members[1], 2, outward=False)
+    assert participant._derive_channel_key(members[1], 2, outward=True) == participant._derive_channel_key(
+        members[2], 1, outward=False
+    )
+    assert participant._derive_channel_key(members[1], 2, outward=True) != participant._derive_channel_key(
+        members[1], 2, outward=False
+    )
 
 
 def test_what_is_sealed_is_authenticated_with_what_it_is_about() -> None:
-    key = system(32)
-    sealed = seal(key, b"text", "from 1 to 2", system)
+    key = draw_bytes(32)
+    sealed = seal(key, b"text", "from 1 to 2", draw_bytes)
     assert unseal(key, sealed, "from 1 to 2") == b"text"
-    for wrong in ((key, sealed, "from 1 to 3"), (system(32), sealed, "from 1 to 2"), (key, b"", "from 1 to 2")):
+    for wrong in ((key, sealed, "from 1 to 3"), (draw_bytes(32), sealed, "from 1 to 2"), (key, b"", "from 1 to 2")):
         with pytest.raises(ValueError, match="cannot be decrypted"):
             unseal(*wrong)
-    assert seal(key, b"text", "from 1 to 2", system) != sealed
+    assert seal(key, b"text", "from 1 to 2", draw_bytes) != sealed

@@ -9,7 +9,7 @@ from played import CONTEXT, Round, agreed
 
 from fedsim.secagg.protocol import participant, shamir
 from fedsim.secagg.protocol.aggregator import Aggregator, Lost
-from fedsim.secagg.protocol.keys import system
+from fedsim.secagg.protocol.keys import draw_bytes
 from fedsim.secagg.protocol.masks import Words
 
 MakeWords = Callable[[int], dict[int, Words]]
@@ -98,9 +98,9 @@ def test_a_sum_that_would_come_in_parts_is_not_unmasked(some_words: MakeWords) -
 
 
 def test_two_clients_under_one_key_end_the_round() -> None:
-    one, two = (participant.setup(CONTEXT, 2, system).publics for _ in range(2))
+    one, two = (participant.setup(CONTEXT, 2, draw_bytes).publics for _ in range(2))
     with pytest.raises(Lost, match="the same public key"):
-        Aggregator(agreed(3), CONTEXT, Random(0)).advertised({1: one, 2: two, 3: one})
+        Aggregator(agreed(3), CONTEXT, Random(0)).draw_rosters({1: one, 2: two, 3: one})
 
 
 def test_wrong_shares_are_found_out(some_words: MakeWords, monkeypatch: pytest.MonkeyPatch) -> None:

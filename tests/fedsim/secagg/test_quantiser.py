@@ -34,7 +34,7 @@ def test_the_mean_is_within_half_a_step_of_the_weighted_mean(target_range: int) 
     weights = [1, 10, 4, 2, 7]
     quantiser = Quantiser(clip=1.5, target_range=target_range, clients=5, max_weight=10)
     updates = [drawn(seed) for seed in range(5)]
-    total = np.zeros(quantiser.length(SHAPES), np.uint32)
+    total = np.zeros(quantiser.count_words(SHAPES), np.uint32)
     for update, weight in zip(updates, weights, strict=True):
         total += quantiser.encode(update, SHAPES, weight)
     revealed = quantiser.decode(total, SHAPES, 5)

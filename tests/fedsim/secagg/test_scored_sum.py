@@ -36,8 +36,8 @@ def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
     rows = Scorer(run.out, [run.out / "truth"]).score(done.folder)
     truth = TruthReader(run.out / "truth")
     for number in (1, 2):
-        cohort = recording.summed(number)
-        used = [truth.used(number, 1, client).steps[0][0] for client in cohort]
+        cohort = recording.list_summed(number)
+        used = [truth.read_used(number, 1, client).steps[0][0] for client in cohort]
         own = [row for row in rows if row.rounds == (number,)]
         assert [row.client for row in own] == ["sum"] * 3
         assert [(row.batch, row.position, row.index) for row in own] == [(b, 0, i) for b, i in enumerate(used, start=1)]
@@ -48,7 +48,7 @@ def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
 
 def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: FederationRun) -> None:
     """What an attack on the sum goes by: one batch, made of all clients' ones."""
-    observation = next(Recording(run.out / "recording").observations())
+    observation = next(Recording(run.out / "recording").read_observations())
     scorer = Scorer(run.out, [run.out / "truth"])
     _, x, y = scorer.read_originals(1, 1, "sum", observation.cohort)
     assert observation.num_examples == len(y) == 3
@@ -61,9 +61,9 @@ def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: Federati
 def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: Path) -> None:
     run = federate("epochs", clients={"count": 3}, rounds=1, training={"learning_rate": 0.1, "batch_size": 64, "epochs": 2})
     recording, scorer = Recording(run.out / "recording"), Scorer(run.out, [run.out / "truth"])
-    row = next(row for row in recording.rows() if row.client == "sum")
-    told = read_true_labels(scorer, row, recording.summed(1))
-    _, _, labels = scorer.read_originals(1, 1, "sum", recording.summed(1))
+    row = next(row for row in recording.read_rows() if row.client == "sum")
+    told = read_true_labels(scorer, row, recording.list_summed(1))
+    _, _, labels = scorer.read_originals(1, 1, "sum", recording.list_summed(1))
     assert told.tolist() == sorted(labels.tolist())
     assert len(told) == row.num_examples
 
@@ -72,7 +72,7 @@ def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> Non
     """One batch each, so one step each, and not one for each client: the gradient is not taken for a third of itself."""
     training = {"learning_rate": 0.1, "batch_size": 600, "epochs": 1}
     run = federate("epochs", clients={"count": 3}, rounds=1, training=training)
-    observation = next(Recording(run.out / "recording").observations())
+    observation = next(Recording(run.out / "recording").read_observations())
     assert (observation.num_examples or 0) > 600
     attack = AttackSpec(name="dlg").build()
     assert isinstance(attack, GradientMatching)

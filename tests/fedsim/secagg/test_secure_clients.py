@@ -14,7 +14,7 @@ from secured import recorded, weights_after
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
-from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.apps import make_client_app, make_server_app
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.flower import records
@@ -51,8 +51,11 @@ def tampered(monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[Any,
 
     class Between(Failing):
         def _one(self, message: Any) -> Any:
-            ours = stage == (messages.stage_of(message.content) or "")
-            ours &= list(self._contexts).index(message.metadata.dst_node_id) == 2 and records.number(message, "server-round") == 1
+            ours = stage == (messages.read_stage(message.content) or "")
+            ours &= (
+                list(self._contexts).index(message.metadata.dst_node_id) == 2
+                and records.read_number(message, "server-round") == 1
+            )
             if ours and not answers:
                 change(message.content, 0)
             answer = super()._one(message)
@@ -88,7 +91,7 @@ def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypat
         def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
             asked = list(messages_)
             answers = list(super().send_and_receive(asked, timeout=timeout))
-            if messages.stage_of(asked[0].content) == stage:
+            if messages.read_stage(asked[0].content) == stage:
                 again.extend(super().send_and_receive(asked, timeout=timeout))
             return answers
 
@@ -98,7 +101,7 @@ def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypat
     assert all(
         "has begun already" in a.error.reason or "exchanges are answered once each, in order" in a.error.reason for a in again
     )
-    assert len(next(recorded(run).observations()).cohort) == 5
+    assert len(next(recorded(run).read_observations()).cohort) == 5
     trained = [path.read_text().splitlines() for path in (run.out / "truth").glob("*.jsonl")]
     assert [len(lines) for lines in trained] == [1] * 5  # and nobody trained twice
 
@@ -110,9 +113,9 @@ def test_an_answer_that_makes_no_sense_is_that_of_one_client(
 ) -> None:
     tampered(monkeypatch, stage, change, answers=True)
     run = federate(rounds=1)
-    (found,) = recorded(run).observations()
+    (found,) = recorded(run).read_observations()
     assert len(found.cohort) == (5 if stage == "unmask" else 4)
-    (reason,) = [row.reason for row in recorded(run).rows() if row.reason]
+    (reason,) = [row.reason for row in recorded(run).read_rows() if row.reason]
     assert reason.startswith(f"exchange '{stage}': malformed reply: ")
 
 
@@ -132,9 +135,9 @@ def test_public_keys_that_are_none_cost_their_owner_the_round_and_nobody_else(
 ) -> None:
     tampered(monkeypatch, "setup", change, answers=True)
     run = federate(rounds=1)
-    (found,) = recorded(run).observations()
+    (found,) = recorded(run).read_observations()
     assert len(found.cohort) == 4
-    (reason,) = [row.reason for row in recorded(run).rows() if row.reason]
+    (reason,) = [row.reason for row in recorded(run).read_rows() if row.reason]
     assert reason.startswith("exchange 'setup': malformed reply: ")
     assert words in reason
 
@@ -145,7 +148,7 @@ def test_a_question_that_makes_no_sense_is_answered_with_an_error(
 ) -> None:
     tampered(monkeypatch, stage, strange if stage != "setup" else empty, answers=False)
     run = federate(rounds=1)
-    (found,) = recorded(run).observations()
+    (found,) = recorded(run).read_observations()
     assert len(found.cohort) == (5 if stage == "unmask" else 4)
 
 
@@ -158,8 +161,8 @@ def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., An
     for secure, words in ((False, "the server aggregates not"), (True, "the server aggregates securely")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
         with pytest.raises(EngineError, match="no client ever answered"):
-            engine.run_local(server_app(lambda _, run=server: run), client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
-        rows = recorded(server).rows(rounds={1})
+            engine.run_local(make_server_app(lambda _, run=server: run), make_client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
+        rows = recorded(server).read_rows(rounds={1})
         assert {row.status for row in rows} == {"failed"}
         assert any(words in row.reason for row in rows)
         assert not list((clients.out / "truth").glob("*.jsonl"))  # nobody trained
@@ -173,7 +176,7 @@ def test_the_same_client_seed_repeats_all_but_the_masks(federate: Federate) -> N
     ]
     assert contents[0].keys() == contents[1].keys()
     different = {name for name, content in contents[0].items() if content != contents[1][name]}
-    masked = {row.client for row in recorded(one).rows() if row.status == "masked"}
+    masked = {row.client for row in recorded(one).read_rows() if row.status == "masked"}
     assert {name.removesuffix(".safetensors") for name in different} == masked, "all but the masks repeats"
     before, after = weights_after(one), weights_after(two)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -186,18 +189,18 @@ def test_two_runs_with_one_client_seed_have_no_mask_in_common(
     """Under the same masks, the difference of a client's two vectors would be that of its updates, in clear."""
     one = federate("one", rounds=1)
     if changed == "the data":  # under the same text of the experiment
-        data = FederationRun.data
+        data = FederationRun.load_data
 
         def inverted(run: FederationRun) -> Any:
             found = data(run)
             return replace(found, train=replace(found.train, values=found.train.values[::-1].copy()))
 
-        monkeypatch.setattr(FederationRun, "data", inverted)
+        monkeypatch.setattr(FederationRun, "load_data", inverted)
     two = federate("two", rounds=1)
-    for mine, other in zip(*(recorded(run).rows(rounds={1}) for run in (one, two)), strict=True):
+    for mine, other in zip(*(recorded(run).read_rows(rounds={1}) for run in (one, two)), strict=True):
         assert mine.client == other.client
         if mine.status == "masked":
-            ours, theirs = recorded(one).masked(mine), recorded(two).masked(other)
+            ours, theirs = recorded(one).read_masked(mine), recorded(two).read_masked(other)
             assert ours.mask_key != theirs.mask_key
             assert ours.share_key != theirs.share_key
             assert ours.words is not None
@@ -216,7 +219,7 @@ def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
     class Stops(Failing):
         def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
             answers = list(super().send_and_receive(messages_, timeout=timeout))
-            if self.seen[-1][0] == stage and records.number(self.seen[-1][2], "server-round") == 2:
+            if self.seen[-1][0] == stage and records.read_number(self.seen[-1][2], "server-round") == 2:
                 raise RuntimeError("the server stops")
             return answers
 
@@ -227,9 +230,9 @@ def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
     run = federate("run", **changes, resume=True)
     before, after = weights_after(reference), weights_after(run)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-    rows = recorded(run).rows(rounds={2})
+    rows = recorded(run).read_rows(rounds={2})
     assert {row.attempt for row in rows} == {2}
-    ours, theirs = (recorded(r).masked(recorded(r).rows(rounds={2})[0]) for r in (run, reference))
+    ours, theirs = (recorded(r).read_masked(recorded(r).read_rows(rounds={2})[0]) for r in (run, reference))
     assert ours.mask_key != theirs.mask_key
     assert ours.words is not None
     assert theirs.words is not None
@@ -249,7 +252,7 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
 
         def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
             answers = list(super().send_and_receive(messages_, timeout=timeout))
-            if self.seen[-1][0] == stage and records.number(self.seen[-1][2], "server-round") == 2:
+            if self.seen[-1][0] == stage and records.read_number(self.seen[-1][2], "server-round") == 2:
                 raise RuntimeError("the server stops")
             return answers
 
@@ -262,8 +265,8 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
             federate("run", rounds=3)
     monkeypatch.setattr(engine, "LocalGrid", Again)
     run = federate("run", rounds=3, resume=True)
-    sums = {found.round: found for found in recorded(run).observations()}
-    rows = [row for row in recorded(run).rows(rounds={2}) if row.client != "sum"]
+    sums = {found.round: found for found in recorded(run).read_observations()}
+    rows = [row for row in recorded(run).read_rows(rounds={2}) if row.client != "sum"]
     assert len(sums[3].cohort) == 5, "the federation goes on"
     if stage == "collect":  # nobody was asked to unmask, so that there is no first sum
         assert len(sums[2].cohort) == (4 if missing == "one less" else 5)
@@ -277,12 +280,12 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
 
 def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
     cohorts = Cohorts(tmp_path / "cohort.json")
-    cohorts.keep(2, ["a", "b"])
+    cohorts.store(2, ["a", "b"])
     again = Cohorts(tmp_path / "cohort.json")
-    assert (again.admits(2, "a"), again.admits(2, "c"), again.admits(3, "c")) == (True, False, True)
+    assert (again.is_admitted(2, "a"), again.is_admitted(2, "c"), again.is_admitted(3, "c")) == (True, False, True)
     with pytest.raises(Lost, match="round 2 may have been summed before with 1 more"):
-        again.keep(2, ["a"])
-    again.keep(2, ["b", "a"])
+        again.store(2, ["a"])
+    again.store(2, ["b", "a"])
     for content in ("{}", '{"round": Infinity, "members": []}', "[" * 100_000):
         (tmp_path / "cohort.json").write_text(content)
         with pytest.raises(ValueError, match=r"cohort\.json cannot be read"):
@@ -296,6 +299,6 @@ def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
 def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no client ever answered: .* are NaN or infinite"):
         federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
-    rows = Recording(tmp_path / "run" / "recording").rows()
+    rows = Recording(tmp_path / "run" / "recording").read_rows()
     assert {row.status for row in rows} == {"failed"}
     assert any("NaN or infinite" in row.reason for row in rows)

@@ -25,9 +25,9 @@ def test_the_secure_mean_is_the_weighted_mean_within_quantisation(bits: int | No
     table = {"bits": bits, "max_weight": 800} if bits else True
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
     secure = federate("secure", **EPOCH, secure_aggregation=table, rounds=1)
-    updates = list(recorded(plain).observations())
+    updates = list(recorded(plain).read_observations())
     assert len({o.num_examples for o in updates}) == 5
-    (found,) = recorded(secure).observations()
+    (found,) = recorded(secure).read_observations()
     assert found.client == "sum"
     assert found.cohort == tuple(o.client for o in updates)
     assert found.num_examples == sum(o.num_examples or 0 for o in updates)
@@ -45,7 +45,7 @@ def test_any_strategy_that_averages_ends_where_it_ends_without(name: str, federa
     changes = {**EPOCH, "strategy": name, "rounds": 3, "clients": {"count": 4, "fraction": 0.75}}
     plain, secure = federate("plain", **changes, secure_aggregation=False), federate("secure", **changes)
     before, after = weights_after(plain), weights_after(secure)
-    moved = next(iter(recorded(plain).observations())).weights
+    moved = next(iter(recorded(plain).read_observations())).weights
     for weight, tensor in after.items():
         assert (tensor - before[weight]).norm() < 1e-3 * (tensor - moved[weight]).norm()
 
@@ -53,8 +53,8 @@ def test_any_strategy_that_averages_ends_where_it_ends_without(name: str, federa
 def test_a_defense_acts_before_the_mask(federate: Federate) -> None:
     changes = {**EPOCH, "defense": "clip(0.05) | gaussian(0.01)", "rounds": 1}
     plain, secure = federate("plain", **changes, secure_aggregation=False), federate("secure", **changes)
-    updates = list(recorded(plain).observations())
-    (found,) = recorded(secure).observations()
+    updates = list(recorded(plain).read_observations())
+    (found,) = recorded(secure).read_observations()
     assert_is_mean(secure, found, updates)
     assert max(float(t.abs().max()) for t in found.update.values()) > 1e-3
 
@@ -64,7 +64,7 @@ def test_what_is_on_the_wire(defense: str, federate: Federate, monkeypatch: pyte
     """Four exchanges, of which one carries the weights; nothing of a client's own is in clear, and words have 32 bits."""
     monkeypatch.setattr(engine, "LocalGrid", Failing)
     run = federate(rounds=1, defense=defense)
-    size = sum(w.numel() for w in next(recorded(run).observations()).weights.values())
+    size = sum(w.numel() for w in next(recorded(run).read_observations()).weights.values())
     assert [stage for stage, *_ in Failing.seen] == [s for s in ("setup", "share", "collect", "unmask") for _ in range(5)]
     for stage, _, message, answer in Failing.seen:
         assert answer is not None
@@ -79,7 +79,7 @@ def test_what_is_on_the_wire(defense: str, federate: Federate, monkeypatch: pyte
 
 def test_numbers_and_metrics_are_in_clear_only_where_that_is_asked_for(federate: Federate) -> None:
     hidden, shown = federate("hidden", **EPOCH), federate("shown", **EPOCH, secure_aggregation={"reveal": True})
-    rows = {name: recorded(run).rows() for name, run in (("hidden", hidden), ("shown", shown))}
+    rows = {name: recorded(run).read_rows() for name, run in (("hidden", hidden), ("shown", shown))}
     for row in rows["hidden"]:
         assert (row.num_examples is None) == (row.client != "sum")
         assert row.client == "sum" or row.metrics == {}
@@ -93,16 +93,16 @@ def test_numbers_and_metrics_are_in_clear_only_where_that_is_asked_for(federate:
 def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
     run = federate(client_seed=5)
     recording = recorded(run)
-    rows = recording.rows(rounds={1})
+    rows = recording.read_rows(rounds={1})
     assert [row.status for row in rows if row.client != "sum"] == ["masked"] * 5
-    assert [count.masked for count in recording.counts()] == [5, 5]
-    assert "sum" not in recording.clients()
-    size = sum(w.numel() for w in recording.sent(1).weights.values())
+    assert [count.masked for count in recording.count_replies()] == [5, 5]
+    assert "sum" not in recording.list_clients()
+    size = sum(w.numel() for w in recording.read_sent(1).weights.values())
     keys = set()
     for row in rows:
         if row.client == "sum":
             continue
-        seen = recording.masked(row)
+        seen = recording.read_masked(row)
         assert seen.words is not None
         assert (seen.words.dtype, tuple(seen.words.shape)) == (torch.uint32, (3 + size,))
         keys |= {seen.mask_key, seen.share_key}
@@ -111,16 +111,16 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
         assert set(seen.up) == set(seen.down) == {"setup", "share", "collect", "unmask"}
         assert (row.bytes, row.codec) == (sum(seen.up.values()), "masked")
         with pytest.raises(ValueError, match="its update is masked; attack the secure sum, client 'sum'"):
-            recording.observation(row)
+            recording.read_observation(row)
     assert len(keys) == 10
-    assert keys.isdisjoint(recording.masked(row).mask_key for row in recording.rows(rounds={2}) if row.client != "sum")
+    assert keys.isdisjoint(recording.read_masked(row).mask_key for row in recording.read_rows(rounds={2}) if row.client != "sum")
     with pytest.raises(ValueError, match="no masked vector"):
-        recording.masked(next(row for row in rows if row.client == "sum"))
+        recording.read_masked(next(row for row in rows if row.client == "sum"))
     metrics = read_json_lines(run.out / "metrics.jsonl")[1]
     assert metrics["bytes_up"] == sum(row.bytes for row in rows)
-    assert metrics["bytes_down"] == sum(sum(recording.masked(row).down.values()) for row in rows if row.client != "sum")
+    assert metrics["bytes_down"] == sum(sum(recording.read_masked(row).down.values()) for row in rows if row.client != "sum")
     assert (metrics["clients"], metrics["missing"], metrics["secagg_clipped"], metrics["secagg_clipped_clients"]) == (5, 0, 0, 0)
-    agreement = run.experiment.agreement()
+    agreement = run.experiment.settle_agreement()
     assert agreement is not None
     assert recording.manifest.secure_aggregation == agreement.as_public()
     assert recording.manifest.codec == "masked"
@@ -132,9 +132,9 @@ def test_masked_words_add_up_to_the_sum_only_without_the_masks(federate: Federat
     """The server's own sum over what it recorded says nothing: each client's own mask is in it."""
     run = federate(rounds=1)
     recording = recorded(run)
-    words = [recording.masked(row).words for row in recording.rows() if row.status == "masked"]
+    words = [recording.read_masked(row).words for row in recording.read_rows() if row.status == "masked"]
     total = sum((w.numpy() for w in words if w is not None), np.zeros(len(words[0]), np.uint32))  # type: ignore[arg-type]
-    agreement = run.experiment.agreement()
+    agreement = run.experiment.settle_agreement()
     assert agreement is not None
     with pytest.raises(ValueError, match="is out of range"):
         agreement.quantiser.decode(total, {}, 5)
@@ -144,30 +144,30 @@ def test_masked_words_add_up_to_the_sum_only_without_the_masks(federate: Federat
 def test_the_cohort_is_known_also_where_few_clients_are_recorded(clients: str, federate: Federate) -> None:
     run = federate(record={"clients": clients})
     recording = recorded(run)
-    assert all(len(o.cohort) == 5 for o in recording.observations())
-    files = [row.client for row in recording.rows() if row.file and row.client != "sum"]
+    assert all(len(o.cohort) == 5 for o in recording.read_observations())
+    files = [row.client for row in recording.read_rows() if row.file and row.client != "sum"]
     assert len(files) == (4 if clients == "2" else 10)
     assert verify(run.out).damaged == ()
 
 
 def test_a_masked_vector_that_is_damaged_is_named(federate: Federate) -> None:
     run = federate(rounds=1)
-    row = next(row for row in recorded(run).rows() if row.status == "masked")
+    row = next(row for row in recorded(run).read_rows() if row.status == "masked")
     assert row.file is not None
     path = run.out / "recording" / row.file
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     assert [name for name, _ in verify(run.out).damaged] == [f"recording/{row.file}"]
-    assert len(list(recorded(run).observations())) == 1
+    assert len(list(recorded(run).read_observations())) == 1
 
 
 def test_what_is_clipped_is_counted_and_reported(federate: Federate) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
     secure = federate("secure", **EPOCH, secure_aggregation={"clip": 0.01}, rounds=1)
-    beyond = [sum(int((t.abs() > 0.01).sum()) for t in o.update.values()) for o in recorded(plain).observations()]
+    beyond = [sum(int((t.abs() > 0.01).sum()) for t in o.update.values()) for o in recorded(plain).read_observations()]
     row = read_json_lines(secure.out / "metrics.jsonl")[1]
     assert row["secagg_clipped"] == sum(beyond) > 0
     assert row["secagg_clipped_clients"] == sum(count > 0 for count in beyond)
-    (found,) = recorded(secure).observations()
+    (found,) = recorded(secure).read_observations()
     assert found.metrics["secagg_clipped"] == sum(beyond)
     assert max(float(t.abs().max()) for t in found.update.values()) <= 0.01 + 1e-9
 

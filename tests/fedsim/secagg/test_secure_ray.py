@@ -32,5 +32,5 @@ def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(tmp_p
     assert found[0].keys() == found[1].keys()
     same = {name for name, content in found[0].items() if content == found[1][name]}
     assert len(found[0]) - len(same) == 3, "the masks come from the system, and all else repeats"
-    (observation,) = Recording(tmp_path / "ray" / "recording").observations()
+    (observation,) = Recording(tmp_path / "ray" / "recording").read_observations()
     assert len(observation.cohort) == 3

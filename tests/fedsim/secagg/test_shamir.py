@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from fedsim.secagg.protocol.keys import system
+from fedsim.secagg.protocol.keys import draw_bytes
 from fedsim.secagg.protocol.shamir import FIELD_ORDER, SHARE_BYTES, combine, split
 
 
@@ -30,7 +30,7 @@ def test_shares_are_the_values_of_a_polynomial_whose_coefficients_are_drawn() ->
 @pytest.mark.parametrize(("threshold", "points"), [(1, (1, 2)), (2, (1, 2)), (3, (2, 5, 6, 9, 11)), (5, (1, 2, 3, 4, 5))])
 def test_any_shares_enough_give_the_secret(threshold: int, points: tuple[int, ...]) -> None:
     for secret in (secrets.token_bytes(32), bytes(32), b"\xff" * 32):
-        shares = split(secret, threshold, points, system)
+        shares = split(secret, threshold, points, draw_bytes)
         for count in range(threshold, len(points) + 1):
             for some in itertools.combinations(points, count):
                 assert combine({point: shares[point] for point in some}, threshold) == secret
@@ -39,7 +39,7 @@ def test_any_shares_enough_give_the_secret(threshold: int, points: tuple[int, ..
 def test_one_share_less_fits_every_secret() -> None:
     """For any other secret there is exactly one polynomial through the same shares, and its coefficients are no less likely."""
     threshold, known = 3, (1, 4)
-    shares = split(number(1), threshold, [1, 2, 4], system)
+    shares = split(number(1), threshold, [1, 2, 4], draw_bytes)
     values = {point: int.from_bytes(shares[point], "big") for point in known}
     for other in (0, 2, 2**255):
         # the polynomial through (0, other) and the two shares, in Newton's form, has a coefficient for each choice of `other`
@@ -63,7 +63,7 @@ def test_coefficients_are_drawn_over_the_whole_field() -> None:
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_share_of_another_polynomial_is_found_out(count: int) -> None:
     """Also where there are no more shares than needed: what comes out is no secret."""
-    one, other = (split(number(7), 3, [1, 2, 3, 4], system) for _ in range(2))
+    one, other = (split(number(7), 3, [1, 2, 3, 4], draw_bytes) for _ in range(2))
     for wrong in range(1, count + 1):
         mixed = {point: (other if point == wrong else one)[point] for point in range(1, count + 1)}
         with pytest.raises(ValueError, match="belong to different secrets"):
@@ -72,14 +72,14 @@ def test_a_share_of_another_polynomial_is_found_out(count: int) -> None:
 
 def test_what_cannot_be_split_or_combined() -> None:
     with pytest.raises(ValueError, match="32 bytes, got 31"):
-        split(bytes(31), 2, [1, 2], system)
+        split(bytes(31), 2, [1, 2], draw_bytes)
     for threshold in (0, 3):
         with pytest.raises(ValueError, match=f"from 1 to the 2 shares, got {threshold}"):
-            split(bytes(32), threshold, [1, 2], system)
+            split(bytes(32), threshold, [1, 2], draw_bytes)
     for points in ([0, 1], [2, 2]):
         with pytest.raises(ValueError, match="distinct and at least 1"):
-            split(bytes(32), 2, points, system)
-    shares = split(bytes(32), 3, [1, 2, 3], system)
+            split(bytes(32), 2, points, draw_bytes)
+    shares = split(bytes(32), 3, [1, 2, 3], draw_bytes)
     with pytest.raises(ValueError, match="only 2 shares were given, and 3 are needed"):
         combine({point: shares[point] for point in (1, 2)}, 3)
     with pytest.raises(ValueError, match="share at point 2 is malformed"):

@@ -91,15 +91,15 @@ def test_an_experiment_reads_back_what_it_prints(value: Any, experiment: Callabl
     made = experiment(secure_aggregation=value)
     (tmp_path / "e.toml").write_text(made.to_toml())
     assert read(tmp_path / "e.toml") == made
-    assert made.agreement().threshold == (3 if value is True else 4)
-    assert read(tmp_path / "e.toml", [("secure_aggregation", False)]).agreement() is None
+    assert made.settle_agreement().threshold == (3 if value is True else 4)
+    assert read(tmp_path / "e.toml", [("secure_aggregation", False)]).settle_agreement() is None
 
 
 def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(experiment(secure_aggregation=False).to_toml())
-    assert read(tmp_path / "e.toml").agreement() is None
-    assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).agreement().threshold == 3  # type: ignore[union-attr]
-    assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).agreement().threshold == 5  # type: ignore[union-attr]
+    assert read(tmp_path / "e.toml").settle_agreement() is None
+    assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).settle_agreement().threshold == 3  # type: ignore[union-attr]
+    assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).settle_agreement().threshold == 5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_
 
 def test_what_secure_aggregation_does_not_protect_against_is_said() -> None:
     settings = {"clients": 10, "neighbours": 64, "clip": 1.0, "target_range": 2**20, "max_weight": 10}
-    usual, low = (Agreement(threshold=threshold, **settings).warnings() for threshold in (6, 5))
+    usual, low = (Agreement(threshold=threshold, **settings).list_warnings() for threshold in (6, 5))
     assert len(usual) == 1
     assert "follows the protocol" in usual[0]
     assert "Public keys are not authenticated" in usual[0]

@@ -109,7 +109,7 @@ def test_one_that_comes_back_in_time_is_asked_as_if_it_had_never_been_away(
     run = federate(rounds=2, timeout=90)
     assert 0 < clock.now - 1000 < 20
     assert len(warnings()) == 1
-    assert [row.status for row in Recording(run.out / "recording").rows()] == ["complete"] * 6
+    assert [row.status for row in Recording(run.out / "recording").read_rows()] == ["complete"] * 6
 
 
 def test_where_all_are_there_nobody_sleeps_and_nothing_is_said(

@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedsim.server import checkpoint
-from fedsim.server.checkpoint import ServerCheckpoint, StrategyMemory, remember, remind, rounds_done
+from fedsim.server.checkpoint import ServerCheckpoint, StrategyMemory, count_rounds, read_strategy, restore_strategy
 
 
 def same(one: Any, other: Any) -> bool:
@@ -28,7 +28,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def through_a_file(memory: StrategyMemory, folder: Path) -> StrategyMemory:
-    ServerCheckpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.generators()).write(folder)
+    ServerCheckpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.read_generators()).write(folder)
     found = ServerCheckpoint.read(folder)
     assert found is not None
     return found.memory
@@ -49,7 +49,7 @@ def worn(strategy: Any) -> Any:
 @pytest.mark.parametrize("make", [FedAvg, FedAdam, lambda: FedAvgM(server_momentum=0.9)])
 def test_a_fresh_strategy_is_brought_to_where_the_old_one_was(make: Any, tmp_path: Path) -> None:
     old, new = worn(make()), make()
-    remind(new, through_a_file(remember(old), tmp_path))
+    restore_strategy(new, through_a_file(read_strategy(old), tmp_path))
     for name, value in vars(old).items():
         assert callable(value) or same(getattr(new, name), value), name
 
@@ -60,23 +60,23 @@ def test_the_strategy_inside_a_wrapper_is_kept_as_well(tmp_path: Path) -> None:
 
     old, new = make(), make()
     worn(old.strategy)
-    remind(new, through_a_file(remember(old), tmp_path))
+    restore_strategy(new, through_a_file(read_strategy(old), tmp_path))
     assert same(new.strategy.m_t, old.strategy.m_t)
 
 
 def test_a_strategy_that_keeps_something_else_is_not_resumed_as_if_it_did_not(tmp_path: Path) -> None:
     odd = FedAvg()
     odd.history = {"losses": object()}  # type: ignore[attr-defined]
-    memory = through_a_file(remember(odd), tmp_path)
+    memory = through_a_file(read_strategy(odd), tmp_path)
     with pytest.raises(ValueError, match="cannot be resumed: history, of type dict"):
-        remind(FedAvg(), memory)
+        restore_strategy(FedAvg(), memory)
 
 
 def test_every_strategy_that_an_experiment_may_name_can_be_resumed() -> None:
     from fedsim.strategies import names as strategies
 
     for name in strategies.STRATEGY_NAMES:
-        assert remember(strategies.build(name, clients=4, fraction=1.0)).unsaved == (), name
+        assert read_strategy(strategies.build(name, clients=4, fraction=1.0)).unsaved == (), name
 
 
 def test_generators_go_on_with_the_same_numbers(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_generators_go_on_with_the_same_numbers(tmp_path: Path) -> None:
         np.random.seed(2)
         random.gauss(0, 1)
         np.random.normal()  # leaves a second number waiting
-        ServerCheckpoint(round=0, attempt=1, arrays={}, generators=checkpoint.generators()).write(tmp_path)
+        ServerCheckpoint(round=0, attempt=1, arrays={}, generators=checkpoint.read_generators()).write(tmp_path)
         expected = [random.random(), random.gauss(0, 1), np.random.normal(), np.random.normal()]
         random.seed(9)
         np.random.seed(9)
@@ -105,20 +105,20 @@ def test_names_order_types_and_bits_of_the_weights_are_kept(tmp_path: Path) -> N
         "half": torch.tensor([1.5], dtype=torch.float16),
         "odd": torch.tensor([float("nan"), float("-inf"), -0.0]),
     }
-    ServerCheckpoint(round=7, attempt=4, arrays=arrays, generators=checkpoint.generators()).write(tmp_path)
+    ServerCheckpoint(round=7, attempt=4, arrays=arrays, generators=checkpoint.read_generators()).write(tmp_path)
     found = ServerCheckpoint.read(tmp_path)
     assert found is not None
     assert (found.round, found.attempt, list(found.arrays)) == (7, 4, list(arrays))
     for name, tensor in arrays.items():
         assert found.arrays[name].dtype == tensor.dtype
         assert found.arrays[name].numpy().tobytes() == tensor.numpy().tobytes()
-    assert rounds_done(tmp_path) == 7
+    assert count_rounds(tmp_path) == 7
 
 
 def test_no_checkpoint_is_none_and_a_bad_one_is_named(tmp_path: Path) -> None:
     assert ServerCheckpoint.read(tmp_path) is None
-    assert rounds_done(tmp_path) is None
+    assert count_rounds(tmp_path) is None
     (tmp_path / "server.safetensors").write_bytes(b"rubbish")
-    for read in (ServerCheckpoint.read, rounds_done):
+    for read in (ServerCheckpoint.read, count_rounds):
         with pytest.raises(ValueError, match=r"server\.safetensors: not a checkpoint"):
             read(tmp_path)

@@ -125,4 +125,4 @@ def test_the_folders_of_a_deployment_are_emptied_and_stay(
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     federate("server/run", rounds=1)
-    assert [row.status for row in Recording(seen).rows()] == ["complete"] * 3
+    assert [row.status for row in Recording(seen).read_rows()] == ["complete"] * 3

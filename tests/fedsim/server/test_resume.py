@@ -52,16 +52,16 @@ def everything(out: Path) -> dict[str, Any]:
     """All that a run leaves behind, apart from times and the number of the attempt."""
     found: dict[str, Any] = {}
     recording, truth = Recording(out / "recording"), TruthReader(out / "truth")
-    for row in recording.rows():
+    for row in recording.read_rows():
         if row.status != "complete":
             found[row.key] = (row.status, row.reason)
             continue
-        seen = recording.observation(row)
+        seen = recording.read_observation(row)
         found |= {f"{row.key}/buffers/{name}": t.numpy().tobytes() for name, t in seen.buffers_after.items()}
         for kind, tensors in (("weights", seen.weights), ("update", seen.update)):
             found |= {f"{row.key}/{kind}/{name}": t.numpy().tobytes() for name, t in tensors.items()}
         found[f"{row.key}/rest"] = (row.status, row.num_examples, row.bytes, row.metrics, seen.cohort)
-        found[f"{row.key}/truth"] = truth.used(row.round, row.attempt, row.client)
+        found[f"{row.key}/truth"] = truth.read_used(row.round, row.attempt, row.client)
     state = ServerCheckpoint.read(out / "state")
     assert state is not None
     found |= {f"state/{name}": t.numpy().tobytes() for name, t in state.arrays.items()}
@@ -70,7 +70,7 @@ def everything(out: Path) -> dict[str, Any]:
     rows = read_json_lines(out / "metrics.jsonl")
     found["metrics"] = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
     for folder in sorted((out / "clients").glob("partition-*")):
-        kept = memory.recall(folder, before=10**9)
+        kept = memory.load_state(folder, before=10**9)
         found[f"{folder.name}/state"] = {key: repr(sorted(record.items())) for key, record in kept.items()}
     return found
 
@@ -90,7 +90,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def intact(out: Path) -> None:
     """Whatever the index names can be read."""
     if (out / "recording" / "manifest.json").exists() and (out / "recording" / "index.sqlite").exists():
-        list(Recording(out / "recording").observations())
+        list(Recording(out / "recording").read_observations())
 
 
 def test_killed_at_ten_random_instants(uninterrupted: Any, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_noise_on_the_server_goes_on_where_it_was(kind: str, tmp_path: Path) -> 
 
 def test_a_client_that_failed_keeps_its_name(tmp_path: Path) -> None:
     assert finish(tmp_path / "run", STRATEGIES["FedAvg"]) == 0
-    rows = Recording(tmp_path / "run" / "recording").rows()
+    rows = Recording(tmp_path / "run" / "recording").read_rows()
     failed = [row for row in rows if row.status == "failed"]
     assert failed
     assert {row.client for row in failed} <= {row.client for row in rows if row.status == "complete"}
@@ -171,7 +171,7 @@ def test_killed_again_and_again_in_the_same_round(tmp_path: Path) -> None:
         assert finish(tmp_path / "run", changes, crash_at=25) == 9
     assert finish(tmp_path / "run", changes) == 0
     assert everything(tmp_path / "run") == everything(tmp_path / "reference")
-    attempts = {row.attempt for row in Recording(tmp_path / "run" / "recording").rows()}
+    attempts = {row.attempt for row in Recording(tmp_path / "run" / "recording").read_rows()}
     assert max(attempts) > 1
 
 
@@ -185,7 +185,7 @@ def test_truth_of_a_round_that_was_rolled_back_keeps_its_attempt_and_is_never_jo
         for path in (tmp_path / "run" / "truth").glob("*.jsonl")
         for line in path.read_text().splitlines()
     }
-    joined = {(row.round, row.attempt, row.client) for row in recording.rows() if row.status == "complete"}
+    joined = {(row.round, row.attempt, row.client) for row in recording.read_rows() if row.status == "complete"}
     assert joined < written
 
 
@@ -201,6 +201,6 @@ def test_the_toy_defense_remembers(tmp_path: Path) -> None:
     finish(tmp_path / "run", {"defense": "total()"})
     finish(tmp_path / "plain", {"defense": ""})
     sent, plain = (Recording(tmp_path / name / "recording") for name in ("run", "plain"))
-    second = next(iter(sent.observations(rounds={2})))
-    alone = next(iter(plain.observations(rounds={2}, clients={second.client})))
+    second = next(iter(sent.read_observations(rounds={2})))
+    alone = next(iter(plain.read_observations(rounds={2}, clients={second.client})))
     assert not torch.allclose(next(iter(second.update.values())), next(iter(alone.update.values())))

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.engine import engines as engine
-from fedsim.engine.apps import client_app
+from fedsim.engine.apps import make_client_app
 from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording import Observation, Recording
@@ -27,7 +27,7 @@ Federate = Callable[..., FederationRun]
 
 def by_round(run: FederationRun) -> dict[int, list[Observation]]:
     seen: dict[int, list[Observation]] = {}
-    for observation in Recording(run.out / "recording").observations():
+    for observation in Recording(run.out / "recording").read_observations():
         seen.setdefault(observation.round, []).append(observation)
     return seen
 
@@ -62,7 +62,7 @@ def test_fedavg_is_the_mean_of_the_clients_weights_by_their_examples(federate: F
 
 def test_the_first_round_starts_from_the_public_seed(federate: Federate) -> None:
     run = federate(rounds=1, seed=17)
-    initial = models.build(run.model(), run.data().spec, seed=17)
+    initial = models.build(run.make_model_spec(), run.load_data().spec, seed=17)
     (first, *_) = by_round(run)[1]
     assert all(torch.equal(p, first.weights[name]) for name, p in initial.named_parameters())
 
@@ -73,7 +73,7 @@ def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_
     for observations in by_round(run).values():
         assert len(observations) == 3
         for o in observations:
-            (indices,) = truth.used(o.round, 1, o.client).steps
+            (indices,) = truth.read_used(o.round, 1, o.client).steps
             assert o.num_examples == len(indices) == 3
             for name, g in gradient(o, indices).items():
                 assert torch.equal(o.update[name], -0.05 * g)
@@ -82,11 +82,11 @@ def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_
 
 def test_two_epochs_use_every_example_twice_and_only_ones_own(federate: Federate) -> None:
     run = federate(rounds=1, clients={"count": 5}, training={"learning_rate": 0.1, "batch_size": 100, "epochs": 2})
-    truth, size, everyones = TruthReader(run.out / "truth"), len(run.data().train), []
+    truth, size, everyones = TruthReader(run.out / "truth"), len(run.load_data().train), []
     for o in by_round(run)[1]:
-        steps = truth.used(1, 1, o.client).steps
+        steps = truth.read_used(1, 1, o.client).steps
         assert o.num_examples is not None
-        assert tuple(map(len, steps)) == o.training.batch_sizes(o.num_examples)
+        assert tuple(map(len, steps)) == o.training.count_step_examples(o.num_examples)
         flat = [index for step in steps for index in step]
         first, second = flat[: o.num_examples], flat[o.num_examples :]
         assert sorted(first) == sorted(second)
@@ -100,7 +100,7 @@ def test_steps_go_on_through_the_epoch_from_round_to_round(federate: Federate) -
     run = federate(rounds=4, clients={"count": 7}, training={"learning_rate": 0.1, "batch_size": 70, "steps": 1})
     truth = TruthReader(run.out / "truth")
     for client in {o.client for o in by_round(run)[1]}:
-        used = [truth.used(number, 1, client).steps[0] for number in (1, 2, 3, 4)]
+        used = [truth.read_used(number, 1, client).steps[0] for number in (1, 2, 3, 4)]
         assert [len(step) for step in used[:2]] == [70, 70]
         epoch = [index for step in used[:3] for index in step]
         assert len(set(epoch)) == len(epoch) in (205, 206)
@@ -124,7 +124,7 @@ def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[s
             after.append(weights)
             return records.to_arrays(weights), metrics
 
-    app = client_app(lambda _: run)
+    app = make_client_app(lambda _: run)
 
     def answer(message: Message, context: Any) -> Message:
         sent = records.to_tensors(message.content["arrays"])
@@ -134,7 +134,7 @@ def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[s
         return reply
 
     after: list[dict[str, Tensor]] = []
-    initial = models.build(run.model(), run.data().spec, seed=run.experiment.seed)
+    initial = models.build(run.make_model_spec(), run.load_data().spec, seed=run.experiment.seed)
     Plain(fraction_evaluate=0.0, **arguments).start(
         engine.LocalGrid(answer, run.experiment.clients.count),  # type: ignore[arg-type]
         records.to_arrays(dict(initial.named_parameters())),

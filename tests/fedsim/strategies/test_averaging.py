@@ -94,20 +94,20 @@ BATCH_NORM = {
 
 def test_shared_statistics_are_what_clients_made_of_them(federate: Any) -> None:
     run = federate(**BATCH_NORM)
-    recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.data()
+    recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
     model = models.build(run.model(), data.spec)
-    names = models.buffer_names(model)
-    first = list(recording.observations(rounds={1}))
+    names = models.list_buffers(model)
+    first = list(recording.read_observations(rounds={1}))
     for o in first:
         assert set(o.buffers) == set(o.buffers_after) == set(names)
         assert not set(names) & set(o.update)
-        batches = [data.train[list(step)] for step in truth.used(1, 1, o.client).steps]
+        batches = [data.train[list(step)] for step in truth.read_used(1, 1, o.client).steps]
         oracle = train(model, o.weights, batches, run.experiment.training, data.spec, buffers=o.buffers)
         for name in names:
             assert torch.equal(o.buffers_after[name], oracle.buffers[name])
         for name, tensor in oracle.update.items():
             assert torch.equal(o.update[name], tensor)
-    second = next(recording.observations(rounds={2}))
+    second = next(recording.read_observations(rounds={2}))
     for name in names:
         mean = average([(o.num_examples or 0, o.buffers_after[name]) for o in first], o.buffers_after[name].dtype)
         assert torch.equal(second.buffers[name], mean)
@@ -118,14 +118,14 @@ def test_shared_statistics_are_what_clients_made_of_them(federate: Any) -> None:
 def test_local_statistics_stay_with_the_client_from_round_to_round(federate: Any) -> None:
     training = {**BATCH_NORM["training"], "buffers": "local"}  # type: ignore[dict-item]
     run = federate(**{**BATCH_NORM, "training": training})
-    recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.data()
+    recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
     model = models.build(run.model(), data.spec)
-    for client in recording.clients():
+    for client in recording.list_clients():
         buffers: dict[str, torch.Tensor] = {}
-        for o in recording.observations(clients={client}):
+        for o in recording.read_observations(clients={client}):
             assert not o.buffers
             assert not o.buffers_after
-            batches = [data.train[list(step)] for step in truth.used(o.round, 1, client).steps]
+            batches = [data.train[list(step)] for step in truth.read_used(o.round, 1, client).steps]
             oracle = train(model, o.weights, batches, run.experiment.training, data.spec, buffers=buffers)
             buffers = oracle.buffers
             for name, tensor in oracle.update.items():

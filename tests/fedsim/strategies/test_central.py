@@ -14,7 +14,7 @@ from fedsim.config.experiment import ExperimentError
 from fedsim.engine import engines as engine
 from fedsim.flower import records
 from fedsim.recording import Recording
-from fedsim.server.checkpoint import remember, remind
+from fedsim.server.checkpoint import read_strategy, restore_strategy
 from fedsim.strategies import names as strategies
 from fedsim.strategies.averaging import Averaging
 
@@ -139,7 +139,7 @@ def test_the_noise_is_for_the_norm_that_was_clipped_to_also_where_it_falls(first
 
 
 def trained(run: Any) -> dict[str, Tensor]:
-    *_, last = Recording(run.out / "recording").observations()
+    *_, last = Recording(run.out / "recording").read_observations()
     return dict(last.weights)
 
 
@@ -162,7 +162,7 @@ def test_what_clients_sent_is_recorded_before_clip_and_noise(federate: Federate,
         for name, s in (("plain", "FedAvg"), ("noisy", {"name": "FedAvg", "central": central}))
     ]
     (plain, plain_2), (noisy, noisy_2) = (
-        [list(Recording(run.out / "recording").observations(rounds={number})) for number in (1, 2)] for run in runs
+        [list(Recording(run.out / "recording").read_observations(rounds={number})) for number in (1, 2)] for run in runs
     )
     for ours, theirs in zip(noisy, plain, strict=True):
         assert (ours.client, ours.num_examples) == (theirs.client, 4)
@@ -197,9 +197,9 @@ def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, ki
     old, new = (strategy(4, name, kind=kind, noise_multiplier=0.1, clipping_norm=0.5) for _ in range(2))
     for number in (1, 2):
         assert one_round(old, [along(i, 1.0 + i) for i in range(4)], number=number) is not None
-    memory = remember(old)
+    memory = read_strategy(old)
     assert memory.unsaved == ()
-    remind(new, memory)
+    restore_strategy(new, memory)
     assert new.inner.clipping_norm == old.inner.clipping_norm
     again = []
     for server in (old, new):

@@ -21,7 +21,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
     """Run a federation in which client 1 does something to its reply of round 2."""
 
     def go(spoil: Callable[[Message], None], **changes: Any) -> FederationRun:
-        real = engine.client_app
+        real = engine.make_client_app
 
         def wrapped(run_of: Any) -> Any:
             app = real(run_of)
@@ -36,7 +36,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
             return answer
 
         with monkeypatch.context() as patched:
-            patched.setattr(engine, "client_app", wrapped)
+            patched.setattr(engine, "make_client_app", wrapped)
             return federate(**{"rounds": 3, **changes})
 
     return go
@@ -95,12 +95,12 @@ SPOILED: dict[str, Callable[[Message], None]] = {
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_one_reply_never_ends_the_federation(spoil: Any, hostile: Any) -> None:
     recording = Recording(hostile(spoil).out / "recording")
-    (failed,) = [row for row in recording.rows() if row.status != "complete"]
+    (failed,) = [row for row in recording.read_rows() if row.status != "complete"]
     assert (failed.round, failed.status, failed.file) == (2, "failed", None)
     assert failed.reason.startswith("malformed reply: ")
-    seen = list(recording.observations())
+    seen = list(recording.read_observations())
     assert len(seen) == 8
-    second, third = (recording.sent(number).weights for number in (2, 3))
+    second, third = (recording.read_sent(number).weights for number in (2, 3))
     answered = [o.update for o in seen if o.round == 2]
     for name, before in second.items():
         mean = before + torch.stack([update[name] for update in answered]).mean(dim=0)
@@ -117,8 +117,8 @@ def test_more_metrics_and_records_than_the_others_end_nothing(hostile: Any) -> N
         reply.content["arrays2"] = ArrayRecord({"x": Array(np.float32([1]))})
 
     recording = Recording(hostile(spoil).out / "recording")
-    assert len(list(recording.observations())) == 9
-    assert [str(row.metrics) for row in recording.rows() if row.metrics] == ["{'mine': 3.5, 'odd': nan}"]
+    assert len(list(recording.read_observations())) == 9
+    assert [str(row.metrics) for row in recording.read_rows() if row.metrics] == ["{'mine': 3.5, 'odd': nan}"]
 
 
 def test_megabytes_of_metrics_and_of_reasons_leave_the_index_readable(hostile: Any) -> None:
@@ -127,9 +127,9 @@ def test_megabytes_of_metrics_and_of_reasons_leave_the_index_readable(hostile: A
             reply.content["metrics"][f"{number:05d}" + "x" * 3000] = 1.0
 
     recording = Recording(hostile(spoil).out / "recording")
-    (row,) = [row for row in recording.rows() if row.metrics]
+    (row,) = [row for row in recording.read_rows() if row.metrics]
     assert len(row.metrics) == 100
-    assert len(list(recording.observations())) == 9
+    assert len(list(recording.read_observations())) == 9
 
 
 def test_an_update_in_half_precision_leaves_the_weights_in_theirs(hostile: Any) -> None:
@@ -139,9 +139,9 @@ def test_an_update_in_half_precision_leaves_the_weights_in_theirs(hostile: Any) 
             payload[name] = Array(payload[name].numpy().astype(np.float16))
 
     recording = Recording(hostile(spoil, clients={"count": 2}).out / "recording")
-    halves = [o for o in recording.observations(rounds={2}) if next(iter(o.update.values())).dtype == torch.float16]
+    halves = [o for o in recording.read_observations(rounds={2}) if next(iter(o.update.values())).dtype == torch.float16]
     assert len(halves) == 1
-    assert {w.dtype for w in recording.sent(3).weights.values()} == {torch.float32}
+    assert {w.dtype for w in recording.read_sent(3).weights.values()} == {torch.float32}
 
 
 def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +161,13 @@ def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, mo
         with pytest.raises(engine.EngineError, match="the disk is full; complete rounds are kept"):
             federate("run", rounds=3)
     out = plain.folder.parent.parent / "run"
-    assert {row.status for row in Recording(out / "recording").rows()} == {"complete"}
-    assert len(Recording(out / "recording").rows()) == 3
+    assert {row.status for row in Recording(out / "recording").read_rows()} == {"complete"}
+    assert len(Recording(out / "recording").read_rows()) == 3
     run = FederationRun(experiment=_read(out), out=out, device="cpu", resume=True)
-    engine.run(run.settled(), engine="local")
+    engine.run(run.settle(), engine="local")
     told = [
-        {o.key: o.update["1.weight"].numpy().tobytes() for o in r.observations()} for r in (plain, Recording(out / "recording"))
+        {o.key: o.update["1.weight"].numpy().tobytes() for o in r.read_observations()}
+        for r in (plain, Recording(out / "recording"))
     ]
     assert told[0] == told[1]
 
@@ -184,7 +185,7 @@ def named(
     monkeypatch: pytest.MonkeyPatch, federate: Federate, name_of: Callable[[int, list[int]], str | None], **late: int
 ) -> Any:
     """A federation whose clients send the names that `name_of` gives them by partition; node `late` loses its second reply."""
-    real = engine.client_app
+    real = engine.make_client_app
 
     class Grid(engine.LocalGrid):
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
@@ -209,15 +210,15 @@ def named(
 
         return answer
 
-    monkeypatch.setattr(engine, "client_app", wrapped)
+    monkeypatch.setattr(engine, "make_client_app", wrapped)
     monkeypatch.setattr(engine, "LocalGrid", Grid)
     return Recording(federate(rounds=3).out / "recording")
 
 
 def test_two_clients_of_one_name_of_which_one_is_late(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
     recording = named(monkeypatch, federate, lambda partition, nodes: "same", late=1)
-    assert len(recording.rows()) == 9
-    assert [row.status for row in recording.rows(rounds={2})].count("late") == 1
+    assert len(recording.read_rows()) == 9
+    assert [row.status for row in recording.read_rows(rounds={2})].count("late") == 1
 
 
 def test_nobody_goes_by_the_node_id_of_another(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
@@ -225,12 +226,12 @@ def test_nobody_goes_by_the_node_id_of_another(monkeypatch: pytest.MonkeyPatch, 
         return str(nodes[1]) if partition == 0 else None
 
     recording = named(monkeypatch, federate, name_of)
-    assert len(recording.rows()) == 9
-    assert all(row.client == row.node for row in recording.rows())
+    assert len(recording.read_rows()) == 9
+    assert all(row.client == row.node for row in recording.read_rows())
 
 
 def test_clients_that_fail_take_nobodys_place_in_the_recording(hostile: Any) -> None:
     recording = Recording(hostile(count(0), record={"clients": 2}, clients={"count": 3}).out / "recording")
-    complete = [row.client for row in recording.rows() if row.status == "complete"]
+    complete = [row.client for row in recording.read_rows() if row.status == "complete"]
     assert len(set(complete)) == 2
     assert len(complete) >= 5

@@ -23,13 +23,13 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Mess
     """Put something between server and clients: called with the app, message, context and round."""
 
     def put(between: Callable[[Answer, Message, Any, int], Message]) -> None:
-        real = engine.client_app
+        real = engine.make_client_app
 
         def wrapped(run_of: Any) -> Any:
             app = real(run_of)
             return lambda message, context: between(app, message, context, int(message.content["config"]["server-round"]))
 
-        monkeypatch.setattr(engine, "client_app", wrapped)
+        monkeypatch.setattr(engine, "make_client_app", wrapped)
 
     return put
 
@@ -37,8 +37,8 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Mess
 def mean_of_the_others(run: FederationRun, round: int) -> None:
     """The next weights are the mean over those who answered, all of them with as many examples."""
     recording = Recording(run.out / "recording")
-    answered = list(recording.observations(rounds={round}))
-    after = next(recording.observations(rounds={round + 1})).weights
+    answered = list(recording.read_observations(rounds={round}))
+    after = next(recording.read_observations(rounds={round + 1})).weights
     for name, before in answered[0].weights.items():
         mean = before + torch.stack([o.update[name] for o in answered]).mean(dim=0)
         assert torch.allclose(mean, after[name], rtol=0, atol=1e-6)
@@ -53,13 +53,13 @@ def test_a_client_that_raises_is_a_failed_row_and_the_round_goes_on(federate: Fe
 
     clients(between)
     run = federate(rounds=3)
-    rows = Recording(run.out / "recording").rows()
+    rows = Recording(run.out / "recording").read_rows()
     assert [(r.round, r.status) for r in rows if r.status != "complete"] == [(2, "failed")]
     (failed,) = [r for r in rows if r.status == "failed"]
     assert failed.reason == "MemoryError: 3 GB too little"
     assert (failed.file, failed.num_examples) == (None, None)
     assert failed.client in {r.client for r in rows if r.round == 1}  # known by its pseudonym from the round before
-    assert {o.cohort for o in Recording(run.out / "recording").observations()} == {tuple(sorted({r.client for r in rows}))}
+    assert {o.cohort for o in Recording(run.out / "recording").read_observations()} == {tuple(sorted({r.client for r in rows}))}
     mean_of_the_others(run, 2)
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(3, 0), (2, 1), (3, 0)]
@@ -75,7 +75,7 @@ def test_a_client_that_never_sent_a_pseudonym_is_known_by_its_node(federate: Fed
         return reply
 
     clients(between)
-    rows = Recording(federate(rounds=2).out / "recording").rows()
+    rows = Recording(federate(rounds=2).out / "recording").read_rows()
     first = {r.client: r for r in rows if r.round == 1}
     (failed,) = [r for r in first.values() if r.status == "failed"]
     assert failed.client == failed.node
@@ -99,10 +99,10 @@ def test_what_a_failed_client_had_done_in_that_round_is_done_again(federate: Fed
 
     monkeypatch.setattr(client_side, "put_update", failing)
     run = federate(rounds=3, clients={"count": 1})
-    assert [r.status for r in Recording(run.out / "recording").rows()] == ["complete", "failed", "complete"]
+    assert [r.status for r in Recording(run.out / "recording").read_rows()] == ["complete", "failed", "complete"]
     truth = TruthReader(run.out / "truth")
-    client = Recording(run.out / "recording").rows()[0].client
-    one, two, three = (truth.used(number, 1, client).steps for number in (1, 2, 3))
+    client = Recording(run.out / "recording").read_rows()[0].client
+    one, two, three = (truth.read_used(number, 1, client).steps for number in (1, 2, 3))
     assert one != two
     assert two == three
 
@@ -119,7 +119,7 @@ def test_a_client_that_does_not_answer_is_a_late_row(federate: Federate, monkeyp
 
     monkeypatch.setattr(engine, "LocalGrid", Slow)
     run = federate(rounds=3)
-    rows = Recording(run.out / "recording").rows()
+    rows = Recording(run.out / "recording").read_rows()
     (late,) = [r for r in rows if r.status != "complete"]
     assert (late.round, late.status, late.reason, late.file) == (2, "late", "no answer in time", None)
     assert late.client in {r.client for r in rows if r.round == 1 and r.node == late.node}
@@ -137,8 +137,8 @@ def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, c
     clients(between)
     run = federate(rounds=2)
     recording = Recording(run.out / "recording")
-    assert [r.status for r in recording.rows()] == ["failed"] * 3 + ["complete"] * 3
-    assert all(torch.equal(recording.sent(1).weights[name], w) for name, w in recording.sent(2).weights.items())
+    assert [r.status for r in recording.read_rows()] == ["failed"] * 3 + ["complete"] * 3
+    assert all(torch.equal(recording.read_sent(1).weights[name], w) for name, w in recording.read_sent(2).weights.items())
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert metrics[0]["loss"] == metrics[1]["loss"]
 
@@ -154,8 +154,8 @@ def test_a_pseudonym_that_could_name_other_files_is_none(name: str, federate: Fe
     clients(between)
     run = federate(rounds=2)
     recording = Recording(run.out / "recording")
-    assert len(list(recording.observations())) == 6
-    assert sum(r.client == r.node for r in recording.rows()) == 2
+    assert len(list(recording.read_observations())) == 6
+    assert sum(r.client == r.node for r in recording.read_rows()) == 2
     assert {path.name for path in run.out.parent.iterdir()} == {"run"}
 
 
@@ -171,11 +171,11 @@ def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients
     clients(between)
     recording = Recording(federate(rounds=2).out / "recording")
     for number in (1, 2):
-        rows = recording.rows(rounds={number})
+        rows = recording.read_rows(rounds={number})
         assert len({r.client for r in rows}) == len({r.node for r in rows}) == 3
         assert sum(r.client == "same" for r in rows) == 1
         assert sum(r.client == r.node for r in rows) == 1
-        seen = list(recording.observations(rounds={number}))
+        seen = list(recording.read_observations(rounds={number}))
         assert {o.cohort for o in seen} == {tuple(sorted(r.client for r in rows))}
         assert len(seen) == 3
 
@@ -204,7 +204,7 @@ def test_a_malformed_reply_is_a_failed_row_and_the_round_goes_on(federate: Feder
 
     clients(between)
     run = federate(rounds=3)
-    (failed,) = [row for row in Recording(run.out / "recording").rows() if row.status == "failed"]
+    (failed,) = [row for row in Recording(run.out / "recording").read_rows() if row.status == "failed"]
     assert failed.round == 2
     assert failed.reason.startswith("malformed reply: ")
     assert failed.file is None

@@ -78,9 +78,9 @@ def test_noise_is_fresh_in_every_round_and_for_every_client(name: str) -> None:
     """The same update, sent by two clients in two rounds, never leaves them as the same message."""
     defense = DefenseSpec.parse(f"{name}({DEFENSES[name].example})", learning_rate=1.0).build()
     update = {"w": torch.linspace(-1, 1, 1000)}
-    others = [ClientIdentity("a", f"other {i}").generator(1) for i in range(100)]
+    others = [ClientIdentity("a", f"other {i}").make_generator(1) for i in range(100)]
     mean = torch.stack([defense.apply(update, defense.init(update), rng)[0]["w"] for rng in others]).mean(dim=0)
-    rngs = [ClientIdentity("a", secret).generator(number) for secret in ("00", "01") for number in (1, 2)]
+    rngs = [ClientIdentity("a", secret).make_generator(number) for secret in ("00", "01") for number in (1, 2)]
     sent = [defense.apply(update, defense.init(update), rng)[0]["w"] for rng in rngs]
     for i, one in enumerate(sent):
         for other in sent[:i]:

@@ -11,19 +11,25 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from defenses.accounting import epsilon, epsilon_drawn, epsilon_poisson, reconstruction_bound, reconstruction_bound_renyi
+from defenses.accounting import (
+    bound_reconstruction,
+    bound_reconstruction_renyi,
+    compute_epsilon,
+    compute_epsilon_drawn,
+    compute_epsilon_poisson,
+)
 from defenses.sensitivity import Noise
 from fedsim.cli import app
 from fedsim.config.experiment import ExperimentError
 from fedsim.recording import Training
-from fedsim.training.batches import Cursor, batches
-from fedsim.training.privacy import INFINITY_TEXT, accounts, most_uses, steps_a_round
+from fedsim.training.batches import Cursor, draw_batches
+from fedsim.training.privacy import INFINITY_TEXT, count_steps, count_uses, make_accounts
 
 Tiny = Callable[..., Any]
 
 
 def row(tiny: Tiny, number: int, *, smallest: int = 40, buffers: bool = False, **changes: Any) -> dict[str, Any]:
-    return accounts(tiny(**changes), tensors=4, smallest=smallest, buffers=buffers).row(number)
+    return make_accounts(tiny(**changes), tensors=4, smallest=smallest, buffers=buffers).make_row(number)
 
 
 # --- how often an example is used ---
@@ -44,13 +50,13 @@ def test_no_example_is_used_more_often_than_the_accounts_say_and_one_at_the_head
     for orders in (at_random, [np.arange(size)] * 50):
         cursor, used = Cursor(), []
         for _ in range(7):
-            chosen, cursor = batches(cursor, size, training, lambda epoch, orders=orders: orders[epoch])  # type: ignore[misc]
-            assert len(chosen) == steps_a_round(training, size)
+            chosen, cursor = draw_batches(cursor, size, training, lambda epoch, orders=orders: orders[epoch])  # type: ignore[misc]
+            assert len(chosen) == count_steps(training, size)
             used.append(Counter(int(i) for step in chosen for i in step))
         for first, last in combinations(range(8), 2):
-            assert max(sum(used[first:last], Counter()).values()) <= most_uses(training, size, first + 1, last)
+            assert max(sum(used[first:last], Counter()).values()) <= count_uses(training, size, first + 1, last)
     assert [sum(used[:last], Counter())[0] for last in range(1, 8)] == [
-        most_uses(training, size, 1, last) for last in range(1, 8)
+        count_uses(training, size, 1, last) for last in range(1, 8)
     ]
 
 
@@ -62,21 +68,23 @@ def test_noise_on_the_update_hides_a_client_and_rounds_add_up(tiny: Tiny) -> Non
         tiny, 3, defense="clip(0.5) | gaussian(1)", privacy={"delta": 1e-4, "prior": 0.2}, clients={"count": 8, "fraction": 0.25}
     )
     assert found == {
-        "epsilon": epsilon(Noise(2.0), delta=1e-4, times=3),  # the server knows whom it asked: drawing them changes nothing
-        "epsilon_round": epsilon(Noise(2.0), delta=1e-4),
+        "epsilon": compute_epsilon(
+            Noise(2.0), delta=1e-4, times=3
+        ),  # the server knows whom it asked: drawing them changes nothing
+        "epsilon_round": compute_epsilon(Noise(2.0), delta=1e-4),
         "delta": 1e-4,
         "unit": "client",
         "relation": "replace-one",
         "prior": 0.2,
-        "bound": pytest.approx(reconstruction_bound(0.2, math.sqrt(3) / 2)),  # sqrt(T) C / sigma
+        "bound": pytest.approx(bound_reconstruction(0.2, math.sqrt(3) / 2)),  # sqrt(T) C / sigma
     }
     assert found["epsilon_round"] < found["epsilon"]
 
 
 def test_laplace_noise_has_a_bound_of_its_own(tiny: Tiny) -> None:
     found = row(tiny, 4, defense="clip(0.5) | laplace(1)")
-    assert found["bound"] == pytest.approx(reconstruction_bound_renyi(0.01, 1.0))
-    assert found["epsilon"] == epsilon(Noise(2.0, "laplace"), delta=1e-5, times=4)
+    assert found["bound"] == pytest.approx(bound_reconstruction_renyi(0.01, 1.0))
+    assert found["epsilon"] == compute_epsilon(Noise(2.0, "laplace"), delta=1e-5, times=4)
 
 
 @pytest.mark.parametrize(
@@ -99,22 +107,22 @@ def test_noise_in_the_gradient_hides_an_example_as_often_as_it_is_used(tiny: Tin
     training = {"learning_rate": 0.5, "batch_size": 4, "steps": 5}  # half an epoch of 40 examples
     found = row(tiny, 6, gradient="dp_sgd(max_norm=3, noise=2)", training=training)
     assert found["unit"] == "example"
-    assert found["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=3)  # three epochs, not 30 steps
-    assert found["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5)
-    assert found["bound"] == pytest.approx(reconstruction_bound(0.01, math.sqrt(3) / 2))
-    assert found["epsilon_if_poisson"] == epsilon_poisson(Noise(2.0), delta=1e-5, times=30, rate=0.1)
+    assert found["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=3)  # three epochs, not 30 steps
+    assert found["epsilon_round"] == compute_epsilon(Noise(2.0), delta=1e-5)
+    assert found["bound"] == pytest.approx(bound_reconstruction(0.01, math.sqrt(3) / 2))
+    assert found["epsilon_if_poisson"] == compute_epsilon_poisson(Noise(2.0), delta=1e-5, times=30, rate=0.1)
     fewer = row(tiny, 6, gradient="dp_sgd(max_norm=3, noise=2)", training=training, smallest=10)
-    assert fewer["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three to an epoch
+    assert fewer["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three to an epoch
 
 
 def test_a_round_counts_for_the_client_that_uses_an_example_most_often_in_it(tiny: Tiny) -> None:
     """Two steps are an epoch to a client with 8 examples; to one with 12, steps 3 and 4 end one epoch and begin the next."""
     rule, training = "dp_sgd(max_norm=3, noise=2)", {"learning_rate": 0.5, "batch_size": 4, "steps": 2}
     e = tiny(gradient=rule, training=training)
-    found = accounts(e, tensors=4, smallest=8, others=frozenset({8, 12}), buffers=False).row(2)
-    assert found["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5, times=2)
-    assert found["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=2)
-    assert row(tiny, 2, smallest=8, gradient=rule, training=training)["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5)
+    found = make_accounts(e, tensors=4, smallest=8, others=frozenset({8, 12}), buffers=False).make_row(2)
+    assert found["epsilon_round"] == compute_epsilon(Noise(2.0), delta=1e-5, times=2)
+    assert found["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=2)
+    assert row(tiny, 2, smallest=8, gradient=rule, training=training)["epsilon_round"] == compute_epsilon(Noise(2.0), delta=1e-5)
 
 
 def test_what_comes_after_the_gradient_rule_is_post_processing_and_noise_on_the_update_hides_more(tiny: Tiny) -> None:
@@ -147,12 +155,12 @@ def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
     found = row(tiny, 5, strategy=CENTRAL, clients={"count": 10, "fraction": 0.2})
     assert found["epsilon"] == INFINITY_TEXT
     central = found["central"]
-    assert central["epsilon"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=5, drawn=2, population=10)
-    assert central["epsilon_round"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=1, drawn=2, population=10)
-    assert central["bound"] == pytest.approx(reconstruction_bound(0.01, math.sqrt(5) / 2))
+    assert central["epsilon"] == compute_epsilon_drawn(Noise(2.0), delta=1e-5, times=5, drawn=2, population=10)
+    assert central["epsilon_round"] == compute_epsilon_drawn(Noise(2.0), delta=1e-5, times=1, drawn=2, population=10)
+    assert central["bound"] == pytest.approx(bound_reconstruction(0.01, math.sqrt(5) / 2))
     assert (central["unit"], central["relation"]) == ("client", "replace-one")
     everyone = row(tiny, 5, strategy=CENTRAL, clients={"count": 10})["central"]
-    assert everyone["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=5) > central["epsilon"]
+    assert everyone["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=5) > central["epsilon"]
 
 
 def test_central_noise_is_made_for_the_mean_alone(tiny: Tiny) -> None:
@@ -192,8 +200,8 @@ def test_every_round_says_what_is_spent(federate: Callable[..., Any], defense: s
     run = federate(rounds=3, defense=defense, privacy={"prior": 0.1})
     first, *rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     assert "privacy" not in first
-    expected = accounts(run.experiment, tensors=4, smallest=40, buffers=False)
-    assert [found["privacy"] for found in rows] == [expected.row(number) for number in (1, 2, 3)]
+    expected = make_accounts(run.experiment, tensors=4, smallest=40, buffers=False)
+    assert [found["privacy"] for found in rows] == [expected.make_row(number) for number in (1, 2, 3)]
     spent = [found["privacy"]["epsilon"] for found in rows]
     assert spent[0] < spent[1] < spent[2] if defense else spent == [INFINITY_TEXT] * 3
     assert all(0.1 < found["privacy"]["bound"] <= 1 for found in rows)
@@ -203,11 +211,11 @@ def test_the_smallest_client_and_the_networks_own_tensors_are_counted(federate: 
     run = federate(
         rounds=2, gradient="fed_cdp(max_norm=1, noise=2)", training={"learning_rate": 0.1, "batch_size": 100, "steps": 3}
     )
-    size = min(np.bincount(np.arange(len(run.data().train)) % 3))  # dealt out evenly
+    size = min(np.bincount(np.arange(len(run.load_data().train)) % 3))  # dealt out evenly
     rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
-    uses = most_uses(run.experiment.training, int(size), 1, 2)
+    uses = count_uses(run.experiment.training, int(size), 1, 2)
     assert uses == 2  # six steps, five to an epoch
-    assert rows[2]["privacy"]["epsilon"] == epsilon(Noise(1.0), delta=1e-5, times=uses)  # weight and bias of two layers
+    assert rows[2]["privacy"]["epsilon"] == compute_epsilon(Noise(1.0), delta=1e-5, times=uses)  # weight and bias of two layers
 
 
 def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any]) -> None:
@@ -225,4 +233,4 @@ def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any
         assert not any(words in flat for words in hidden), flat
     measured = json.loads(runner.invoke(app, ["show", str(run.out), "--json"]).stdout)["per_round"][0]
     assert measured["epsilon_client"] == INFINITY_TEXT
-    assert measured["epsilon_central"] == pytest.approx(epsilon(Noise(2.0), delta=1e-5))
+    assert measured["epsilon_central"] == pytest.approx(compute_epsilon(Noise(2.0), delta=1e-5))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.recording import Training
-from fedsim.training.batches import Cursor, batches
+from fedsim.training.batches import Cursor, draw_batches
 
 
 def order_of(size: int):
@@ -44,12 +44,12 @@ def test_rounds_deal_the_same_cards_as_the_naive_dealer(
     training = Training(learning_rate=1, batch_size=batch, drop_last=drop_last, **{"epochs" if by_epochs else "steps": length})
     if drop_last and size < batch:
         with pytest.raises(ValueError, match=f"{size} examples do not fill one batch of {batch}"):
-            batches(Cursor(), size, training, order_of(size))
+            draw_batches(Cursor(), size, training, order_of(size))
         return
     dealer, cursor = naive(size, batch, drop_last), Cursor()
     an_epoch = size // batch if drop_last else -(-size // batch)
     for _ in range(rounds):
-        chosen, cursor = batches(cursor, size, training, order_of(size))
+        chosen, cursor = draw_batches(cursor, size, training, order_of(size))
         steps = length * an_epoch if by_epochs else length
         assert [step.tolist() for step in chosen] == [next(dealer) for _ in range(steps)]
 
@@ -57,14 +57,14 @@ def test_rounds_deal_the_same_cards_as_the_naive_dealer(
 def test_steps_go_on_through_the_epoch_and_end_it_with_a_short_batch() -> None:
     training, cursor, seen = Training(learning_rate=1, batch_size=2, steps=1), Cursor(), []
     for _ in range(6):
-        chosen, cursor = batches(cursor, 5, training, lambda epoch: np.arange(5) + 10 * epoch)
+        chosen, cursor = draw_batches(cursor, 5, training, lambda epoch: np.arange(5) + 10 * epoch)
         seen += [step.tolist() for step in chosen]
     assert seen == [[0, 1], [2, 3], [4], [10, 11], [12, 13], [14]]
 
 
 def test_a_round_may_run_over_the_end_of_an_epoch() -> None:
     training = Training(learning_rate=1, batch_size=2, steps=4)
-    chosen, cursor = batches(Cursor(), 5, training, lambda epoch: np.arange(5) + 10 * epoch)
+    chosen, cursor = draw_batches(Cursor(), 5, training, lambda epoch: np.arange(5) + 10 * epoch)
     assert [step.tolist() for step in chosen] == [[0, 1], [2, 3], [4], [10, 11]]
     assert cursor == Cursor(epoch=1, position=2)
 
@@ -73,7 +73,7 @@ def test_dropping_leaves_out_other_examples_in_every_epoch() -> None:
     training, cursor = Training(learning_rate=1, batch_size=2, steps=1, drop_last=True), Cursor()
     used: Counter[int] = Counter()
     for _ in range(40):
-        chosen, cursor = batches(cursor, 5, training, order_of(5))
+        chosen, cursor = draw_batches(cursor, 5, training, order_of(5))
         assert [len(step) for step in chosen] == [2]
         used.update(chosen[0].tolist())
     assert set(used) == set(range(5))  # 20 epochs of four out of five
@@ -83,7 +83,7 @@ def test_epochs_use_every_example_as_often_and_never_leave_a_rest_for_the_next_r
     training, cursor = Training(learning_rate=1, batch_size=3, epochs=2), Cursor()
     orders = []
     for _ in range(3):
-        chosen, cursor = batches(cursor, 7, training, order_of(7))
+        chosen, cursor = draw_batches(cursor, 7, training, order_of(7))
         assert [len(step) for step in chosen] == [3, 3, 1, 3, 3, 1]
         flat = np.concatenate(chosen).tolist()
         assert sorted(flat[:7]) == sorted(flat[7:]) == list(range(7))
@@ -93,6 +93,6 @@ def test_epochs_use_every_example_as_often_and_never_leave_a_rest_for_the_next_r
 
 
 def test_whole_epochs_start_afresh_where_steps_had_left_off() -> None:
-    chosen, cursor = batches(Cursor(4, 3), 5, Training(learning_rate=1, batch_size=5, epochs=1), order_of(5))
+    chosen, cursor = draw_batches(Cursor(4, 3), 5, Training(learning_rate=1, batch_size=5, epochs=1), order_of(5))
     assert [step.tolist() for step in chosen] == [order_of(5)(4).tolist()]
     assert cursor == Cursor(5, 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.models import loss_of
+from fedsim.models import find_loss
 from fedsim.recording import DataSpec, Training
 from fedsim.training.local import evaluate, train
 
@@ -53,7 +53,7 @@ def by_torch(model: nn.Module, batches: list[tuple[Tensor, Tensor]], training: T
     sgd = torch.optim.SGD(model.parameters(), **kinds)
     for x, y in batches:
         sgd.zero_grad()
-        loss_of(training.loss)(model((x - 0.3) / 0.7), y).backward()
+        find_loss(training.loss)(model((x - 0.3) / 0.7), y).backward()
         sgd.step()
     return state(model)
 

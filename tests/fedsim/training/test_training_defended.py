@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from attacker.replay.metadata import collect_facts
 from defenses.gradients import GradientSpec
-from defenses.networks import penalty_of
+from defenses.networks import take_penalty
 from fedsim import models
 from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, ModelSpec, Recording, Training
@@ -79,7 +79,7 @@ def test_precode_trains_on_the_cross_entropy_and_the_divergence() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         logits = functional_call(model, leaves, (DATA.normalise(x),))
-    penalty = penalty_of(model)
+    penalty = take_penalty(model)
     assert penalty is not None
     loss = nn.functional.cross_entropy(logits, y) + penalty
     gradient = torch.autograd.grad(loss, list(leaves.values()))
@@ -138,17 +138,19 @@ def test_all_three_are_recorded_as_public_facts(federate: Callable[..., Any]) ->
         "precode(3)",
         "mixup()",
     )
-    for observation in recording.observations():
+    for observation in recording.read_observations():
         assert str(observation.gradient) == told["gradient"]
         assert str(observation.inputs) == told["inputs"]
         assert observation.model.network == told["network"]
-        shapes = {name: p.shape for name, p in models.layout(observation.model, observation.data).named_parameters()}
+        shapes = {name: p.shape for name, p in models.build_layout(observation.model, observation.data).named_parameters()}
         assert {name: u.shape for name, u in observation.update.items()} == shapes
         assert any("bottleneck" in name for name in shapes)
 
 
 def updates(run: FederationRun) -> dict[str, Tensor]:
-    return {o.key: torch.cat([u.flatten() for u in o.update.values()]) for o in Recording(run.out / "recording").observations()}
+    return {
+        o.key: torch.cat([u.flatten() for u in o.update.values()]) for o in Recording(run.out / "recording").read_observations()
+    }
 
 
 def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(federate: Callable[..., Any]) -> None:
@@ -176,8 +178,8 @@ def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable
     one, other = updates(plain), updates(mixed)
     assert one.keys() == other.keys()
     assert all(not torch.allclose(one[key], other[key], rtol=0.01) for key in one)
-    for o in Recording(plain.out / "recording").observations():
-        used = [TruthReader(run.out / "truth").used(o.round, 1, o.client) for run in (plain, mixed)]
+    for o in Recording(plain.out / "recording").read_observations():
+        used = [TruthReader(run.out / "truth").read_used(o.round, 1, o.client) for run in (plain, mixed)]
         assert used[0] == used[1]
 
 

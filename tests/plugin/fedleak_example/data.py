@@ -25,8 +25,8 @@ def discs(count: int = 40, size: int = 8, seed: int = 0) -> Dataset:
         name="discs",
         spec=DataSpec(shape=(1, size, size), num_classes=2),
         class_names=("dark", "bright"),
-        train=examples.subset(~held_out),
-        test=examples.subset(held_out),
+        train=examples.select(~held_out),
+        test=examples.select(held_out),
     )
 
 

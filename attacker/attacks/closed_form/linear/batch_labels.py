@@ -91,7 +91,7 @@ def explain(
 
 class _Simulation:
     def __init__(self, model: nn.Module, chain: Chain, weights: Tensors, loss: str) -> None:
-        self.model, self.layer, self.measure = model, chain.layers[0], models.loss_of(loss)
+        self.model, self.layer, self.measure = model, chain.layers[0], models.find_loss(loss)
         self.weights = {name: w.double() for name, w in weights.items()}
         self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
 

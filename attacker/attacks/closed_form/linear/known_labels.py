@@ -36,7 +36,7 @@ def assign_labels(
 
 def _compute_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:
     """Return the gradient of each example's own loss at the first layer's outputs for every label, (classes, K, width)."""
-    first, measure = chain.layers[0], models.loss_of(loss)
+    first, measure = chain.layers[0], models.find_loss(loss)
     with torch.enable_grad():
         z = _compute_outputs(chain, weights, x, 0, 1).detach().requires_grad_()
         logits = _compute_outputs(chain, weights, first.activation.forward(z), 1, len(chain.layers))

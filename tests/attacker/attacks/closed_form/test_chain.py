@@ -204,7 +204,7 @@ CHAINS = {"cnn6": 7, "cnn6_d": 7, "fcn3": 3, "lenet_cpl": 5, "lenet_dlg": 4, "ml
 def test_the_networks_of_the_papers_are_chains_with_and_without_values(name: str, layers: int, classes: int) -> None:
     data = DataSpec(shape=(1, 12, 16), num_classes=classes)
     chain = agrees(models.build(ModelSpec(name=name), data), data.shape)
-    outline = read_chain(models.layout(ModelSpec(name=name), data), data.shape)
+    outline = read_chain(models.build_layout(ModelSpec(name=name), data), data.shape)
     assert len(chain.layers) == len(outline.layers) == layers
     for real, drawn in zip(chain.layers, outline.layers, strict=True):
         assert (real.weight, real.bias, real.shape, real.outputs) == (drawn.weight, drawn.bias, drawn.shape, drawn.outputs)

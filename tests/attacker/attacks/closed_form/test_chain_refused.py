@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from attacker.attacks.networks.chain import NotAChain, read_chain
-from defenses.networks import penalty_of, precode
+from defenses.networks import precode, take_penalty
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -274,7 +274,7 @@ PICTURES = {
 @pytest.mark.parametrize(("name", "reason"), PICTURES.items())
 def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
-        read_chain(models.layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+        read_chain(models.build_layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -292,14 +292,14 @@ def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> N
 def test_networks_of_torchvision_are_no_chains(architecture: str, reason: str) -> None:
     spec = ModelSpec(name="torchvision", arguments={"architecture": architecture})
     with pytest.raises(NotAChain, match=reason):
-        read_chain(models.layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
+        read_chain(models.build_layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
 
 
 @pytest.mark.parametrize("network", ["precode(bottleneck=4)", "dropout"])
 def test_blocks_that_draw_while_a_client_trains_are_refused(network: str) -> None:
     spec = ModelSpec(name="lenet_cpl", network=network)
     with pytest.raises(NotAChain, match="draws random numbers during training, which the server does not know"):
-        read_chain(models.layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+        read_chain(models.build_layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
 
 def test_asking_leaves_no_mark_on_a_network_that_remembers_something() -> None:
@@ -307,4 +307,4 @@ def test_asking_leaves_no_mark_on_a_network_that_remembers_something() -> None:
     model(torch.ones(1, 4))
     with pytest.raises(NotAChain):
         read_chain(model, (4,))
-    assert isinstance(penalty_of(model), Tensor)
+    assert isinstance(take_penalty(model), Tensor)

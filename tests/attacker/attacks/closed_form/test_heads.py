@@ -18,7 +18,7 @@ from attacker.attacks.closed_form.heads import (
     read_heads,
     solve_logistic,
 )
-from fedsim.models import loss_of
+from fedsim.models import find_loss
 
 F64 = torch.float64
 
@@ -144,7 +144,7 @@ def test_the_problems_here_are_those_of_the_real_losses(outputs: int) -> None:
     assert p.bias is not None
     for i in range(5):
         logits = (p.weight[i] @ p.features[i] + p.bias[i]).requires_grad_()
-        (k,) = torch.autograd.grad(loss_of(loss_for(outputs))(logits[None], p.y[i : i + 1]), logits)
+        (k,) = torch.autograd.grad(find_loss(loss_for(outputs))(logits[None], p.y[i : i + 1]), logits)
         assert torch.allclose(k, p.k[i], atol=1e-14)
 
 

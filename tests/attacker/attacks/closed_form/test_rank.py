@@ -29,7 +29,7 @@ THIRTY = range(30)
 
 
 def report_of(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 2, prove: int = 0) -> RankReport:
-    model = models.layout(ModelSpec(name=name), DataSpec(shape=shape, num_classes=classes))
+    model = models.build_layout(ModelSpec(name=name), DataSpec(shape=shape, num_classes=classes))
     return analyse_rank(read_chain(model, shape), prove=prove)
 
 

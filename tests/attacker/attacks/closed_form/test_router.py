@@ -38,7 +38,7 @@ def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: Any) -> Case:
     """Return a case of one example on a network with a single logit."""
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=2)
-    models.loss_of("logistic")(model(x), y).backward()
+    models.find_loss("logistic")(model(x), y).backward()
     update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=1.0, batch_size=1, steps=1, loss="logistic")
     return Case(

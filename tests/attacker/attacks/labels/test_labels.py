@@ -14,19 +14,19 @@ from attacker.attacks.labels.rules import (
     infer_from_rows,
     infer_labels,
 )
-from fedsim.models import loss_of, probabilities
+from fedsim.models import find_loss, predict_probabilities
 
 
 def evidence_of(
     network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy", *, look: bool = False
 ) -> Evidence:
     """Return the evidence for label rules; with `look` including the head."""
-    loss = loss_of(loss_name)(network(x), y)
+    loss = find_loss(loss_name)(network(x), y)
     names = [name for name, _ in network.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
     with torch.no_grad():
         others = torch.rand(64 if look else 16, x.shape[1])
-        guess = probabilities(network(others)).mean(dim=0)
+        guess = predict_probabilities(network(others)).mean(dim=0)
     head = len(network) - 1
     own = dict(network.named_parameters())
     bias = f"{head}.bias" if f"{head}.bias" in gradient else None

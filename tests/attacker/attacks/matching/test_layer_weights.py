@@ -106,7 +106,7 @@ def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> No
 
 def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> None:
     """21 of them in ResNet20-4: the stem, 18, and two that change the shape (AGIC, table I)."""
-    model = models.layout(ModelSpec(name="resnet20_4"), DataSpec(shape=(3, 32, 32), num_classes=10))
+    model = models.build_layout(ModelSpec(name="resnet20_4"), DataSpec(shape=(3, 32, 32), num_classes=10))
     found = values(
         weigh_by_depth(21.0, relu_modifier=False)(model, {name: torch.ones(1) for name, _ in model.named_parameters()})
     )

@@ -136,6 +136,6 @@ def test_through_a_clip_is_what_the_clipped_update_reads_as() -> None:
     update = {name: -0.2 * (g + 0.01 * weights[name]) for name, g in gradient.items()}
     sent, _ = clip(0.05).apply(update, {}, rng)
     expected = convert_to_gradient(sent, weights, training, 1)
-    seen = simulate_channel(DefenseSpec.parse("clip(0.05)").channel(), {}, gradient, weights, training, 1)
+    seen = simulate_channel(DefenseSpec.parse("clip(0.05)").build_channel(), {}, gradient, weights, training, 1)
     for name in weights:
         torch.testing.assert_close(seen[name], expected[name])

@@ -93,7 +93,7 @@ def replay(run: Path, name: str = "together", **settings) -> Replay:
 
 
 def clients(run: Path) -> list[str]:
-    return Recording(run / "recording").clients()
+    return Recording(run / "recording").list_clients()
 
 
 def execute(run: Path, statement: str, *values: object) -> None:

@@ -108,7 +108,10 @@ def test_what_is_left_at_the_truth_is_the_noise_that_the_channel_tells_of(gradie
 def test_a_defense_of_the_update_comes_after_the_rule() -> None:
     o = observed("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
     power = build_channel(o, build_network(o)).noise(o.update)
-    parts = [build_channel(observed("dp_sgd(0.3, noise=0.5)"), build_network(o)), DefenseSpec.parse("gaussian(0.1)").channel()]
+    parts = [
+        build_channel(observed("dp_sgd(0.3, noise=0.5)"), build_network(o)),
+        DefenseSpec.parse("gaussian(0.1)").build_channel(),
+    ]
     assert torch.allclose(power, sum(part.noise(o.update) for part in parts))
 
 
@@ -118,7 +121,7 @@ def test_a_defense_of_the_update_comes_after_the_rule() -> None:
 )
 def test_the_layer_that_soteria_prunes_is_left_out_where_zeros_do_not_show(changes: dict[str, Any], exact: bool) -> None:
     o = observed("soteria(0.5)", **changes)
-    head, _ = models.head(build_network(o))
+    head, _ = models.find_head(build_network(o))
     assert find_omitted(o, build_network(o)) == (frozenset() if exact else {head})
 
 

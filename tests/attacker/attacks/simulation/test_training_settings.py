@@ -93,7 +93,7 @@ def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> No
     sgd = torch.optim.SGD([weight], lr=1, momentum=training.momentum, nesterov=training.nesterov)
     optimiser = sgd if training.optimiser == "sgd" else torch.optim.Adam([weight], lr=1)
     for step in range(3):
-        optimiser.param_groups[0]["lr"] = training.rate(step)
+        optimiser.param_groups[0]["lr"] = training.compute_rate(step)
         weight.grad = torch.ones(1)
         optimiser.step()
     assert compute_total_step(training, 3) == pytest.approx(-weight.item(), rel=1e-5)
@@ -153,9 +153,9 @@ def test_accumulated_batches_make_one_step() -> None:
 
 def test_a_learning_rate_that_falls_from_round_to_round() -> None:
     training = Training(learning_rate=0.1, batch_size=2, steps=1, round_decay=0.5)
-    assert [training.in_round(number).learning_rate for number in (1, 2, 3)] == [0.1, 0.05, 0.025]
+    assert [training.fix_round(number).learning_rate for number in (1, 2, 3)] == [0.1, 0.05, 0.025]
     for decay, limit in ((0.5, MIN_FLOAT), (2.0, MAX_FLOAT)):  # a recording may count any number of rounds
-        assert replace(training, round_decay=decay).in_round(2**53).learning_rate == limit
+        assert replace(training, round_decay=decay).fix_round(2**53).learning_rate == limit
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_numbers_that_float32_does_not_hold_are_refused(key: str, value: float) 
 def test_the_number_of_examples_behind_an_update_follows_from_the_training(
     given: dict[str, Any], reported: int | None, behind: int | None
 ) -> None:
-    assert Training(learning_rate=0.1, **given).examples_behind(reported) == behind
+    assert Training(learning_rate=0.1, **given).count_examples(reported) == behind
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,6 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], words: s
 
 def test_limits_are_named() -> None:
     plain = Training(learning_rate=0.1, batch_size=1, steps=1)
-    assert plain.limits() == []
+    assert plain.list_limits() == []
     all_three = replace(plain, optimiser="adam", precision="bfloat16", augmentation="random crop")
-    assert [limit.split()[0] for limit in all_three.limits()] == ["adam", "clients", "clients"]
+    assert [limit.split()[0] for limit in all_three.list_limits()] == ["adam", "clients", "clients"]

@@ -44,7 +44,7 @@ def layers(width: int = 256, *, outputs: int = 10, bias: bool = True, activation
 def gradient_of(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Tensors, Tensors]:
     """Return weights and gradient in float32, by name."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    value = models.loss_of(loss)(model(DATA.normalise(x)), y)
+    value = models.find_loss(loss)(model(DATA.normalise(x)), y)
     return weights, dict(zip(weights, torch.autograd.grad(value, list(model.parameters())), strict=True))
 
 

@@ -18,7 +18,7 @@ from attacker.attacks.closed_form.rgap.walk import (
 )
 from attacker.attacks.networks.activations import RELU, leaky_relu
 from attacker.attacks.networks.chain import read_chain
-from fedsim.models import loss_of
+from fedsim.models import find_loss
 
 F64 = torch.float64
 Tensors = dict[str, Tensor]
@@ -41,7 +41,7 @@ class Seen:
         rng = torch.Generator().manual_seed(5)
         self.x, self.chain = torch.rand(2, 2, 8, 8, generator=rng, dtype=F64), read_chain(model, (2, 8, 8))
         self.weights = {name: p.detach()[None] for name, p in model.named_parameters()}
-        losses = [loss_of("cross_entropy")(model(x[None]), torch.tensor([1])) for x in self.x]
+        losses = [find_loss("cross_entropy")(model(x[None]), torch.tensor([1])) for x in self.x]
         grads = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
         exact = {name: torch.stack([g[i] for g in grads]) for i, name in enumerate(self.weights)}
         self.gradient = {

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Walk, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, read_chain
-from fedsim.models import loss_of
+from fedsim.models import find_loss
 
 SHAPE = (2, 6, 5)
 
@@ -44,7 +44,7 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
 def gradient_of(model: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
     """Return the gradient for one example (C, H, W) by the weights, by name."""
     given = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
-    value = loss_of(loss)(functional_call(model, given, (x[None],)), y[None])
+    value = find_loss(loss)(functional_call(model, given, (x[None],)), y[None])
     return dict(zip(given, torch.autograd.grad(value, list(given.values())), strict=True))
 
 
