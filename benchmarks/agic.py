@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from support.agic import beyond, linking
 from support.agic.clients import ResNetFederation
-from support.contract import Options, ResultRow, cpu_seconds, options, told
-from support.single_cases import LocalClient, client
-from support.splits import Images, images
+from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, load_images
 
 from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
@@ -36,44 +36,48 @@ TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "beyond")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=TABLES, flags=("short", "long"))
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("short", "long"))
     rows: list[ResultRow] = []
     summary: dict[str, Any] = {}
-    by_name = {"layers": layers, "shapes": shapes, "epochs": epochs, "fedavg": fedavg}
-    by_name |= {"matching": linking.table, "beyond": beyond.table}
+    by_name = {"layers": measure_layers, "shapes": measure_shapes, "epochs": measure_epochs, "fedavg": measure_fedavg}
+    by_name |= {"matching": linking.measure_linking, "beyond": beyond.measure_beyond}
     for table in [asked.table] if asked.table else TABLES[:4]:
         more, found = by_name[table](asked)
         rows, summary = rows + [{"table": table, **row} for row in more], summary | found
-    told("agic", rows, summary, asked)
+    print_results("agic", rows, summary, asked)
 
 
-def layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare equal weights with layer weights on single images."""
     count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
-    found, of = images(asked, "cifar10", count), _network(asked, "cifar10", count)
-    cases = [of.case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
-    rows = [_attacked(asked, search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
+    found, of = load_images(asked, "cifar10", count), _make_client(asked, "cifar10", count)
+    cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
+    rows = [_attack_cases(asked, make_search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
     equal, weighed = rows
     paper = [
         {"source": "AGIC, table IV, 10,000 iterations", "weights": w, "psnr": p} for w, p in (("equal", 20.67), ("AGIC", 31.34))
     ]
-    return [*rows, _routed(asked, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
+    return [*rows, _measure_router(asked, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
 
 
-def shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the weight functions of AGIC's table I on batches of 4, with weights between 1 and 2 or 0.5."""
     count, steps = (1, 5) if asked.quick else (2, 300)
-    found, of = images(asked, "cifar10", 4 * count), _network(asked, "cifar10", 4)
-    cases = [of.case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
+    found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)
+    cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
     rows = [
-        _attacked(
-            asked, search(steps, 1.0).copy_with(layers=weigh_by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}"
+        _attack_cases(
+            asked,
+            make_search(steps, 1.0).copy_with(layers=weigh_by_depth(beta, shape)),
+            cases,
+            found,
+            weights=f"{shape} to {beta:g}",
         )
         | {"paper": paper}
         for shape, beta, paper in ranges
     ]
-    return [*rows, _routed(asked, cases)], {}
+    return [*rows, _measure_router(asked, cases)], {}
 
 
 PAPER_SHAPES = (
@@ -86,15 +90,15 @@ PAPER_SHAPES = (
 )
 
 
-def epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare one round of an image with two rounds, between which the federation trained on others. The link is given."""
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
-    found = images(asked, "cifar100", count)
+    found = load_images(asked, "cifar100", count)
     federation = ResNetFederation(asked, found.data)
-    first = [federation.observed(found, [i], round=1) for i in range(count)]
+    first = [federation.observe_client(found, [i], round=1) for i in range(count)]
     federation.train(asked, between, found)
-    second = [federation.observed(found, [i], round=2) for i in range(count)]
+    second = [federation.observe_client(found, [i], round=2) for i in range(count)]
     both = Links((torch.tensor([0]), torch.tensor([0])), torch.ones(1), epochs=(1, 2))
     sets: dict[str, list[Case]] = {
         "1": [Case((o,)) for o in first],
@@ -102,7 +106,7 @@ def epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         "1 and 2": [Case(pair, links=both) for pair in zip(first, second, strict=True)],
     }
     rows = [
-        _attacked(asked, search(steps, 50.0), cases, found, epochs=name, links="told" if "and" in name else "")
+        _attack_cases(asked, make_search(steps, 50.0), cases, found, epochs=name, links="told" if "and" in name else "")
         for name, cases in sets.items()
     ]
     paper = zip(sets, (20.379, 19.085, 21.464), strict=True)
@@ -112,38 +116,38 @@ def epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"epoch_gain_db": rows[2]["psnr"] - rows[0]["psnr"]}
 
 
-def fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4."""
     count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
-    found = images(asked, "cifar10", count)
+    found = load_images(asked, "cifar10", count)
     rows = []
     for local in (1, count) if asked.quick else (1, 2, 4, 8):
-        of = _network(asked, "cifar10", count, steps=local)
+        of = _make_client(asked, "cifar10", count, steps=local)
         size = count // local
         batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
-        case = of.case(batches, f"steps-{local}")
+        case = of.make_case(batches, f"steps-{local}")
         for way in ("one_batch", "simulated"):
-            attack = search(steps, 50.0).copy_with(local_steps=way)
-            rows.append(_attacked(asked, attack, [case], found, local_steps=local, way=way))
+            attack = make_search(steps, 50.0).copy_with(local_steps=way)
+            rows.append(_attack_cases(asked, attack, [case], found, local_steps=local, way=way))
     one, simulated = rows[-2:]
     ratio = simulated["cpu_seconds"] / one["cpu_seconds"]
     return rows, {"simulation_ratio": ratio, "one_batch_loss_db": simulated["psnr"] - one["psnr"]}
 
 
-def search(steps: int, beta: float) -> GradientMatching:
+def make_search(steps: int, beta: float) -> GradientMatching:
     """Return the joint search of AGIC, without linking; beta 1 means equal layer weights, as in Inverting Gradients."""
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
 
-def _network(asked: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
+def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
     """Return an untrained ResNet20-4 whose client trains with learning rate 1e-4."""
-    of = client("resnet20_4", images(asked, name, 1).data, seed=asked.seed)
+    of = make_client("resnet20_4", load_images(asked, name, 1).data, seed=asked.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
 
 
-def _routed(asked: Options, cases: Sequence[Case]) -> ResultRow:
+def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """Return the results of the closed forms alone, which the router tries before the same search."""
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         try:
             found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
             said = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
@@ -152,8 +156,8 @@ def _routed(asked: Options, cases: Sequence[Case]) -> ResultRow:
     return {"source": "measured", "weights": "router", "each": said, "cpu_seconds": clock.seconds}
 
 
-def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
-    with cpu_seconds() as clock:
+def _attack_cases(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> ResultRow:
+    with measure_cpu() as clock:
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)
     size = len(x) // len(cases)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support.audit.faults import FAULTS, SOUND, planted
-from support.contract import Options, ResultRow, cpu_seconds, options, told
+from support.audit.faults import FAULTS, SOUND, plant_fault
+from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 
 from attacker.audit import GRADES, Finding, check_recording
 from fedsim import models
@@ -35,36 +35,36 @@ ALARM = GRADES.index("serious")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=("faults", "sound"))
+    asked = parse_options(__doc__ or "", tables=("faults", "sound"))
     warnings.simplefilter("ignore")
     rows: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
         if asked.table != "sound":
-            rows += [_fault_row(asked, fault, Path(folder)) for fault in FAULTS]
+            rows += [_measure_fault(asked, fault, Path(folder)) for fault in FAULTS]
         if asked.table != "faults":
-            rows += [_sound_row(asked, settings, Path(folder)) for settings in SOUND[:: 4 if asked.quick else 1]]
+            rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND[:: 4 if asked.quick else 1]]
     faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
     summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
     summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
-    told("audit", rows, summary, asked)
+    print_results("audit", rows, summary, asked)
 
 
-def _fault_row(asked: Options, fault: Any, folder: Path) -> ResultRow:
-    with planted(fault):
+def _measure_fault(asked: Options, fault: Any, folder: Path) -> ResultRow:
+    with plant_fault(fault):
         run = _federate(asked, fault.settings, folder / fault.name.replace(" ", "-"))
     fault.report(run)
-    return _checked("fault", fault.name, run, lambda found: fault.rule in found)
+    return _check_recording("fault", fault.name, run, lambda found: fault.rule in found)
 
 
-def _sound_row(asked: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
+def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
     name = str(settings.get("defense") or settings["gradient"])
     run = _federate(asked, settings, folder / f"sound-{SOUND.index(settings)}")  # type: ignore[arg-type]
-    return _checked("sound", name, run, lambda found: not found)
+    return _check_recording("sound", name, run, lambda found: not found)
 
 
-def _checked(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
+def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
     """Return the row of one recording: the rules of findings graded serious or worse, and whether they are as expected."""
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
     found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= ALARM]
     rules = {one.rule for one in found}

@@ -13,7 +13,7 @@ stopped_wrongly 0.02, null_reads_gradient 0.
 from importlib import import_module
 from typing import Any
 
-from support.contract import Options, options, told
+from support.contract import Options, parse_options, print_results
 
 TABLES = {
     "confidence": "support.calibration.confidence",
@@ -25,18 +25,18 @@ TABLES = {
 
 
 def main() -> None:
-    asked = options(__doc__ or "", tables=tuple(TABLES))
-    rows, summary = measured(asked)
-    told("calibration", rows, summary, asked)
+    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
+    rows, summary = measure_tables(asked)
+    print_results("calibration", rows, summary, asked)
 
 
-def measured(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_tables(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows of the asked table or of all, each with its name, and one summary."""
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     for table, module in TABLES.items():
         if asked.table in (None, table):
-            own, more = getattr(import_module(module), table)(asked)
+            own, more = getattr(import_module(module), f"measure_{table}")(asked)
             rows += [{"table": table, **row} for row in own]
             summary |= more
     return rows, summary

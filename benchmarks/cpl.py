@@ -17,16 +17,16 @@ a table has one to three data sets of two to ten images; with `--device cuda` al
 `--quick` is the first data set and one image.
 """
 
-from support.contract import options, told
+from support.contract import parse_options, print_results
 from support.cpl.tables import TABLES
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=tuple(TABLES))
+    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
     table = asked.table or "2"
     rows, summary = TABLES[table](asked)
-    told(f"cpl table {table}", rows, summary, asked)
+    print_results(f"cpl table {table}", rows, summary, asked)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import Options, options, told
-from support.defenses.federation import DataFiles, federate, settings, units, write_data
-from support.defenses.grid import GRID, PAIRS, Entry, filled
+from support.contract import Options, parse_options, print_results
+from support.defenses.federation import DataFiles, federate, make_settings, measure_units, write_data
+from support.defenses.grid import GRID, PAIRS, Entry, fill_template
 from support.defenses.measured import Kept, Measured, MeasuredAttack, attack_all
 from support.defenses.outcomes import MARGIN_DB, Change, compare
-from support.defenses.settings import BATCHES, SINGLE, SUMS, attacks_on, described
+from support.defenses.settings import BATCHES, SINGLE, SUMS, describe_attacks, list_attacks
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate
@@ -81,9 +81,9 @@ class Bench:
 
     def measure(self, job: FederationJob) -> Measured:
         """Run the federation of a job and the attacks on it, unless the result is stored already."""
-        experiment = self._experiment(job)
-        spec = attacks_on(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
-        identity = {"experiment": experiment, "attacks": described(spec), "data": [self.data.part, self.data.name]}
+        experiment = self._make_experiment(job)
+        spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        identity = {"experiment": experiment, "attacks": describe_attacks(spec), "data": [self.data.part, self.data.name]}
         found = self.kept.find(identity, self.folder)
         if found is None and "kept" in self.asked.flags:
             raise NotMeasured(f"{job.name} was not measured yet; run without --kept")
@@ -92,20 +92,20 @@ class Bench:
             federation = federate(experiment, out, self.asked.device)
             attacked = attack_all(federation, spec, self.asked.device)
             own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
-            found = Measured(own, units(federation), attacked)
+            found = Measured(own, measure_units(federation), attacked)
             self.kept.add(identity, self.folder, found)
             print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in attacked.items())}", file=sys.stderr)
         return found
 
-    def _experiment(self, job: FederationJob) -> dict[str, Any]:
+    def _make_experiment(self, job: FederationJob) -> dict[str, Any]:
         attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMMED[job.cohort]
-        experiment = settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        experiment = make_settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "kept", "tuning"))
+    asked = parse_options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "kept", "tuning"))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -115,26 +115,26 @@ def main() -> None:
         for job, none, found in _measure_all(asked, bench):
             if job.none not in nones:
                 nones[job.none] = none
-                rows.append(_row(job.none, none, None))
-            rows.append(_row(job, found, none))
+                rows.append(_make_row(job.none, none, None))
+            rows.append(_make_row(job, found, none))
             if job.entry and job.strength == "strong":
-                checks += list(_checks(job.entry, none, found))
+                checks += list(_check_declarations(job.entry, none, found))
     losses = [row["accuracy lost"] for row in rows if row["strength"] == "mild"]
-    print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_attacks()]), end="\n\n")
-    told("defenses, PSNR from none to the strongest in dB", checks, {"margin_db": MARGIN_DB}, replace(asked, json=False))
+    print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_list_attacks()]), end="\n\n")
+    print_results("defenses, PSNR from none to the strongest in dB", checks, {"margin_db": MARGIN_DB}, replace(asked, json=False))
     summary = {
         "as_declared": sum(check["holds"] for check in checks) / len(checks) if checks else None,
         "undecided": sum(check["outcome"] == "undecided" for check in checks),
         "pairs": len(checks),
         "worst_accuracy_loss": max(losses, default=None),
-        "differs": "; ".join(_words(check) for check in checks if not check["holds"]) or "none",
+        "differs": "; ".join(_format_check(check) for check in checks if not check["holds"]) or "none",
     }
-    told("defenses", rows, summary, asked)
+    print_results("defenses", rows, summary, asked)
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
     """Yield each setting with its result and that of the same federation without a defense; with `--kept` only stored ones."""
-    for job in (job for entry in _entries(asked) for job in _jobs(entry, bench)):
+    for job in (job for entry in _select_entries(asked) for job in _plan_jobs(entry, bench)):
         try:
             none, found = bench.measure(job.none), bench.measure(job)
         except NotMeasured as missing:
@@ -143,13 +143,13 @@ def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, 
         yield job, none, found
 
 
-def _entries(asked: Options) -> Iterator[Entry]:
+def _select_entries(asked: Options) -> Iterator[Entry]:
     for entry in GRID:
         if asked.table in (None, entry.name) and (not asked.quick or asked.table or entry.name in QUICK):
             yield entry
 
 
-def _jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
+def _plan_jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
     if entry.cohorts:
         for cohort in entry.cohorts:
             yield FederationJob(entry, f"sums of {cohort}", True, cohort=cohort)
@@ -160,35 +160,37 @@ def _jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
         print(missing, file=sys.stderr)
         return
     for strength, text in zip(STRENGTHS, entry.settings, strict=True):
-        yield FederationJob(entry, strength, filled(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch)
+        yield FederationJob(
+            entry, strength, fill_template(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch
+        )
 
 
-def _attacks() -> list[str]:
+def _list_attacks() -> list[str]:
     """Return the attacks and their settings, one line each."""
     kinds = {"single examples": SINGLE, "batches": BATCHES, "sums": SUMS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
-def _row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
+def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dict[str, Any]:
     """Return one row of the table of settings."""
     own = found.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
-    row |= {"setting": _short(str(job.value)), **own}
+    row |= {"setting": _shorten(str(job.value)), **own}
     row |= {"accuracy lost": None if none is None else none.own["accuracy"] - own["accuracy"]}
-    row |= {f"{column} (null)": _beside_null(found.attacked, column) for column in COLUMNS}
+    row |= {f"{column} (null)": _format_beside_null(found.attacked, column) for column in COLUMNS}
     best, null = found.attacked[found.strongest], found.attacked[found.best_null]
-    row |= {"strongest": found.strongest, "dB": _interval(best.summary.psnr)}
-    row |= {"best null dB": _interval(null.summary.null.psnr if null.summary.null else None)}
-    row |= {"recovered": f"{found.verdict.recovered} of {found.verdict.examples}", "verdict": _verdict(found.verdict)}
+    row |= {"strongest": found.strongest, "dB": _format_interval(best.summary.psnr)}
+    row |= {"best null dB": _format_interval(null.summary.null.psnr if null.summary.null else None)}
+    row |= {"recovered": f"{found.verdict.recovered} of {found.verdict.examples}", "verdict": _format_verdict(found.verdict)}
     return row
 
 
-def _short(value: str) -> str:
+def _shorten(value: str) -> str:
     """Return a setting without the path of its public images, which is a temporary folder."""
     return re.sub(r"npz:[^']*/", "npz:", value)
 
 
-def _beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
+def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
     """Return the mean PSNR of an attack and of its null as text; None if the column does not apply."""
     one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
     if one is None or one.summary.null is None or one.summary.null.psnr is None:
@@ -196,17 +198,17 @@ def _beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None
     return f"{one.psnr:.1f} ({one.summary.null.psnr.value:.1f})"
 
 
-def _interval(one: Estimate | None) -> str:
+def _format_interval(one: Estimate | None) -> str:
     return "" if one is None else f"{one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
 
 
-def _verdict(verdict: Verdict) -> str:
+def _format_verdict(verdict: Verdict) -> str:
     """Return the outcome of a verdict as text; for a partial leak with the scores that show it."""
     leaked = ", ".join(one.title for one in verdict.leaked)
     return f"{verdict.outcome} ({leaked})" if verdict.outcome == "partly leaked" else verdict.outcome
 
 
-def _checks(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
+def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
     """Yield for each attacker the paired difference between the strongest setting and no defense, with the declaration."""
     for (attack, knows), declared in zip(PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"
@@ -220,14 +222,14 @@ def _checks(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str
             "difference": change.from_none.value,
             "low": change.from_none.low,
             "high": change.from_none.high,
-            "over null": _interval(change.over_null),
+            "over null": _format_interval(change.over_null),
             "cases": change.cases,
             "outcome": change.outcome,
-            "holds": change.holds(declared),
+            "holds": change.is_as_declared(declared),
         }
 
 
-def _words(check: dict[str, Any]) -> str:
+def _format_check(check: dict[str, Any]) -> str:
     change = f"{check['difference']:+.1f} ({check['low']:+.1f} to {check['high']:+.1f}) dB, {check['outcome']}"
     return f"{check['defense']} against {check['attack']}: declared {check['declared']}, measured {change}"
 

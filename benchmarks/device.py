@@ -17,9 +17,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from support.contract import Options, ResultRow, options, told
-from support.single_cases import LocalClient, client
-from support.splits import Images, images
+from support.contract import Options, ResultRow, parse_options, print_results
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, load_images
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.hardware import get_fast_dtype
@@ -38,18 +38,24 @@ ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=TABLES)
-    by_name = {"agreement": agreement, "memory": memory, "lenet": speed, "resnet": speed, "sharing": sharing}
+    asked = parse_options(__doc__ or "", tables=TABLES)
+    by_name = {
+        "agreement": measure_agreement,
+        "memory": measure_memory,
+        "lenet": measure_speed,
+        "resnet": measure_speed,
+        "sharing": measure_sharing,
+    }
     table = asked.table or TABLES[0]
     rows, summary = by_name[table](asked)
-    told(f"device {table}", rows, summary, asked)
+    print_results(f"device {table}", rows, summary, asked)
 
 
-def agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the results of a few iterations from the same start on the device and on the CPU."""
     rows = []
     for name, network, arguments in ATTACKS[:1] if asked.quick else ATTACKS:
-        made = _cases(asked, network, 2)[1]
+        made = _make_cases(asked, network, 2)[1]
         spec = AttackSpec(name=name, arguments=arguments)
         found = [
             torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(asked.seed))])
@@ -66,19 +72,19 @@ def agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"largest_median_difference": max(row["median_difference"] for row in rows)}
 
 
-def memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure peak memory over planned memory; above 1, chunks are planned too large."""
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
         for count in (1,) if asked.quick else (1, 8, 64):
-            of, made = _cases(asked, network, count)
+            of, made = _make_cases(asked, network, count)
             parameters = sum(weight.numel() for weight in of.weights.values())
             if asked.device != "cpu":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            _search(asked, made, 3)
+            _run_search(asked, made, 3)
             peak = torch.cuda.max_memory_allocated() / 1e6 if asked.device != "cpu" else None
-            planned = 4e-6 * count * _planned(of)
+            planned = 4e-6 * count * _count_planned_values(of)
             row: ResultRow = {
                 "network": network,
                 "searches": count,
@@ -90,7 +96,7 @@ def memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"largest_peak_over_plan": max((row["peak_over_plan"] or 0.0 for row in rows), default=0.0)}
 
 
-def _planned(of: LocalClient) -> float:
+def _count_planned_values(of: LocalClient) -> float:
     """Return the number of values that the planner of chunks counts for one search of one example."""
     from attacker.replay.batching import count_activations
     from fedsim import models
@@ -100,7 +106,7 @@ def _planned(of: LocalClient) -> float:
     return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 
 
-def speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the iterations per second of all searches together, without the time to start a search."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
@@ -108,20 +114,20 @@ def speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(asked.device) is not None else (0.0,)
     rows = []
     for count in counts:
-        _, made = _cases(asked, network, count)
+        _, made = _make_cases(asked, network, count)
         for coarse in ways:
-            _search(asked, made, 2, coarse)  # loads code
-            seconds = _timed(asked, made, iterations + 1, coarse) - _timed(asked, made, 1, coarse)
+            _run_search(asked, made, 2, coarse)  # loads code
+            seconds = _measure_time(asked, made, iterations + 1, coarse) - _measure_time(asked, made, 1, coarse)
             row: ResultRow = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
             rows.append(row | {"iterations_a_second": count * iterations / max(seconds, 1e-9)})
     return rows, {"most_iterations_a_second": max(row["iterations_a_second"] for row in rows)}
 
 
-def sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the wall time of two processes at once, over that of both in turn."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
-    def taken(at_once: bool) -> float:
+    def measure_time(at_once: bool) -> float:
         started, running = perf_counter(), []
         for _ in range(2):
             running.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
@@ -131,27 +137,27 @@ def sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
             raise RuntimeError("one of the processes that share the device failed; see its output above")
         return perf_counter() - started
 
-    in_turn, together = taken(False), taken(True)
+    in_turn, together = measure_time(False), measure_time(True)
     return [{"in_turn_seconds": in_turn, "at_once_seconds": together}], {"at_once_over_in_turn": together / in_turn}
 
 
-def _timed(asked: Options, made: list[Case], iterations: int, coarse: float) -> float:
+def _measure_time(asked: Options, made: list[Case], iterations: int, coarse: float) -> float:
     started = perf_counter()
-    _search(asked, made, iterations, coarse)
+    _run_search(asked, made, iterations, coarse)
     return perf_counter() - started
 
 
-def _search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
+def _run_search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
     """Run one search for each case. Its results are copied to the CPU, so that the device has finished when it returns."""
     attack = inverting_gradients(steps=iterations)
     attack = replace(attack, device=asked.device, search=replace(attack.search, coarse=coarse))
     attack(made, rng=torch.Generator().manual_seed(asked.seed))
 
 
-def _cases(asked: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
-    found: Images = images(asked, "cifar10", count)
-    of = client(network, replace(found.data, num_classes=10), seed=asked.seed)
-    return of, [of.case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
+def _make_cases(asked: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
+    found: Images = load_images(asked, "cifar10", count)
+    of = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
+    return of, [of.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from support.attacked import attacked, guessed
-from support.attacked import iterations as until_tolerance
-from support.contract import Options, options, told
-from support.cpl.cases import Originals, network, single
-from support.splits import Images, images
+from support.attacked import count_iterations as until_tolerance
+from support.attacked import match_examples, run_attack
+from support.contract import Options, parse_options, print_results
+from support.cpl.cases import Originals, make_paper_client, make_single_cases
+from support.splits import Images, load_images
 
 from attacker.attacks import GradientMatching, cpl, dlg
 from attacker.scoring.metrics import is_recovered, mse, ssim
@@ -31,11 +31,15 @@ STARTS = 3
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "")
-    rows = [row for data in _data(asked) for row in _compare(data, asked)]
+    asked = parse_options(__doc__ or "")
+    rows = [row for data in _load_data(asked) for row in _compare_attacks(data, asked)]
     ours = [row for row in rows if row["source"] == "measured"]
     by_attack = {name: [row for row in ours if row["attack"] == name] for name in ("cpl", "dlg")}
-    ratio = _iterations(by_attack["cpl"]) / _iterations(by_attack["dlg"]) if _iterations(by_attack["dlg"]) else None
+    ratio = (
+        _average_iterations(by_attack["cpl"]) / _average_iterations(by_attack["dlg"])
+        if _average_iterations(by_attack["dlg"])
+        else None
+    )
     summary = {
         "cpl_success": sum(row["successes"] for row in by_attack["cpl"]) / sum(row["images"] for row in by_attack["cpl"]),
         "cpl_one_start": mean(row["one_start"] for row in by_attack["cpl"]),
@@ -43,23 +47,23 @@ def main() -> None:
         "iterations_ratio": ratio,
         "cpu_seconds_ratio": sum(r["cpu_seconds"] for r in by_attack["cpl"]) / sum(r["cpu_seconds"] for r in by_attack["dlg"]),
     }
-    told("dlg", rows, summary, asked)
+    print_results("dlg", rows, summary, asked)
 
 
-def _iterations(rows: list[dict[str, Any]]) -> float:
+def _average_iterations(rows: list[dict[str, Any]]) -> float:
     """Return the mean iterations over all successes of both data sets."""
     successes = sum(row["successes"] for row in rows)
     return sum((row["iterations"] or 0) * row["successes"] for row in rows) / successes if successes else 0.0
 
 
-def _data(asked: Options) -> list[Images]:
+def _load_data(asked: Options) -> list[Images]:
     count = 2 if asked.quick else 20
-    found = {data.name: data for data in (images(asked, name, count) for name in ("photos", "cifar10"))}
+    found = {data.name: data for data in (load_images(asked, name, count) for name in ("photos", "cifar10"))}
     return list(found.values())[: 1 if asked.quick else None]
 
 
-def _compare(data: Images, asked: Options) -> list[dict[str, Any]]:
-    originals = single(data, network(data, asked))
+def _compare_attacks(data: Images, asked: Options) -> list[dict[str, Any]]:
+    originals = make_single_cases(data, make_paper_client(data, asked))
     rows = [_measure(data, originals, attack, asked) for attack in (cpl(restarts=STARTS), dlg(restarts=STARTS))]
     if data.name == "cifar10":
         rows += [{"data": "cifar10", "attack": key, "source": "CPL table 2", **values} for key, values in PAPER.items()]
@@ -67,8 +71,8 @@ def _compare(data: Images, asked: Options) -> list[dict[str, Any]]:
 
 
 def _measure(data: Images, originals: Originals, attack: GradientMatching, asked: Options) -> dict[str, Any]:
-    answers, seconds = attacked(attack, originals.cases, asked)
-    guesses, labels = (torch.cat(parts) for parts in zip(*map(guessed, answers, originals.x), strict=True))
+    answers, seconds = run_attack(attack, originals.cases, asked)
+    guesses, labels = (torch.cat(parts) for parts in zip(*map(match_examples, answers, originals.x), strict=True))
     success = is_recovered(guesses, data.x)
     taken = [until_tolerance(one) for one, ok in zip(answers, success.tolist(), strict=True) if ok]
     one_start = [ok and one.restarts == 1 for one, ok in zip(answers, success.tolist(), strict=True)]

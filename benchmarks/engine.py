@@ -36,9 +36,9 @@ from types import SimpleNamespace
 
 import torch
 from scipy.stats import t as student
-from support.contract import Options, ResultRow, cpu_seconds, options, told
-from support.single_cases import client
-from support.splits import images
+from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
+from support.single_cases import make_client
+from support.splits import load_images
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
@@ -83,7 +83,7 @@ SETTINGS = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=TABLES, flags=("full",))
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("full",))
     wanted = (asked.table,) if asked.table else TABLES if "full" in asked.flags else TABLES[:2]
     has_breaching = find_spec("breaching") is not None
     if not has_breaching:
@@ -92,19 +92,19 @@ def main() -> None:
     summary: ResultRow = {}
     for setting in SETTINGS:
         if setting.key in wanted:
-            rows += _side_by_side(setting, has_breaching, summary, asked)
+            rows += _measure_side_by_side(setting, has_breaching, summary, asked)
     if "quality" in wanted and has_breaching:
-        found, compared = _equal_settings(asked)
+        found, compared = _measure_equal_settings(asked)
         rows, summary = rows + found, summary | compared
-    told("engine", rows, summary, asked)
+    print_results("engine", rows, summary, asked)
 
 
-def _side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
+def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRow, asked: Options) -> list[ResultRow]:
     """Measure one row for each number of reconstructions, and add their ratios to the summary."""
-    cases, rows = [case for case, _ in _cases(setting.network, max(setting.counts), asked)], []
+    cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))
-        row = _measured(own, cases[:count], quick if asked.quick else whole, 1 if asked.quick else 3, has_breaching, asked)
+        row = _measure(own, cases[:count], quick if asked.quick else whole, 1 if asked.quick else 3, has_breaching, asked)
         rows.append(row)
         for other in ("breaching", "loop") if has_breaching else ("loop",):
             key = f"{setting.key}{count}_{'speedup' if other == 'breaching' else 'over_loop'}"
@@ -114,31 +114,31 @@ def _side_by_side(setting: EngineSetting, has_breaching: bool, summary: ResultRo
     return rows
 
 
-def _cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
+def _make_cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
     """Return `count` cases with the gradient of one image each, and the images."""
-    found = images(asked, "cifar10", count)
-    one = client(network, replace(found.data, num_classes=10), seed=asked.seed)
-    return [(one.case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
+    found = load_images(asked, "cifar10", count)
+    one = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
+    return [(one.make_case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
-def _measured(
+def _measure(
     setting: EngineSetting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options
 ) -> ResultRow:
     sides: dict[str, Callable[[int], None]] = {
-        "ours": lambda steps: _ours(setting, cases, steps, asked, compiled=setting.compiles),
-        "loop": lambda steps: _loop(setting, cases, steps),
+        "ours": lambda steps: _run_ours(setting, cases, steps, asked, compiled=setting.compiles),
+        "loop": lambda steps: _run_loop(setting, cases, steps),
     }
     if setting.compiles:
-        sides["eager"] = lambda steps: _ours(setting, cases, steps, asked)
+        sides["eager"] = lambda steps: _run_ours(setting, cases, steps, asked)
     elif setting.cosine:
-        sides["bfloat16"] = lambda steps: _ours(setting, cases, steps, asked, coarse=0.999)
+        sides["bfloat16"] = lambda steps: _run_ours(setting, cases, steps, asked, coarse=0.999)
     if has_breaching:
-        sides["breaching"] = lambda steps: _theirs(setting, cases, steps)
+        sides["breaching"] = lambda steps: _run_breaching(setting, cases, steps)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    first = {name: _clocked(run, 1) for name, run in sides.items()}  # loads code, and compiles
+    first = {name: _measure_time(run, 1) for name, run in sides.items()}  # loads code, and compiles
     for _ in range(turns):
         for name, run in sides.items():
-            seconds[name].append((_clocked(run, iterations + 1) - _clocked(run, 1)) / (iterations * len(cases)))
+            seconds[name].append((_measure_time(run, iterations + 1) - _measure_time(run, 1)) / (iterations * len(cases)))
     row = {"network": setting.network, "reconstructions": len(cases), "iterations": iterations}
     row |= {f"{name}_ms": 1e3 * median(each) for name, each in seconds.items()}
     for name in sides:
@@ -147,18 +147,18 @@ def _measured(
         if setting.compiles and name not in ("ours", "eager"):
             row[f"eager_over_{name}"] = median(other / own for other, own in zip(seconds[name], seconds["eager"], strict=True))
     if setting.compiles:
-        cost, gain = first["ours"] - _clocked(sides["ours"], 1), row["eager_ms"] - row["ours_ms"]
+        cost, gain = first["ours"] - _measure_time(sides["ours"], 1), row["eager_ms"] - row["ours_ms"]
         row |= {"compiling_cpu_seconds": cost, "pays_after": round(1e3 * cost / gain / len(cases)) if gain > 0 else "never"}
     return row
 
 
-def _clocked(run: Callable[[int], object], iterations: int) -> float:
-    with cpu_seconds() as clock:
+def _measure_time(run: Callable[[int], object], iterations: int) -> float:
+    with measure_cpu() as clock:
         run(iterations)
     return clock.seconds
 
 
-def _ours(
+def _run_ours(
     setting: EngineSetting, cases: Sequence[Case], steps: int, asked: Options, *, compiled: bool = False, coarse: float = 0.0
 ) -> None:
     attack = GradientMatching(
@@ -178,11 +178,11 @@ def _ours(
     attack(cases, rng=Generator().manual_seed(asked.seed))
 
 
-def _loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
+def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
     """Run the plain loop in eager PyTorch, one case after the other."""
     for case in cases:
-        observation, label = case.observations[0], _label(case)
-        model, target = _loaded(observation), _gradient(observation)
+        observation, label = case.observations[0], _read_label(case)
+        model, target = _load_model(observation), _compute_gradient(observation)
         x = torch.rand(1, *observation.data.shape, generator=Generator().manual_seed(0)).requires_grad_()
         optimiser = torch.optim.Adam([x], lr=0.1)
         milestones = [int(share * steps) for share in (3 / 8, 5 / 8, 7 / 8)] if setting.cosine else []
@@ -190,7 +190,7 @@ def _loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
         for _ in range(steps):
             loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
             found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-            distance = _cosine(found, target) if setting.cosine else _squared(found, target)
+            distance = _compute_cosine_distance(found, target) if setting.cosine else _compute_squared_distance(found, target)
             if setting.cosine:
                 distance = distance + TV * total_variation(x)
             (x.grad,) = torch.autograd.grad(distance, x)
@@ -202,17 +202,17 @@ def _loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
                 x.data.clamp_(0, 1)
 
 
-def _squared(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+def _compute_squared_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
     return torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
 
 
-def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
     dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
     squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (found, target)]
     return 1 - dot / (squares[0] * squares[1]).sqrt()
 
 
-def _theirs(
+def _run_breaching(
     setting: EngineSetting, cases: Sequence[Case], steps: int, *, tv: float | None = None, start: Tensor | None = None
 ) -> list[Tensor]:
     """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
@@ -231,18 +231,18 @@ def _theirs(
         answers = []
         for case in cases:
             observation = case.observations[0]
-            model, data = _loaded(observation), observation.data
+            model, data = _load_model(observation), observation.data
             attacker = breaching.attacks.prepare_attack(model, nn.CrossEntropyLoss(), settings)
             public = SimpleNamespace(shape=data.shape, mean=data.mean, std=data.std, modality="vision")
             sent = {"parameters": list(model.parameters()), "buffers": list(model.buffers()), "metadata": public}
-            told = {"num_data_points": 1, "labels": _label(case), "local_hyperparams": None}
-            shared = {"gradients": _gradient(observation), "buffers": None, "metadata": told}
+            told = {"num_data_points": 1, "labels": _read_label(case), "local_hyperparams": None}
+            shared = {"gradients": _compute_gradient(observation), "buffers": None, "metadata": told}
             answer, _ = attacker.reconstruct([sent], [shared], {}, initial_data=start)
             answers.append(data.denormalise(answer["data"])[0].detach().clamp(0, 1))
     return answers
 
 
-def _loaded(observation: Observation) -> nn.Module:
+def _load_model(observation: Observation) -> nn.Module:
     model = build_network(observation)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -250,31 +250,33 @@ def _loaded(observation: Observation) -> nn.Module:
     return model
 
 
-def _gradient(observation: Observation) -> list[Tensor]:
+def _compute_gradient(observation: Observation) -> list[Tensor]:
     """Return the gradient of an observation of one step with learning rate 1, in the order of the model's parameters."""
-    return [-observation.update[name] for name, _ in _loaded(observation).named_parameters()]
+    return [-observation.update[name] for name, _ in _load_model(observation).named_parameters()]
 
 
-def _label(case: Case) -> Tensor:
+def _read_label(case: Case) -> Tensor:
     """Return the label (1,) of a case, the negative entry of the last bias's gradient."""
-    return _gradient(case.observations[0])[-1].argmin()[None]
+    return _compute_gradient(case.observations[0])[-1].argmin()[None]
 
 
-def _equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure both programs with equal settings, ours also with layer weights, and their differences over the same images."""
     count, steps = (2, 4) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
-    pairs = _cases("resnet20_4", count, asked)
-    truth, start = torch.stack([x for _, x in pairs]), _start(pairs[0][0].observations[0].data, asked.seed)
-    cases = [replace(case, known_labels=_label(case)) for case, _ in pairs]  # breaching is told them, too
+    pairs = _make_cases("resnet20_4", count, asked)
+    truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, asked.seed)
+    cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is told them, too
     sides: dict[str, Callable[[], Tensor]] = {
-        "breaching": lambda: torch.stack(_theirs(SETTINGS[1], cases, steps, tv=TV, start=start)),
-        "ours": lambda: _found(_equal(steps, asked.seed), cases, asked),
-        "ours, layer weights": lambda: _found(replace(_equal(steps, asked.seed), layers=weigh_by_depth(50)), cases, asked),
+        "breaching": lambda: torch.stack(_run_breaching(SETTINGS[1], cases, steps, tv=TV, start=start)),
+        "ours": lambda: _reconstruct(_make_equal_attack(steps, asked.seed), cases, asked),
+        "ours, layer weights": lambda: _reconstruct(
+            replace(_make_equal_attack(steps, asked.seed), layers=weigh_by_depth(50)), cases, asked
+        ),
     }
     rows, quality, seconds = [], {}, {}
     for name, run in sides.items():
-        with cpu_seconds() as clock:
-            quality[name] = _psnr(run(), truth)
+        with measure_cpu() as clock:
+            quality[name] = _compute_psnr(run(), truth)
         seconds[name] = clock.seconds
         each = " ".join(f"{value:.1f}" for value in quality[name].tolist())
         row = {"network": "resnet20_4", "attack": name, "images": count, "iterations": steps, "psnr": float(quality[name].mean())}
@@ -283,40 +285,40 @@ def _equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     gain, layers = (quality["ours"] - quality["breaching"], quality["ours, layer weights"] - quality["ours"])
     return rows, {
         "resnet_equal_time": seconds["ours"] / seconds["breaching"],
-        **_paired("resnet_equal_quality_db", gain),
-        **_paired("layer_weights_db", layers),
+        **_average_differences("resnet_equal_quality_db", gain),
+        **_average_differences("layer_weights_db", layers),
     }
 
 
-def _paired(name: str, differences: Tensor) -> ResultRow:
+def _average_differences(name: str, differences: Tensor) -> ResultRow:
     """Return the mean of differences over the same images, and its 95 % interval by Student's t."""
     half = float(student.ppf(0.975, len(differences) - 1) * differences.std() / len(differences) ** 0.5)
     mean = float(differences.mean())
     return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
 
 
-def _start(data: DataSpec, seed: int) -> Tensor:
+def _draw_start(data: DataSpec, seed: int) -> Tensor:
     """Return normalised normal noise (1, *shape), the starting point for every image and program."""
     return torch.randn(1, *data.shape, generator=Generator().manual_seed(seed))
 
 
-def _equal(steps: int, seed: int) -> GradientMatching:
+def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
     """Return Inverting Gradients with the settings of breaching's configuration, from the same start."""
     return GradientMatching(
         name="engine",
         objective=Objective(distance=cosine),
-        parametrisation=Parametrisation(init=lambda data, labels, rng: data.denormalise(_start(data, seed)), boxed=True),
+        parametrisation=Parametrisation(init=lambda data, labels, rng: data.denormalise(_draw_start(data, seed)), boxed=True),
         prior=Prior(tv=TV),
         search=Search(optimiser=Adam(learning_rate=0.1, signed=True), steps=steps, stop=Stop(patience=steps + 1, decrease=0.0)),
     )
 
 
-def _found(attack: GradientMatching, cases: Sequence[Case], asked: Options) -> Tensor:
+def _reconstruct(attack: GradientMatching, cases: Sequence[Case], asked: Options) -> Tensor:
     found = replace(attack, device=asked.device)(cases, rng=Generator().manual_seed(asked.seed))
     return torch.cat([one.x for one in found])
 
 
-def _psnr(guess: Tensor, truth: Tensor) -> Tensor:
+def _compute_psnr(guess: Tensor, truth: Tensor) -> Tensor:
     """Return the PSNR of each image in dB."""
     mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
     return -10 * mse.log10()

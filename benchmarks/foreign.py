@@ -32,7 +32,7 @@ from typing import Any
 import quickstart
 import torch
 from safetensors.torch import save_file
-from support.contract import Options, cpu_seconds, options, told
+from support.contract import Options, measure_cpu, parse_options, print_results
 from support.foreign import networks
 from torch import Tensor, nn
 from torch.nn import functional
@@ -57,11 +57,11 @@ LARGEST_NETWORK = "MnistNet"
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=(*TABLES, *NETWORKS))
+    asked = parse_options(__doc__ or "", tables=(*TABLES, *NETWORKS))
     logging.getLogger("attacker").setLevel(logging.ERROR)  # reasons for plain PyTorch are in the table
     rows = []
-    for name in _chosen(asked):
-        rows.append(_measured(name, *NETWORKS[name], asked))
+    for name in _list_networks(asked):
+        rows.append(_measure_network(name, *NETWORKS[name], asked))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     pairs = sum(row["attacks"] for row in rows)
     summary = {
@@ -71,17 +71,17 @@ def main() -> None:
         "seconds": sum(row["seconds"] for row in rows),
     }
     if asked.table is None:
-        summary["literal_quickstart"] = _surplus_on_quickstart(asked)
-    told("foreign", rows, summary, asked)
+        summary["literal_quickstart"] = _measure_surplus(asked)
+    print_results("foreign", rows, summary, asked)
 
 
-def _surplus_on_quickstart(asked: Options) -> float:
-    setting = quickstart.one_step(attacked=1, iterations=150 if asked.quick else 1200)
-    (row,) = quickstart.measured([setting], quickstart.draw_images(asked), asked)
+def _measure_surplus(asked: Options) -> float:
+    setting = quickstart.make_one_step(attacked=1, iterations=150 if asked.quick else 1200)
+    (row,) = quickstart.measure_settings([setting], quickstart.draw_images(asked), asked)
     return float(row["surplus"])
 
 
-def _chosen(asked: Options) -> list[str]:
+def _list_networks(asked: Options) -> list[str]:
     """Return the names of the networks of the table asked for."""
     if asked.table in NETWORKS:
         return [asked.table]
@@ -90,12 +90,12 @@ def _chosen(asked: Options) -> list[str]:
     return [name for name in names if not (asked.quick and name == LARGEST_NETWORK)]
 
 
-def _measured(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:
+def _measure_network(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:
     torch.manual_seed(asked.seed)
     model, data = getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
-    error, route = _gradient_error(model, data, asked.seed)
+    error, route = _measure_gradient_error(model, data, asked.seed)
     attacks = IMAGES if data.is_image else ROWS
-    with tempfile.TemporaryDirectory() as folder, cpu_seconds() as clock:
+    with tempfile.TemporaryDirectory() as folder, measure_cpu() as clock:
         done, failure = attack_imported(name, model, data, attacks, Path(folder), asked.device)
     return {
         "network": name,
@@ -110,7 +110,7 @@ def _measured(name: str, shape: tuple[int, ...], classes: int, asked: Options) -
     }
 
 
-def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float, str]:
+def _measure_gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float, str]:
     rng = torch.Generator().manual_seed(seed)
     x = torch.rand(EXAMPLES, *data.shape, generator=rng).double()
     y = torch.randint(data.num_classes, (EXAMPLES,), generator=rng)
@@ -119,11 +119,11 @@ def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float,
     weights = {name: to_channels_last(p.detach()) for name, p in model.named_parameters()}
     buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
     route = "plain PyTorch" if explain_vmap_failure(model, data, "cross_entropy") else "torch.func"
-    errors = [_relative(build_gradient(model, data)(weights, x, y, buffers), reference)]
+    errors = [_compute_relative_error(build_gradient(model, data)(weights, x, y, buffers), reference)]
     batched = build_per_problem(model, data, "cross_entropy")
     if batched is not None:
         found = batched(weights, torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), buffers)
-        errors += [_relative({name: g[i] for name, g in found.items()}, reference) for i in range(2)]
+        errors += [_compute_relative_error({name: g[i] for name, g in found.items()}, reference) for i in range(2)]
     return max(errors), f"at_once, {route}" if batched is not None else route
 
 
@@ -134,7 +134,7 @@ def _reference(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return dict(zip((name for name, _ in own.named_parameters()), gradient, strict=True))
 
 
-def _relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+def _compute_relative_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     off = hypot(*(float(torch.linalg.vector_norm(found[name].detach() - g)) for name, g in expected.items()))
     return off / hypot(*(float(torch.linalg.vector_norm(g)) for g in expected.values()))
 
@@ -152,19 +152,19 @@ def attack_imported(
         )
         paths = [str(folder / part) for part in ("before.safetensors", "after.safetensors")]
         settings = str(folder / "settings.toml")
-        _called(fedsim, "import", *paths, "--settings", settings, "--out", str(folder / "run"), "--model", reference)
+        _call_command(fedsim, "import", *paths, "--settings", settings, "--out", str(folder / "run"), "--model", reference)
     except Exception as error:  # a failure is a row of the table
-        return 0, _first_line(error)
+        return 0, _read_first_line(error)
     done, failure = 0, ""
     for attack, arguments in attacks.items():
         given = [part for key, value in arguments.items() for part in ("--set", f"{key}={value}")]
         try:
             run = ("replay", str(folder / "run"), "--attack", attack, *given, "--model", reference, "--device", device)
-            _called(attacker, *run, "--workers", "1")
-            _called(attacker, "report", str(folder / "run"))
+            _call_command(attacker, *run, "--workers", "1")
+            _call_command(attacker, "report", str(folder / "run"))
             done += 1
         except Exception as error:
-            failure = failure or f"{attack}: {_first_line(error)}"
+            failure = failure or f"{attack}: {_read_first_line(error)}"
     return done, failure
 
 
@@ -180,14 +180,14 @@ def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
     save_file({name: t.detach().clone().contiguous() for name, t in own.state_dict().items()}, folder / "after.safetensors")
 
 
-def _called(command: Any, *arguments: str) -> None:
+def _call_command(command: Any, *arguments: str) -> None:
     result = CliRunner().invoke(command, list(arguments))
     if result.exit_code:
         said = " ".join(result.output.split()) or "".join(traceback.format_exception(result.exception))
         raise RuntimeError(f"{arguments[0]}: {said[-300:]}")
 
 
-def _first_line(error: Exception) -> str:
+def _read_first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

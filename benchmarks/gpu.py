@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import PACKAGES, machine
+from support.contract import PACKAGES, describe_machine
 
 ROOT = Path(__file__).parents[1]
 PIECE_SECONDS = 540
@@ -46,7 +46,7 @@ class Piece:
     command: str
     dry: str
 
-    def words(self, *, dry: bool, data: Path | None, device: str) -> list[str]:
+    def list_arguments(self, *, dry: bool, data: Path | None, device: str) -> list[str]:
         """Return the arguments of the process."""
         text = self.dry if dry else self.command
         if data is None:
@@ -55,60 +55,62 @@ class Piece:
         return [sys.executable, *(str(data) if word == "DATA" else word for word in given)]
 
 
-def script(name: str, shows: str, call: str, *, dry: str | None = None) -> Piece:
+def make_script(name: str, shows: str, call: str, *, dry: str | None = None) -> Piece:
     """Return the piece of a benchmark with --device. dry: its arguments on a CPU, by default the same with --quick."""
     end = "--data DATA --device DEVICE --json"
     small = dry if dry is not None else f"{call} --quick"
     return Piece(name=name, shows=shows, command=f"benchmarks/{call} {end}", dry=f"benchmarks/{small} {end}")
 
 
-def tests(name: str, shows: str, chosen: str) -> Piece:
+def make_tests(name: str, shows: str, chosen: str) -> Piece:
     """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason."""
     command = f"-m pytest -q -rs -p no:cacheprovider -m cuda {chosen}"
     return Piece(name=name, shows=shows, command=command, dry=command)
 
 
 PIECES = (
-    tests("tests", "placement, generators, memory, precision and resumption are right on CUDA", "tests/cuda"),
-    script("device-placement", "each attack gives on the GPU what it gives on the CPU", "device.py agreement"),
-    script("device-memory", "the memory that is planned for a chunk beside what it takes", "device.py memory"),
-    script("device-lenet", "iterations a second of many searches at once on a small network", "device.py lenet"),
-    script("device-resnet", "the same on ResNet20-4, in float32 and with convolutions in bfloat16", "device.py resnet"),
-    script("device-sharing", "two searches on one GPU beside one after the other", "device.py sharing"),
-    script("rgap-many", "10,000 images by closed form in one batched run", "rgap.py many"),
-    script("dlg", "CPL against DLG", "dlg.py"),
-    script("cpl-2", "CPL's table 2 on a hundred images", "cpl.py 2"),
-    script("agic-layers", "what layer weights gain, 1,000 iterations", "agic.py layers"),
-    script("real-resnet18-64", "ResNet-18 at 64 pixels, one local epoch, batches of 1, 4 and 16", "real.py resnet18-64"),
-    script("real-mobilenet-64", "the same of MobileNet", "real.py mobilenet-64"),
-    script("real-vit-64", "the same of a vision transformer", "real.py vit-64"),
-    script("agic-epochs", "what a second, linked epoch gains", "agic.py epochs"),
-    script("agic-fedavg", "one batch against simulation of local steps", "agic.py fedavg"),
-    script("agic-matching", "examples linked over two epochs, 1,000 images", "agic.py matching"),
-    script("agic-shapes", "the shapes of layer weights, AGIC's table I", "agic.py shapes"),
-    script("agic-beyond", "surrogate weights, order-invariant prior, robust weights", "agic.py beyond"),
-    script("agic-long", "layer weights after 3,000 iterations", "agic.py layers --long", dry="agic.py layers --quick"),
-    script("real-resnet18-128", "ResNet-18 at 128 pixels", "real.py resnet18-128"),
-    script("real-vit-128", "a vision transformer at 128 pixels", "real.py vit-128"),
-    script("real-mobilenet-128", "MobileNet at 128 pixels", "real.py mobilenet-128"),
-    script("cpl-6", "CPL's table 6: batch sizes and local iterations", "cpl.py 6"),
-    script("cpl-8", "CPL's table 8: Gaussian and Laplace noise", "cpl.py 8"),
-    script("cpl-7", "CPL's table 7: gradients of which a share is left out", "cpl.py 7"),
-    script("cpl-1", "CPL's table 1: how many iterations are enough", "cpl.py 1"),
-    script("cpl-3", "CPL's table 3: tables of attributes", "cpl.py 3"),
-    script("cpl-4", "CPL's table 4: nine starts", "cpl.py 4"),
-    script("cpl-5", "CPL's table 5: how much iterations vary", "cpl.py 5"),
-    script("cpl-9", "CPL's table 9: up to ten local steps", "cpl.py 9"),
-    script("peel", "sigmoid LeNets opened layer by layer, beside L-BFGS", "peel.py"),
-    script("engine-quality", "quality beside breaching with equal settings, where breaching is installed", "engine.py quality"),
-    script("defenses-clip", "clipped updates, ignored and known, beside no defense", "defenses.py clip"),
-    script("defenses-gaussian", "noise on updates, ignored and known", "defenses.py gaussian"),
-    script("defenses-top_k", "sparsified updates, ignored and known", "defenses.py top_k"),
-    script("real-resnet18-224", "ResNet-18 at 224 pixels", "real.py resnet18-224"),
-    script("real-vit-224", "a vision transformer at 224 pixels", "real.py vit-224"),
-    script("real-mobilenet-224", "MobileNet at 224 pixels", "real.py mobilenet-224"),
-    script("rgap-table1", "closed forms on a GPU", "rgap.py table1"),
-    script("nulls", "no null reads the update, also on a GPU", "calibration.py nulls"),
+    make_tests("tests", "placement, generators, memory, precision and resumption are right on CUDA", "tests/cuda"),
+    make_script("device-placement", "each attack gives on the GPU what it gives on the CPU", "device.py agreement"),
+    make_script("device-memory", "the memory that is planned for a chunk beside what it takes", "device.py memory"),
+    make_script("device-lenet", "iterations a second of many searches at once on a small network", "device.py lenet"),
+    make_script("device-resnet", "the same on ResNet20-4, in float32 and with convolutions in bfloat16", "device.py resnet"),
+    make_script("device-sharing", "two searches on one GPU beside one after the other", "device.py sharing"),
+    make_script("rgap-many", "10,000 images by closed form in one batched run", "rgap.py many"),
+    make_script("dlg", "CPL against DLG", "dlg.py"),
+    make_script("cpl-2", "CPL's table 2 on a hundred images", "cpl.py 2"),
+    make_script("agic-layers", "what layer weights gain, 1,000 iterations", "agic.py layers"),
+    make_script("real-resnet18-64", "ResNet-18 at 64 pixels, one local epoch, batches of 1, 4 and 16", "real.py resnet18-64"),
+    make_script("real-mobilenet-64", "the same of MobileNet", "real.py mobilenet-64"),
+    make_script("real-vit-64", "the same of a vision transformer", "real.py vit-64"),
+    make_script("agic-epochs", "what a second, linked epoch gains", "agic.py epochs"),
+    make_script("agic-fedavg", "one batch against simulation of local steps", "agic.py fedavg"),
+    make_script("agic-matching", "examples linked over two epochs, 1,000 images", "agic.py matching"),
+    make_script("agic-shapes", "the shapes of layer weights, AGIC's table I", "agic.py shapes"),
+    make_script("agic-beyond", "surrogate weights, order-invariant prior, robust weights", "agic.py beyond"),
+    make_script("agic-long", "layer weights after 3,000 iterations", "agic.py layers --long", dry="agic.py layers --quick"),
+    make_script("real-resnet18-128", "ResNet-18 at 128 pixels", "real.py resnet18-128"),
+    make_script("real-vit-128", "a vision transformer at 128 pixels", "real.py vit-128"),
+    make_script("real-mobilenet-128", "MobileNet at 128 pixels", "real.py mobilenet-128"),
+    make_script("cpl-6", "CPL's table 6: batch sizes and local iterations", "cpl.py 6"),
+    make_script("cpl-8", "CPL's table 8: Gaussian and Laplace noise", "cpl.py 8"),
+    make_script("cpl-7", "CPL's table 7: gradients of which a share is left out", "cpl.py 7"),
+    make_script("cpl-1", "CPL's table 1: how many iterations are enough", "cpl.py 1"),
+    make_script("cpl-3", "CPL's table 3: tables of attributes", "cpl.py 3"),
+    make_script("cpl-4", "CPL's table 4: nine starts", "cpl.py 4"),
+    make_script("cpl-5", "CPL's table 5: how much iterations vary", "cpl.py 5"),
+    make_script("cpl-9", "CPL's table 9: up to ten local steps", "cpl.py 9"),
+    make_script("peel", "sigmoid LeNets opened layer by layer, beside L-BFGS", "peel.py"),
+    make_script(
+        "engine-quality", "quality beside breaching with equal settings, where breaching is installed", "engine.py quality"
+    ),
+    make_script("defenses-clip", "clipped updates, ignored and known, beside no defense", "defenses.py clip"),
+    make_script("defenses-gaussian", "noise on updates, ignored and known", "defenses.py gaussian"),
+    make_script("defenses-top_k", "sparsified updates, ignored and known", "defenses.py top_k"),
+    make_script("real-resnet18-224", "ResNet-18 at 224 pixels", "real.py resnet18-224"),
+    make_script("real-vit-224", "a vision transformer at 224 pixels", "real.py vit-224"),
+    make_script("real-mobilenet-224", "MobileNet at 224 pixels", "real.py mobilenet-224"),
+    make_script("rgap-table1", "closed forms on a GPU", "rgap.py table1"),
+    make_script("nulls", "no null reads the update, also on a GPU", "calibration.py nulls"),
 )
 
 
@@ -125,30 +127,32 @@ def main() -> None:
     if not asked.dry_run and not asked.list and not torch.cuda.is_available():
         sys.exit("there is no CUDA device here; --dry-run shows on the CPU that each piece starts")
     device = "cpu" if asked.dry_run else "cuda"
-    out = asked.out or (ROOT / "runs" / "gpu-dry-run" if asked.dry_run else ROOT / "benchmarks" / "results" / f"gpu-{hardware()}")
+    out = asked.out or (
+        ROOT / "runs" / "gpu-dry-run" if asked.dry_run else ROOT / "benchmarks" / "results" / f"gpu-{read_gpu_name()}"
+    )
     if asked.list:
         for piece in PIECES:
-            print(f"{piece.name:<20} {state_of(out, piece):<10} {piece.shows}")
+            print(f"{piece.name:<20} {find_state(out, piece):<10} {piece.shows}")
         return
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * asked.minutes
     for piece in PIECES:
-        wanted = piece.name in asked.only if asked.only else state_of(out, piece) != "done"
+        wanted = piece.name in asked.only if asked.only else find_state(out, piece) != "done"
         if not wanted:
             continue
         limit = DRY_SECONDS if asked.dry_run else PIECE_SECONDS
-        if time.monotonic() + min(limit, known_seconds(out, piece)) > end:
+        if time.monotonic() + min(limit, estimate_seconds(out, piece)) > end:
             print(f"{piece.name}: not started, for it may take longer than what is left", flush=True)
             continue
         run(piece, out, limit, dry=asked.dry_run, data=asked.data, device=device)
         write_tables(out)
-    left = [piece.name for piece in PIECES if state_of(out, piece) != "done"]
+    left = [piece.name for piece in PIECES if find_state(out, piece) != "done"]
     print(f"{len(PIECES) - len(left)} of {len(PIECES)} pieces are done{': left are ' if left else ''}{', '.join(left)}")
 
 
 def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, device: str) -> None:
     """Run a piece, and write its output and exit to files."""
-    words, started = piece.words(dry=dry, data=data, device=device), time.monotonic()
+    words, started = piece.list_arguments(dry=dry, data=data, device=device), time.monotonic()
     printed = out / f"{piece.name}.txt"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     with printed.open("w") as file:
@@ -165,9 +169,9 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
         "status": status,
         "seconds": round(time.monotonic() - started, 1),
         "command": shlex.join(["python", *words[1:]]),
-        "code": code(),
-        "machine": machine(),
-        "versions": versions(),
+        "code": read_commit(),
+        "machine": describe_machine(),
+        "versions": read_versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "dry_run": dry,
     }
@@ -175,21 +179,21 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
     print(f"{piece.name}: {ended} after {told['seconds']} s", flush=True)
 
 
-def state_of(out: Path, piece: Piece) -> str:
+def find_state(out: Path, piece: Piece) -> str:
     """Return the state of a piece: done, failed, too long, other code (done with another commit), or left (not done)."""
-    told = _told(out, piece)
+    told = _read_result(out, piece)
     if told is None:
         return "left"
-    return "other code" if told["state"] == "done" and told["code"] != code() else str(told["state"])
+    return "other code" if told["state"] == "done" and told["code"] != read_commit() else str(told["state"])
 
 
-def known_seconds(out: Path, piece: Piece) -> float:
+def estimate_seconds(out: Path, piece: Piece) -> float:
     """Return the seconds that a piece took before, or the limit if it never finished."""
-    told = _told(out, piece)
+    told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 
 
-def _told(out: Path, piece: Piece) -> dict[str, Any] | None:
+def _read_result(out: Path, piece: Piece) -> dict[str, Any] | None:
     try:
         return dict(json.loads((out / f"{piece.name}.json").read_text()))
     except (OSError, ValueError):
@@ -200,16 +204,16 @@ def write_tables(out: Path) -> None:
     """Write one file with the table of each piece that ran, below its hardware and versions."""
     lines = ["# Results on a GPU", "", "Made by `make bench-gpu`; each piece says with which hardware and versions.", ""]
     for piece in PIECES:
-        if (told := _told(out, piece)) is None:
+        if (told := _read_result(out, piece)) is None:
             continue
         lines += [f"## {piece.name}: {piece.shows}", "", f"{told['state']} in {told['seconds']} s on {told['date']}; "]
         lines[-1] += f"{told['machine']}; {', '.join(f'{name} {number}' for name, number in told['versions'].items())}; "
         lines[-1] += f"code {told['code']}{'; dry run on a CPU: its numbers mean nothing' if told['dry_run'] else ''}"
-        lines += ["", f"    {told['command']}", "", *_table(out / f"{piece.name}.txt"), ""]
+        lines += ["", f"    {told['command']}", "", *_find_table(out / f"{piece.name}.txt"), ""]
     (out / "README.md").write_text("\n".join(lines))
 
 
-def _table(printed: Path) -> list[str]:
+def _find_table(printed: Path) -> list[str]:
     """Return the table and summary in a piece's output, or its last lines if there is none."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed.read_text(errors="replace"))
     lines = [line for line in text.splitlines() if not line.startswith('{"benchmark"')]
@@ -217,13 +221,13 @@ def _table(printed: Path) -> list[str]:
     return lines[first:] if first is not None else ["```", *lines[-15:], "```"]
 
 
-def hardware() -> str:
+def read_gpu_name() -> str:
     """Return the name of the GPU, for use in a folder's name."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of Python, packages, CUDA and the driver."""
     found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
     found["cuda"] = str(torch.version.cuda)
@@ -235,7 +239,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def code() -> str:
+def read_commit() -> str:
     """Return the commit of this checkout, or ""; results of another commit are measured again."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return done.stdout.strip() or f"fedleak {version('fedleak')}"

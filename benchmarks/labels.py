@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.contract import Options, cpu_seconds, options, told
-from support.splits import FILES, Images, images
+from support.contract import Options, measure_cpu, parse_options, print_results
+from support.splits import FILES, Images, load_images
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
@@ -49,39 +49,39 @@ class Victim:
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "")
+    asked = parse_options(__doc__ or "")
     rows = []
-    for victim in _victims(asked):
+    for victim in _make_victims(asked):
         for size in (1, 4, 16) if asked.quick else SIZES:
             rows.append(_measure(victim, [size], asked))
         for steps in (2,) if asked.quick else STEPS[1:]:
             rows.append(_measure(victim, [EACH] * steps, asked))
-    told("labels", rows, _summary(rows), asked)
+    print_results("labels", rows, _summarise(rows), asked)
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return the mean overlap of the default rule over models, for single gradients."""
 
-    def overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
+    def average_overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
         chosen = [row[rule] for row in rows if row["trained"] == trained and row["batch"] == size and row["steps"] == 1]
         chosen = [value for value in chosen if value is not None]
         return mean(chosen) if chosen else None
 
     keys = {"batch1": (False, 1), "batch16": (False, 16), "batch64": (False, 64), "trained16": (True, 16)}
-    others = {f"trained16_{rule}": overlap(True, 16, rule) for rule in LABEL_RULES if rule != "inferred"}
-    return {key: overlap(*which) for key, which in keys.items()} | others
+    others = {f"trained16_{rule}": average_overlap(True, 16, rule) for rule in LABEL_RULES if rule != "inferred"}
+    return {key: average_overlap(*which) for key, which in keys.items()} | others
 
 
-def _victims(asked: Options) -> list[Victim]:
+def _make_victims(asked: Options) -> list[Victim]:
     given = asked.data is not None and (asked.data / FILES["cifar10"]).exists()
     name, count = ("cifar10", 3000) if given else ("mnist", 700)
-    train = images(asked, name, count, part="tuning")
-    test = images(asked, name, count, skip=count if train.part == "embedded" else 0)
+    train = load_images(asked, name, count, part="tuning")
+    test = load_images(asked, name, count, skip=count if train.part == "embedded" else 0)
     names = ("mlp",) if asked.quick else ("mlp", "lenet_dlg", "lenet_rog")
-    return [victim for name in names for victim in _before_and_after(name, train, test, asked)]
+    return [victim for name in names for victim in _train_victim(name, train, test, asked)]
 
 
-def _before_and_after(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
+def _train_victim(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
     """Return a model untrained, and after 300 steps of Adam on batches of 64 training examples."""
     spec = ModelSpec(name=name)
     data = test.data
@@ -94,7 +94,7 @@ def _before_and_after(name: str, train: Images, test: Images, asked: Options) ->
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(data.normalise(train.x[rows])), train.y[rows]).backward()
             optimiser.step()
-        seen = test.first(500)
+        seen = test.take_first(500)
         with torch.no_grad():
             accuracy = float((model(data.normalise(seen.x)).argmax(dim=1) == seen.y).float().mean())
         weights = {key: p.detach().clone() for key, p in model.named_parameters()}
@@ -105,16 +105,16 @@ def _before_and_after(name: str, train: Images, test: Images, asked: Options) ->
 def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, Any]:
     batches = 4 if asked.quick or sum(sizes) > 16 else 12
     rng = np.random.default_rng(asked.seed + sum(sizes))
-    drawn = [_labels(victim, sum(sizes), duplicates=index % 2 == 1, rng=rng) for index in range(batches)]
+    drawn = [_draw_labels(victim, sum(sizes), duplicates=index % 2 == 1, rng=rng) for index in range(batches)]
     scores: dict[str, list[float]] = {rule: [] for rule in LABEL_RULES}
     seconds = dict.fromkeys(LABEL_RULES, 0.0)
     for index, labels in enumerate(drawn):
-        observation = _observed(victim, labels, sizes, index, rng)
+        observation = _observe_client(victim, labels, sizes, index, rng)
         for name, rule in LABEL_RULES.items():
-            with cpu_seconds() as clock:
+            with measure_cpu() as clock:
                 recovered = _read(rule, observation, asked.seed + index)
             if recovered is not None:
-                scores[name].append(_overlap(recovered, torch.from_numpy(labels)))
+                scores[name].append(_measure_overlap(recovered, torch.from_numpy(labels)))
             seconds[name] += clock.seconds
     return {
         "data": victim.data.name,
@@ -129,7 +129,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
     }
 
 
-def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
+def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
     """Draw labels (count,), with additional duplicates or as few as possible."""
     classes = victim.data.data.num_classes
     if duplicates:
@@ -138,7 +138,9 @@ def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Gene
     return np.concatenate([rng.permutation(classes) for _ in range(-(-count // classes))])[:count]
 
 
-def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Observation:
+def _observe_client(
+    victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator
+) -> Observation:
     """Return the observation of a client that trains on held-out examples with these labels, in batches of these sizes."""
     data = victim.data
     places = torch.tensor([rng.choice(np.flatnonzero(data.y.numpy() == label)) for label in rng.permutation(labels)])
@@ -164,7 +166,7 @@ def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None
         return None
 
 
-def _overlap(recovered: Tensor, true: Tensor) -> float:
+def _measure_overlap(recovered: Tensor, true: Tensor) -> float:
     counts = [torch.bincount(labels, minlength=int(max(true.max(), recovered.max())) + 1) for labels in (recovered, true)]
     return float(torch.minimum(*counts).sum()) / len(true)
 

@@ -23,7 +23,7 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from support.contract import Options, ResultRow, options, told
+from support.contract import Options, ResultRow, parse_options, print_results
 
 from fedsim.recording.packing import positions as packed
 
@@ -32,9 +32,9 @@ SIZE = 11_173_962
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=tuple(TABLES))
+    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
     rows = [row for name in ([asked.table] if asked.table else TABLES) for row in TABLES[name](asked)]
-    told("libraries", rows, {}, asked)
+    print_results("libraries", rows, {}, asked)
 
 
 def measure_positions(asked: Options) -> list[ResultRow]:
@@ -45,7 +45,7 @@ def measure_positions(asked: Options) -> list[ResultRow]:
     for share in (0.001, 0.01, 0.1):
         found = np.sort(rng.choice(size, round(share * size), replace=False)).astype(np.int64)
         ours = None
-        for way, (pack, unpack) in _ways(size).items():
+        for way, (pack, unpack) in _list_codecs(size).items():
             started = process_time()
             content = pack(found)
             middle = process_time()
@@ -67,36 +67,36 @@ def measure_positions(asked: Options) -> list[ResultRow]:
     return rows
 
 
-def _ways(size: int) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    def gaps(found: Any) -> bytes:
+def _list_codecs(size: int) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+    def encode_gaps(found: Any) -> bytes:
         return bytes(np.diff(found, prepend=-1).astype(np.uint32).tobytes())
 
-    def positions(content: bytes) -> Any:
+    def decode_gaps(content: bytes) -> Any:
         return np.cumsum(np.frombuffer(content, np.uint32).astype(np.int64)) - 1
 
-    def bitmap(found: Any) -> bytes:
+    def encode_bitmap(found: Any) -> bytes:
         truth = np.zeros(size, bool)
         truth[found] = True
         return np.packbits(truth).tobytes()
 
     ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         "ours": (lambda found: packed.pack(found, size), lambda content: packed.unpack(content, size)),
-        "zlib of gaps": (lambda found: zlib.compress(gaps(found)), lambda content: positions(zlib.decompress(content))),
-        "lzma of gaps": (lambda found: compress(gaps(found), preset=1), lambda content: positions(decompress(content))),
+        "zlib of gaps": (lambda found: zlib.compress(encode_gaps(found)), lambda content: decode_gaps(zlib.decompress(content))),
+        "lzma of gaps": (lambda found: compress(encode_gaps(found), preset=1), lambda content: decode_gaps(decompress(content))),
         "zlib of a bitmap": (
-            lambda found: zlib.compress(bitmap(found)),
+            lambda found: zlib.compress(encode_bitmap(found)),
             lambda content: np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(content), np.uint8))[:size]),
         ),
     }
     if find_spec("pyroaring"):
         from pyroaring import BitMap
 
-        def roar(found: Any) -> bytes:
+        def encode_roaring(found: Any) -> bytes:
             bits = BitMap(found.astype(np.uint32))
             bits.run_optimize()
             return bytes(bits.serialize())
 
-        ways["roaring"] = (roar, lambda content: np.asarray(BitMap.deserialize(content).to_array(), dtype=np.int64))
+        ways["roaring"] = (encode_roaring, lambda content: np.asarray(BitMap.deserialize(content).to_array(), dtype=np.int64))
     return ways
 
 
@@ -172,7 +172,7 @@ def measure_queues(asked: Options) -> list[ResultRow]:
     return rows
 
 
-def _late_ends_of_ours() -> int:
+def _count_late_ends_of_ours() -> int:
     from attacker.service.jobs.job import JobSpec, Result
     from attacker.service.jobs.queue import Fenced, Queue
 
@@ -190,7 +190,7 @@ def _late_ends_of_ours() -> int:
     return ended
 
 
-def _late_ends_of_persistqueue() -> int:
+def _count_late_ends_of_persistqueue() -> int:
     import persistqueue
 
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +202,7 @@ def _late_ends_of_persistqueue() -> int:
     return sum(one is not None for one in ended)
 
 
-LATE = {"ours": _late_ends_of_ours, "persistqueue.SQLiteAckQueue": _late_ends_of_persistqueue}
+LATE = {"ours": _count_late_ends_of_ours, "persistqueue.SQLiteAckQueue": _count_late_ends_of_persistqueue}
 
 
 TASKS = 8
@@ -271,7 +271,11 @@ def measure_pools(asked: Options) -> list[ResultRow]:
             script = Path(folder, "pool.py")
             script.write_text(OURS if name == "ours" else TASK + POOLS[name] + "    print(answered)\n")
             done = subprocess.run(
-                [sys.executable, str(script), folder, str(TASKS)], capture_output=True, text=True, timeout=300, env=_environment()
+                [sys.executable, str(script), folder, str(TASKS)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env=_make_environment(),
             )
             words = done.stdout.split() or [done.stderr.strip().splitlines()[-1]]
             rows.append(
@@ -286,12 +290,12 @@ def measure_pools(asked: Options) -> list[ResultRow]:
     return rows
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path[1:]))}
 
 
 def _run(*command: str, may_die: bool = False) -> int:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_make_environment())
     if done.returncode and not may_die:
         raise RuntimeError(done.stderr)
     return done.returncode

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from support.contract import Options, cpu_seconds, options, told
-from support.single_cases import client
-from support.splits import Images, images
+from support.contract import Options, measure_cpu, parse_options, print_results
+from support.single_cases import make_client
+from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, Case, cpl, rgap
@@ -27,21 +27,21 @@ EXACT = 1e-6
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "")
+    asked = parse_options(__doc__ or "")
     pairs, searched = (4, 1) if asked.quick else (200, 10)
-    sources = [images(replace(asked, data=None), "cifar10", pairs // 2), images(asked, "cifar10", pairs // 2)]
-    _attacked(rgap(), [_pair(0, sources, asked)], asked)  # the first call loads code
+    sources = [load_images(replace(asked, data=None), "cifar10", pairs // 2), load_images(asked, "cifar10", pairs // 2)]
+    _attack_pairs(rgap(), [_make_pair(0, sources, asked)], asked)  # the first call loads code
     rows, ours, searches = [], [], []
     for network in range(len(NETWORKS)):
-        own = [_pair(i, sources, asked) for i in range(network, pairs, len(NETWORKS))]
-        found = [_attacked(rgap(), [pair], asked) for pair in own]
+        own = [_make_pair(i, sources, asked) for i in range(network, pairs, len(NETWORKS))]
+        found = [_attack_pairs(rgap(), [pair], asked) for pair in own]
         every = len(own) // searched
-        search = _attacked(cpl(restarts=1), own[::every], asked)
-        same = _joined(found[::every])
-        ours.append(_joined(found))
+        search = _attack_pairs(cpl(restarts=1), own[::every], asked)
+        same = _join_results(found[::every])
+        ours.append(_join_results(found))
         searches.append((same, search))
         for name, one in (("rgap", ours[-1]), ("rgap", same), ("cpl", search)):
-            rows.append(_row(NETWORKS[network], name, one))
+            rows.append(_make_row(NETWORKS[network], name, one))
     mse = torch.cat([one.mse for one in ours])
     seconds = [s for one in ours for s in one.seconds]
     summary = {
@@ -50,9 +50,9 @@ def main() -> None:
         "mse_max": float(mse.max()),
         "cpu_seconds": sum(seconds) / len(mse),
         "cpu_seconds_max": max(seconds),
-        "over_lbfgs": _ratio([one for one, _ in searches], [one for _, one in searches]),
+        "over_lbfgs": _compute_ratio([one for one, _ in searches], [one for _, one in searches]),
     }
-    told("peel", rows, summary, asked)
+    print_results("peel", rows, summary, asked)
 
 
 @dataclass(frozen=True)
@@ -72,28 +72,28 @@ class Found:
     seconds: list[float]
 
 
-def _pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
+def _make_pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
     """Return pair i, whose weights are drawn with the seed plus i."""
     found = sources[(i // 2) % 2]
     x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
-    one = client(NETWORKS[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
-    return PeelCase(x, one.case([(x[None], y[None])], f"{NETWORKS[i % 2]}-{i}"))
+    one = make_client(NETWORKS[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
+    return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORKS[i % 2]}-{i}"))
 
 
-def _attacked(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> Found:
-    with cpu_seconds() as clock:
+def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> Found:
+    with measure_cpu() as clock:
         found = replace(attack, device=asked.device)([p.case for p in pairs], rng=Generator().manual_seed(asked.seed))
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
     return Found(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])
 
 
-def _joined(found: Sequence[Found]) -> Found:
+def _join_results(found: Sequence[Found]) -> Found:
     seconds = [s for one in found for s in one.seconds]
     return Found(torch.cat([one.mse for one in found]), torch.cat([one.recovered for one in found]), seconds)
 
 
-def _row(network: str, attack: str, found: Found) -> dict[str, Any]:
+def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
     return {
         "network": network,
         "attack": attack,
@@ -107,7 +107,7 @@ def _row(network: str, attack: str, found: Found) -> dict[str, Any]:
     }
 
 
-def _ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
+def _compute_ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
     """Return the ratio of CPU time per recovered image, search over closed form; None if one of them recovered none."""
     sides = [(sum(sum(one.seconds) for one in side), sum(int(one.recovered.sum()) for one in side)) for side in (searches, ours)]
     if not all(recovered for _, recovered in sides):

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAvg
-from support.contract import Options, cpu_seconds, options, told
-from support.splits import Images, images
+from support.contract import Options, measure_cpu, parse_options, print_results
+from support.splits import Images, load_images
 from torch import Tensor
 
 from attacker.attacks import AttackSpec
@@ -66,29 +66,29 @@ class AppSetting:
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "")
+    asked = parse_options(__doc__ or "")
     settings = [
         AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
-        one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
+        make_one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
     ]
     drawn = draw_images(asked)
-    rows = measured(settings, drawn, asked)
+    rows = measure_settings(settings, drawn, asked)
     by_name = {setting.name: [row["surplus"] for row in rows if row["setting"] == setting.name] for setting in settings}
     summary = {f"{name.replace(' ', '_')}_surplus_db": sum(found) / len(found) for name, found in by_name.items()}
-    told("quickstart", rows, {**summary, "data": drawn.name, "part": drawn.part}, asked)
+    print_results("quickstart", rows, {**summary, "data": drawn.name, "part": drawn.part}, asked)
 
 
 def draw_images(asked: Options) -> Images:
     """Return the images of all clients; of its own, each client holds out a fifth."""
-    return images(asked, "cifar10", QUICK_EXAMPLES if asked.quick else EXAMPLES)
+    return load_images(asked, "cifar10", QUICK_EXAMPLES if asked.quick else EXAMPLES)
 
 
-def one_step(*, attacked: int, iterations: int) -> AppSetting:
+def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
     """Return the setting of clients that take one step on one example."""
     return AppSetting(name="one step", batch_size=1, steps=1, attacked=attacked, iterations=iterations)
 
 
-def measured(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
+def measure_settings(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
     """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     sys.path.insert(0, str(APP))
@@ -97,10 +97,12 @@ def measured(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> l
         pixels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
         np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA.num_classes)
         os.environ["QUICKSTART_DATA"] = str(path)
-        return [row for setting in settings for row in _measured(setting, Path(folder) / setting.name.replace(" ", "-"), asked)]
+        return [
+            row for setting in settings for row in _measure_setting(setting, Path(folder) / setting.name.replace(" ", "-"), asked)
+        ]
 
 
-def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[str, Any]]:
+def _measure_setting(setting: AppSetting, folder: Path, asked: Options) -> list[dict[str, Any]]:
     import client_app
     import server_app
 
@@ -115,7 +117,7 @@ def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[st
     for null in (False, True):
         arguments = {"fallback": "inverting_gradients", "steps": setting.iterations}
         spec = AttackSpec(name="exact", arguments=arguments, null=null)
-        with cpu_seconds() as clock:
+        with measure_cpu() as clock:
             replay = Replay(
                 recording=recording, spec=spec, out=folder / "found", clients=names, seed=asked.seed, device=asked.device
             )
@@ -123,9 +125,9 @@ def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[st
         seconds += clock.seconds
     rows = []
     for row in chosen:
-        x, y = _truth(recording.read_observation(row), setting)
+        x, y = _find_truth(recording.read_observation(row), setting)
         found, null = (Reconstruction.read(folder / f"{row.key}.safetensors") for folder in folders)
-        scores = [_mean_psnr(one.x, x) for one in (found, null)]
+        scores = [_average_psnr(one.x, x) for one in (found, null)]
         shared = Counter(found.y.tolist()) & Counter(y.tolist())
         rows.append(
             {
@@ -145,17 +147,17 @@ def _measured(setting: AppSetting, folder: Path, asked: Options) -> list[dict[st
     return rows
 
 
-def _mean_psnr(x: Tensor, truth: Tensor) -> float:
+def _average_psnr(x: Tensor, truth: Tensor) -> float:
     order = assign_reconstructions(x, truth)
     kept = [i for i, found in enumerate(order) if found is not None]
     return float(psnr(torch.stack([x[found] for found in order if found is not None]), truth[kept]).mean())
 
 
-def _truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tensor]:
+def _find_truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tensor]:
     """Return the examples of the client whose repeated training gives the observed update, and their labels."""
     import task
 
-    def off(client: int) -> float:
+    def measure_difference(client: int) -> float:
         network = task.Net()
         network.load_state_dict(dict(observation.weights))
         loader, _ = task.load_data(client, CLIENTS, setting.batch_size)
@@ -163,7 +165,7 @@ def _truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tenso
         trained = {name: p.detach() - observation.weights[name] for name, p in network.named_parameters()}
         return sum(float((trained[name] - u).square().sum()) for name, u in observation.update.items())
 
-    x, y = task.load_data(min(range(CLIENTS), key=off), CLIENTS, 1)[0].dataset.tensors
+    x, y = task.load_data(min(range(CLIENTS), key=measure_difference), CLIENTS, 1)[0].dataset.tensors
     count = len(x) if setting.steps is None else setting.steps * setting.batch_size
     return x[:count] / 2 + 0.5, y[:count]
 

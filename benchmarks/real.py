@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from support.attacked import attacked, guessed
-from support.contract import Options, options, told
-from support.single_cases import LocalClient, client
-from support.splits import Images, images
+from support.attacked import match_examples, run_attack
+from support.contract import Options, parse_options, print_results
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, load_images
 from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, exact, inverting_gradients
@@ -39,11 +39,11 @@ CLASSES = 10
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=TABLES)
+    asked = parse_options(__doc__ or "", tables=TABLES)
     network, _, pixels = (asked.table or TABLES[0]).partition("-")
     rows = [_measure(asked, network, int(pixels), batch) for batch in (BATCHES[:2] if asked.quick else BATCHES)]
     last = rows[-1]
-    told(
+    print_results(
         f"real {network}-{pixels}",
         rows,
         {f"seconds_to_verdict_b{last['batch']}": last["cpu_seconds"], f"above_null_db_b{last['batch']}": last["above_null_db"]},
@@ -55,15 +55,15 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
     """Attack one observation of a client whose epoch has two batches, or one in a quick run, and return a row."""
     steps = 2 if asked.quick else 300 if asked.device == "cpu" else 1000
     count = batch if asked.quick else 2 * batch
-    found = _examples(asked, pixels, count)
-    case = _client(asked, network, found.data, batch).case(
+    found = _load_examples(asked, pixels, count)
+    case = _make_client(asked, network, found.data, batch).make_case(
         list(zip(found.x.split(batch), found.y.split(batch), strict=True)), f"{network}-{pixels}-{batch}"
     )
     search = inverting_gradients(steps=steps)
     started, scores, seconds = perf_counter(), [], 0.0
     for attack in (search, search.null()):
-        (answer,), spent = attacked(attack, [case], asked)
-        scores.append(psnr(guessed(answer, found.x)[0], found.x))
+        (answer,), spent = run_attack(attack, [case], asked)
+        scores.append(psnr(match_examples(answer, found.x)[0], found.x))
         seconds += spent
     gained = (scores[0] - scores[1]).tolist()
     half = 1.96 * stdev(gained) / len(gained) ** 0.5 if len(gained) > 1 else None
@@ -75,7 +75,7 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
         "data": found.name,
         "part": found.part,
         "iterations": steps,
-        "closed_form": _closed_form(case, asked),
+        "closed_form": _describe_closed_form(case, asked),
         "psnr": float(scores[0].mean()),
         "null_psnr": float(scores[1].mean()),
         "above_null_db": mean(gained),
@@ -85,9 +85,9 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
     }
 
 
-def _examples(asked: Options, pixels: int, count: int) -> Images:
+def _load_examples(asked: Options, pixels: int, count: int) -> Images:
     if pixels <= STORED_PIXELS and asked.data:
-        found = images(asked, "imagenet", count)
+        found = load_images(asked, "imagenet", count)
         x = interpolate(found.x, size=(pixels, pixels), mode="bilinear", antialias=True)
     else:
         loaded = datasets.load("photos", size=pixels)
@@ -98,15 +98,15 @@ def _examples(asked: Options, pixels: int, count: int) -> Images:
     return replace(found, x=x.clamp(0, 1), y=found.y % CLASSES, data=DataSpec(shape=(3, pixels, pixels), num_classes=CLASSES))
 
 
-def _client(asked: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
-    made = client("torchvision", data, seed=asked.seed, arguments={"architecture": NETWORKS[network]})
+def _make_client(asked: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
+    made = make_client("torchvision", data, seed=asked.seed, arguments={"architecture": NETWORKS[network]})
     return replace(made, training=Training(learning_rate=0.01, momentum=0.9, batch_size=batch, epochs=1))
 
 
-def _closed_form(case: Case, asked: Options) -> str:
+def _describe_closed_form(case: Case, asked: Options) -> str:
     """Return the results of the closed forms as text, without a search after them."""
     try:
-        (found,), _ = attacked(exact(fallback="none"), [case], asked)
+        (found,), _ = run_attack(exact(fallback="none"), [case], asked)
     except ValueError as error:
         return str(error).split(";")[0].splitlines()[0][:100]
     return found.route

@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from support import splits
-from support.contract import Options, options, told
+from support.contract import Options, parse_options, print_results
 
 from defenses import DefenseSpec
 from fedsim import data as datasets
@@ -41,31 +41,31 @@ from fedsim.server import record
 CLIENTS, STEPS, BATCH = 10, 2, 16
 
 
-def images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
+def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
     """Write CIFAR-10 images, or embedded photographs, some repeatedly, for training and held out; return the data set."""
-    drawn = splits.images(asked, "cifar10", needed + held_out)
+    drawn = splits.load_images(asked, "cifar10", needed + held_out)
     pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
     np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
     np.savez(folder / "test.npz", images=pixels[needed:], labels=labels[needed:], class_names=np.arange(10).astype(str))
     return f"npz:{folder}/train.npz,{folder}/test.npz"
 
 
-def experiment(data: str, rounds: int, seed: int) -> Experiment:
+def make_experiment(data: str, rounds: int, seed: int) -> Experiment:
     training = {"learning_rate": 0.05, "batch_size": BATCH, "steps": STEPS, "mode": "train", "buffers": "shared"}
     raw = {"seed": seed, "rounds": rounds, "model": "resnet18", "data": data, "clients": {"count": CLIENTS}, "training": training}
     return validate(raw, source="benchmark")
 
 
-def recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
+def run_recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
     """Run our federation with recording. done: called after each round."""
-    run = FederationRun(experiment=experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
+    run = FederationRun(experiment=make_experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
     engine.set_verbosity(False)
     engine.run(run, engine="local", on_round=lambda row: done())
 
 
-def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
+def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
     """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording."""
-    e = experiment(data, rounds, seed)
+    e = make_experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
     parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
     network = models.build(FederationRun(experiment=e, out=out).make_model_spec(), loaded.spec, seed=seed)
@@ -106,34 +106,34 @@ def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]
     engine.run_local(server, app, CLIENTS)
 
 
-WAYS = {"plain": plain, "recorded": recorded}
+WAYS = {"plain": run_plain, "recorded": run_recorded}
 
 
-def _stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
+def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
     """Run one round at each turn, and report its time and the peak memory of the process."""
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]
 
-    def done() -> None:
+    def send_turn() -> None:
         seconds = time.perf_counter() - clock[0], time.process_time() - clock[1]
         turn.send((*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
         turn.recv()
         clock[:] = time.perf_counter(), time.process_time()
 
-    WAYS[way](data, rounds, seed, Path(out), done)
+    WAYS[way](data, rounds, seed, Path(out), send_turn)
 
 
-def cost(asked: Options) -> None:
+def measure_cost(asked: Options) -> None:
     """Measure plain Flower and our recording federation in separate processes, which run a round each in turn."""
     rounds = 2 if asked.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
-        data = images(asked, Path(scratch), CLIENTS * STEPS * BATCH, BATCH)
+        data = write_images(asked, Path(scratch), CLIENTS * STEPS * BATCH, BATCH)
         context = multiprocessing.get_context("spawn")
         turns, processes = {}, []
         for way in WAYS:
             turns[way], theirs = context.Pipe()
             arguments = (way, data, rounds, asked.seed, f"{scratch}/{way}", theirs)
-            processes.append(context.Process(target=_stepwise, args=arguments))
+            processes.append(context.Process(target=_run_stepwise, args=arguments))
             processes[-1].start()
             theirs.close()  # so that a process that dies is noticed
             turns[way].recv()  # round 0: all is loaded, the initial weights are evaluated
@@ -158,18 +158,18 @@ def cost(asked: Options) -> None:
         "extra_peak_mb": rows[-1]["recorded_peak_mb"] - rows[-1]["plain_peak_mb"],
         "update_mb": 4 * 11.17,
     }
-    told("recording", rows, summary, asked)
+    print_results("recording", rows, summary, asked)
 
 
 # --- many clients, many rounds ---
 
 
-def _rss() -> float:
+def _read_resident_memory() -> float:
     """Return the resident memory of this process in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def small(clients: int, rounds: int, seed: int) -> Experiment:
+def make_small_experiment(clients: int, rounds: int, seed: int) -> Experiment:
     training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
     model = {"name": "mlp", "hidden": [16]}
     raw = {"seed": seed, "rounds": rounds, "model": model, "data": "digits", "clients": {"count": clients}, "training": training}
@@ -180,14 +180,14 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
     seconds: list[float] = []
     memory: list[float] = []
 
-    def on_round(row: dict[str, Any]) -> None:
+    def note_round(row: dict[str, Any]) -> None:
         seconds.append(row["seconds"])
-        memory.append(_rss())
+        memory.append(_read_resident_memory())
         print(f"\r{kind}: round {row['round']} of {rounds}", end="", file=sys.stderr)
 
     engine.set_verbosity(False)
-    run = FederationRun(experiment=small(clients, rounds, seed), out=out, device="cpu", client_seed=seed)
-    engine.run(run, engine=kind, on_round=on_round)  # type: ignore[arg-type]
+    run = FederationRun(experiment=make_small_experiment(clients, rounds, seed), out=out, device="cpu", client_seed=seed)
+    engine.run(run, engine=kind, on_round=note_round)  # type: ignore[arg-type]
     print(file=sys.stderr)
     warm = max(1, min(10, rounds // 4))  # after the first rounds: identities, caches, actors
     quarter = max(1, (rounds - warm) // 4)
@@ -203,7 +203,7 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
     }
 
 
-def _indexed(folder: Path, clients: int, rounds: int) -> Recording:
+def _write_indexed(folder: Path, clients: int, rounds: int) -> Recording:
     """Write a recording with an index of many clients and rounds, but without payloads."""
     spec, training = DataSpec(shape=(2,), num_classes=2), Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(
@@ -218,7 +218,7 @@ def _indexed(folder: Path, clients: int, rounds: int) -> Recording:
     return Recording(folder)
 
 
-def _queries(recording: Recording) -> tuple[int, float]:
+def _measure_queries(recording: Recording) -> tuple[int, float]:
     """Return the number of observations in the index, and the CPU-milliseconds of the slowest query, each made eleven times."""
     counts, clients = recording.count_replies(), recording.list_clients()
     rounds, rng = [own.round for own in counts], np.random.default_rng(0)
@@ -238,12 +238,12 @@ def _queries(recording: Recording) -> tuple[int, float]:
     return sum(own.complete + own.failed + own.late for own in counts), slowest
 
 
-def scale(asked: Options) -> None:
+def measure_scale(asked: Options) -> None:
     torch.set_num_threads(1)
     clients, rounds, actors, exchanges = (200, 24, 20, 12) if asked.quick else (1000, 200, 100, 60)
     with tempfile.TemporaryDirectory() as scratch:
         rows = [_federate("local", clients, rounds, asked.seed, Path(scratch) / "local")]
-        observations, query = _queries(_indexed(Path(scratch) / "index", 1000, 100))
+        observations, query = _measure_queries(_write_indexed(Path(scratch) / "index", 1000, 100))
         rows.append(_federate("ray", actors, exchanges, asked.seed, Path(scratch) / "ray"))
     summary = {
         "time_growth": max(row["time_growth"] for row in rows),
@@ -251,7 +251,7 @@ def scale(asked: Options) -> None:
         "query_ms": query,
         "observations": observations,
     }
-    told("recording --scale", rows, summary, asked)
+    print_results("recording --scale", rows, summary, asked)
 
 
 # --- the same training with and without ---
@@ -259,7 +259,7 @@ def scale(asked: Options) -> None:
 TRAINED, HELD_OUT = 2000, 500
 
 
-def learning(data: str, rounds: int, seed: int) -> Experiment:
+def make_learning_experiment(data: str, rounds: int, seed: int) -> Experiment:
     training = {"learning_rate": 0.05, "batch_size": 10, "epochs": 1, "mode": "train", "buffers": "shared"}
     named = {"partition": {"name": "dirichlet", "alpha": 0.5}, "clients": {"count": 20}, "model": "resnet18", "data": data}
     return validate({"seed": seed, "rounds": rounds, "training": training, **named}, source="benchmark")
@@ -324,12 +324,12 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
     return found
 
 
-def accuracy(asked: Options) -> None:
+def measure_accuracy(asked: Options) -> None:
     torch.set_num_threads(1)
     rounds, share = (2, 10) if asked.quick else (12, 1)
     with tempfile.TemporaryDirectory() as scratch:
-        data = images(asked, Path(scratch), TRAINED // share, HELD_OUT // share)
-        e = learning(data, rounds, asked.seed)
+        data = write_images(asked, Path(scratch), TRAINED // share, HELD_OUT // share)
+        e = make_learning_experiment(data, rounds, asked.seed)
         ways = {"plain": _learn_plain, "recorded": partial(_learn_plain, recorded=True), "ours": _learn_recorded}
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             running = {name: pool.submit(way, e, Path(scratch) / name, asked.seed) for name, way in ways.items()}
@@ -337,9 +337,9 @@ def accuracy(asked: Options) -> None:
     rows = [{"round": number, **{name: own[number] for name, own in found.items()}} for number in range(rounds + 1)]
     last = rows[-1]
     summary = {name: 100 * abs(last[name] - last["plain"]) for name in ("recorded", "ours")}
-    told("recording --accuracy", rows, summary, asked)
+    print_results("recording --accuracy", rows, summary, asked)
 
 
 if __name__ == "__main__":
-    asked = options(__doc__ or "", flags=("scale", "accuracy"))
-    (scale if "scale" in asked.flags else accuracy if "accuracy" in asked.flags else cost)(asked)
+    asked = parse_options(__doc__ or "", flags=("scale", "accuracy"))
+    (measure_scale if "scale" in asked.flags else measure_accuracy if "accuracy" in asked.flags else measure_cost)(asked)

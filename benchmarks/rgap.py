@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import Options, cpu_seconds, options, told
-from support.rgap.limits import limits
-from support.rgap.linear import linear
+from support.contract import Options, measure_cpu, parse_options, print_results
+from support.rgap.limits import measure_limits
+from support.rgap.linear import measure_linear
 from support.rgap.rank_trials import PAPER as PAPER_NETWORKS
-from support.rgap.rank_trials import paper_network, rank_right
-from support.single_cases import client
-from support.splits import Images, images
+from support.rgap.rank_trials import make_paper_network, measure_right_share
+from support.single_cases import make_client
+from support.splits import Images, load_images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
@@ -46,37 +46,37 @@ PAPER = {
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=("table1", "linear", "limits", "many"))
-    tables = {"linear": linear, "limits": limits, "many": many}
+    asked = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "many"))
+    tables = {"linear": measure_linear, "limits": measure_limits, "many": measure_many}
     if asked.table in tables:
-        told(f"rgap {asked.table}", *tables[asked.table](asked), asked)
+        print_results(f"rgap {asked.table}", *tables[asked.table](asked), asked)
     else:
-        told("rgap", *table1(asked), asked)
+        print_results("rgap", *measure_table1(asked), asked)
 
 
-def table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure table 1; return its rows and a summary."""
-    rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _on(name, asked)]
+    rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _measure_data(name, asked)]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
     }
-    indices = [analyse_rank(read_chain(paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in INDICES]
+    indices = [analyse_rank(read_chain(make_paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in INDICES]
     summary = {
         "cnn6_mse_max": ours["cnn6", "rgap"]["mse_max"],
         "cnn6_cpu_seconds": ours["cnn6", "rgap"]["cpu_seconds"],
         "cnn6_cpu_seconds_max": ours["cnn6", "rgap"]["cpu_max"],
         "cnn6d_success": ours["cnn6_d", "exact"]["success"],
         "cnn6d_cpu_seconds": ours["cnn6_d", "exact"]["cpu_seconds"],
-        "peak_mb": peak_mb(asked),
+        "peak_mb": measure_peak_memory(asked),
         "rank_indices": indices,
-        "rank_right": rank_right(4 if asked.quick else 30),
+        "rank_right": measure_right_share(4 if asked.quick else 30),
     }
     return rows, summary
 
 
-def _on(name: str, asked: Options) -> list[dict[str, Any]]:
+def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
     many, few = (2, 1) if asked.quick else (100 if name == "cifar10" else 50, 3)
-    found = images(asked, name, many).of_two_classes()
+    found = load_images(asked, name, many).of_two_classes()
     jobs: list[tuple[str, str, Attack, int]] = [
         ("cnn6", "rgap", rgap(), many),
         ("cnn6", "rgap(paper_mode)", rgap(paper_mode=True), few),
@@ -92,7 +92,7 @@ def _on(name: str, asked: Options) -> list[dict[str, Any]]:
     for network, attack, run, count in jobs:
         if asked.quick and (attack == "hgap" or (network, attack) == ("cnn6_d", "rgap(paper_mode)")):
             continue  # these alone take as long as all else
-        rows.append(_row(found.first(count), network, attack, run, asked))
+        rows.append(_measure_attack(found.take_first(count), network, attack, run, asked))
         print(f"{name} {network} {attack}: {rows[-1]['mse']:.2g}", file=sys.stderr)
     for network in ("cnn6", "cnn6_d"):
         for attack, (mean, deviation) in PAPER[name, network].items():
@@ -102,15 +102,15 @@ def _on(name: str, asked: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(found: Images, network: str, name: str, attack: Attack, asked: Options) -> dict[str, Any]:
+def _measure_attack(found: Images, network: str, name: str, attack: Attack, asked: Options) -> dict[str, Any]:
     """Run one attack on every image, one after the other, and return a row."""
-    one = client(network, found.data, loss="logistic", seed=asked.seed)
+    one = make_client(network, found.data, loss="logistic", seed=asked.seed)
     errors, seconds = [], []
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
-        case = one.case([(x[None], y[None])], f"{network}-{i}")
+        case = one.make_case([(x[None], y[None])], f"{network}-{i}")
         if "paper_mode" in name:
             case = replace(case, known_labels=y[None])
-        error, took = _attacked(attack, case, x, asked)
+        error, took = _attack_case(attack, case, x, asked)
         errors.append(error)
         seconds.append(took)
     mse = torch.tensor(errors, dtype=torch.float64)
@@ -131,9 +131,9 @@ def _row(found: Images, network: str, name: str, attack: Attack, asked: Options)
     }
 
 
-def _attacked(attack: Attack, case: Case, x: torch.Tensor, asked: Options) -> tuple[float, float]:
+def _attack_case(attack: Attack, case: Case, x: torch.Tensor, asked: Options) -> tuple[float, float]:
     """Attack one case; return its MSE and CPU-seconds."""
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         found = replace(attack, device=asked.device)([case], rng=torch.Generator().manual_seed(asked.seed))  # type: ignore[type-var]
     return float((found[0].x[0] - x).double().square().mean()), clock.seconds
 
@@ -144,13 +144,13 @@ def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 before = peak()
 sys.path.insert(0, {folder!r})
-from rgap import one_image
-one_image({seed})
+from rgap import attack_one_image
+attack_one_image({seed})
 print((peak() - before) / 1024)
 """
 
 
-def peak_mb(asked: Options) -> float | None:
+def measure_peak_memory(asked: Options) -> float | None:
     """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux."""
     if not Path("/proc/self/status").exists():
         return None
@@ -159,30 +159,30 @@ def peak_mb(asked: Options) -> float | None:
     return float(out.splitlines()[-1])
 
 
-def one_image(seed: int) -> None:
+def attack_one_image(seed: int) -> None:
     """Run R-GAP on one image and CNN6, as a user would."""
     asked = Options(quick=True, json=False, data=None, device="cpu", seed=seed, table=None)
-    _row(images(asked, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), asked)
+    _measure_attack(load_images(asked, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), asked)
 
 
-def many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure R-GAP on enough images at once to use a GPU fully."""
     if asked.device == "cpu" or not torch.cuda.is_available():
         reason = "there is no CUDA device" if asked.device != "cpu" else "it was not asked for, with --device cuda"
         print(f"skipped: 10,000 images at once need a GPU, and {reason}")
         return [], {"many": f"skipped: {reason}"}
-    return batched(asked, 200 if asked.quick else 10_000)
+    return measure_batch(asked, 200 if asked.quick else 10_000)
 
 
-def batched(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run R-GAP on `count` images in one call; since there are fewer images, every second one is a mirror image."""
-    half = images(asked, "cifar10", (count + 1) // 2).of_two_classes()
+    half = load_images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]
     y = half.y.repeat_interleave(2)[:count]
-    one = client("cnn6", half.data, loss="logistic", seed=asked.seed)
-    cases = [one.case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
+    one = make_client("cnn6", half.data, loss="logistic", seed=asked.seed)
+    cases = [one.make_case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
     print(f"{count} gradients are there", file=sys.stderr)
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         found = replace(rgap(), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(found, x, strict=True)])
     wall = sum(one.seconds for one in found)

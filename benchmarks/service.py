@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.contract import options, told
-from support.service.client import ServiceProcess, loaded
+from support.contract import parse_options, print_results
+from support.service.client import ServiceProcess, run_load
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
@@ -69,32 +69,32 @@ def federate(raw: dict[str, Any], out: Path) -> None:
     engine.run(FederationRun(experiment=validate(raw, source="benchmark"), out=out, client_seed=0), engine="local")
 
 
-def attacked_and_scored(run: Path) -> None:
+def attack_and_score(run: Path) -> None:
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
     for null in (False, True):
         replay = Replay(recording=recording, spec=AttackSpec(name="exact", null=null), out=run / "reconstructions", threads=1)
         scorer.score(replay.run().folder)
 
 
-def paths_of(service: ServiceProcess) -> list[str]:
+def list_paths(service: ServiceProcess) -> list[str]:
     """Return the paths that a page requests while a user watches a run, each about equally often."""
     run = f"{API}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
-    cases = service.items(f"{run}/cases?attack={source}")
+    cases = service.list_items(f"{run}/cases?attack={source}")
     detail = f"{run}/cases/{source}/{cases[0]['case']}"
     image = service.ask(detail)["examples"][0]["image"]
     lists = [f"{API}/recordings", f"{API}/jobs", run, f"{run}/grid?attack={source}", f"{run}/observations", f"{run}/leakage"]
     return [*lists, f"{run}/cases?attack={source}", f"{run}/training", detail, image]
 
 
-def reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
+def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     """Measure the latency of reads while an attack runs, which would take hours."""
     job = service.ask(f"{API}/jobs", ENDLESS)["id"]
     while not service.ask(f"{API}/jobs/{job}")["progress"]["share"]:
         time.sleep(0.2)
-    paths, rows = paths_of(service), []
+    paths, rows = list_paths(service), []
     for rate in (200.0, None):
-        each, elapsed = loaded(service, paths, seconds=seconds, rate=rate)
+        each, elapsed = run_load(service, paths, seconds=seconds, rate=rate)
         taken = np.array(each) * 1e3
         p50, p99 = np.percentile(taken, [50, 99])
         what = "reads at 200 a second" if rate else "reads as fast as 4 clients can"
@@ -103,19 +103,19 @@ def reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
+def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
     """Measure resident memory after `requests` requests over that before them, after a tenth as many to warm up."""
-    paths = paths_of(service)
+    paths = list_paths(service)
     sizes, count = [], 0
     for share in (0.1, 1.0):
         until = count + share * requests
         while count < until:
-            count += len(loaded(service, paths, seconds=min(10.0, (until - count) / 150 + 0.2), rate=None)[0])
-        sizes.append(service.megabytes())
+            count += len(run_load(service, paths, seconds=min(10.0, (until - count) / 150 + 0.2), rate=None)[0])
+        sizes.append(service.read_megabytes())
     return {"what": f"memory over {requests} requests", "requests": count, "mb": sizes[1], "growth": sizes[1] / sizes[0]}
 
 
-def live(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
+def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
     """Measure how many rounds attacks lag behind a live federation of 20 clients, whose rounds a rule attacks."""
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE.format(rounds=rounds))
@@ -130,9 +130,9 @@ def live(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
             if status := federation.poll():
                 raise RuntimeError(f"the federation ended with status {status}; its output ends with\n{log.read_text()[-3000:]}")
             now = time.perf_counter()
-            for n in recorded(root / "live"):
+            for n in list_rounds(root / "live"):
                 there.setdefault(n, now)
-            for job in service.items(f"{API}/jobs?recording=live&state=done"):
+            for job in service.list_items(f"{API}/jobs?recording=live&state=done"):
                 done.setdefault(int(job["spec"]["rounds"]), time.perf_counter())
             lags.append(len(there) - len(done))
             if len(there) == rounds and at_end is None:  # the last one has just come: at best it alone is not attacked yet
@@ -153,20 +153,20 @@ def live(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def recorded(run: Path) -> list[int]:
+def list_rounds(run: Path) -> list[int]:
     """Return the rounds that a recording contains so far; none if it has not begun."""
     with suppress(ValueError, OSError):
         return Recording(run / "recording").list_rounds()
     return []
 
 
-def answered(root: Path, job: dict[str, Any]) -> bool:
+def is_answered(root: Path, job: dict[str, Any]) -> bool:
     """Return whether the results that a job reports are on disk."""
     folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
     return all(len(list(folder.glob("*.safetensors"))) == CLIENTS_OF_TINY for folder in folders)
 
 
-def may_kill(left: list[dict[str, Any]]) -> bool:
+def is_kill_allowed(left: list[dict[str, Any]]) -> bool:
     """Return whether a worker may be killed, so that no job crashes more than twice: after three crashes the service sets it
     aside.
 
@@ -176,20 +176,20 @@ def may_kill(left: list[dict[str, Any]]) -> bool:
     return not any(job["crashes"] for job in left)
 
 
-def lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
+def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
     """Return the number of jobs that are neither done, with their results on disk, nor set aside, which is counted separately."""
-    kept = {job["id"] for job in jobs if job["state"] == "set_aside" or (job["state"] == "done" and answered(root, job))}
+    kept = {job["id"] for job in jobs if job["state"] == "set_aside" or (job["state"] == "done" and is_answered(root, job))}
     return len(set(ids) - kept)
 
 
-def durable(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
+def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
     """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs."""
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
     draw, first, kills, killed, begun = random.Random(seed), dict[str, tuple[str, int]](), 0, 0, time.perf_counter()
     twice: set[str] = set()
     while True:
-        jobs = [job for job in service.items(f"{API}/jobs?recording=tiny") if job["id"] in set(ids)]
+        jobs = [job for job in service.list_items(f"{API}/jobs?recording=tiny") if job["id"] in set(ids)]
         done = {job["id"]: (job["ended"], job["attempts"]) for job in jobs if job["state"] == "done"}
         twice |= {id for id, how in done.items() if first.setdefault(id, how) != how}
         left = [job for job in jobs if job["state"] not in ENDED]
@@ -199,14 +199,14 @@ def durable(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
             kills += 1
             service.kill()
             service.start()
-        elif draw.random() < 0.15 and killed <= kills and may_kill(left) and service.workers():
+        elif draw.random() < 0.15 and killed <= kills and is_kill_allowed(left) and service.list_workers():
             killed += 1
-            subprocess.run(["kill", "-9", str(draw.choice(service.workers()))], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(["kill", "-9", str(draw.choice(service.list_workers()))], check=False, stderr=subprocess.DEVNULL)
         time.sleep(draw.uniform(0.1, 0.5))
     return {
         "what": f"{count} jobs, {kills} kills of the service, {killed} of workers",
         "seconds": time.perf_counter() - begun,
-        "lost": lost(service.root, ids, jobs),
+        "lost": count_lost(service.root, ids, jobs),
         "set_aside": sum(job["state"] == "set_aside" for job in jobs),
         "twice": len(twice),
         "begun_again": sum(job["attempts"] > 1 for job in jobs),
@@ -214,7 +214,7 @@ def durable(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = options(__doc__ or "")
+    asked = parse_options(__doc__ or "")
     seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 60, 1000)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # which ends the service, too
     with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
@@ -223,19 +223,19 @@ def main() -> None:
         (root.parent / "rules.toml").write_text(RULES)
         federate(SCORED, root / "scored")
         federate(TINY, root / "tiny")
-        attacked_and_scored(root / "scored")
+        attack_and_score(root / "scored")
         service = ServiceProcess(root, "--workers", "1", "--truth", "own", "--rules", str(root.parent / "rules.toml"))
         try:
             print("reads while an attack runs", file=sys.stderr)
-            rows = [*reads(service, seconds), memory(service, requests)]
-            (job,) = service.items(f"{API}/jobs?state=running")
+            rows = [*measure_reads(service, seconds), measure_memory(service, requests)]
+            (job,) = service.list_items(f"{API}/jobs?state=running")
             service.ask(f"{API}/jobs/{job['id']}/cancel", {})
             while service.ask(f"{API}/jobs/{job['id']}")["state"] == "running":
                 time.sleep(0.1)
             print("a live federation", file=sys.stderr)
-            rows.append(live(service, root, rounds))
+            rows.append(measure_lag(service, root, rounds))
             print("jobs and kills", file=sys.stderr)
-            rows.append(durable(service, count, asked.seed))
+            rows.append(measure_durability(service, count, asked.seed))
         finally:
             service.kill()
     paced, fast, grown, lag, survived = rows
@@ -248,7 +248,7 @@ def main() -> None:
         "memory_growth": grown["growth"],
         "live_lag_rounds": lag["behind_at_end"],
     }
-    told("service", rows, summary, asked)
+    print_results("service", rows, summary, asked)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.attacked import attacked, guessed
-from support.calibration.curves import confidence
-from support.calibration.give_up import early_losses
-from support.contract import Options, TableAndSummary, options, told
-from support.cpl.cases import Originals, batches
-from support.single_cases import client
-from support.splits import Images, digest, images, record_tuned
+from support.attacked import match_examples, run_attack
+from support.calibration.curves import fit_confidence
+from support.calibration.give_up import measure_early_losses
+from support.contract import Options, TableAndSummary, parse_options, print_results
+from support.cpl.cases import Originals, make_batch_cases
+from support.single_cases import make_client
+from support.splits import Images, hash_example, load_images, record_tuned
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.router import ClosedForm
@@ -51,66 +51,70 @@ SEARCHED = 200
 
 def main() -> None:
     """Run one grid."""
-    asked = options(__doc__ or "", tables=tuple(TABLES))
+    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
     table = asked.table or "inverting_gradients"
     rows, summary = TABLES[table](asked)
-    told(f"tuning {table}", rows, summary, asked)
+    print_results(f"tuning {table}", rows, summary, asked)
 
 
-def signs_and_smoothness(asked: Options) -> TableAndSummary:
+def measure_signs(asked: Options) -> TableAndSummary:
     """Measure Inverting Gradients by sign, total variation and steps, with one example per client."""
     rows = []
     for name, (count, steps) in NETWORKS.items():
-        for data in drawn(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
-            seen = client(name, data.data, seed=asked.seed)
-            originals = batches(data, seen, 1)
+        for data in draw_images(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
+            seen = make_client(name, data.data, seed=asked.seed)
+            originals = make_batch_cases(data, seen, 1)
             for setting in SETTINGS[:1] if asked.quick else SETTINGS:
                 attack = inverting_gradients(steps=20 if asked.quick else steps, **setting)
-                rows.append({"network": name, "data": data.name, **setting, "steps": steps, **found(attack, originals, asked)})
+                rows.append(
+                    {"network": name, "data": data.name, **setting, "steps": steps, **summarise_attack(attack, originals, asked)}
+                )
     return rows, {}
 
 
-def searches(asked: Options) -> TableAndSummary:
+def measure_searches(asked: Options) -> TableAndSummary:
     """Measure CPL's search on batches of 8, in which most examples share their class with others, by start and smoothness."""
     rows = []
-    for data in drawn(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else SEARCHED):
-        originals = batches(data, client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))
+    for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else SEARCHED):
+        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))
         for setting in SEARCHES[:1] if asked.quick else SEARCHES:
             search = cpl(optimiser="wolfe", steps=2 if asked.quick else 50, **setting)
-            rows.append({"data": data.name, **setting, "steps": search.search.steps, **found(search, originals, asked)})
+            rows.append(
+                {"data": data.name, **setting, "steps": search.search.steps, **summarise_attack(search, originals, asked)}
+            )
     return rows, {}
 
 
-def beliefs(asked: Options) -> TableAndSummary:
+def measure_beliefs(asked: Options) -> TableAndSummary:
     """Measure the route `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
-    for data in drawn(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
-        originals = batches(data, client("lenet_cpl", data.data, seed=asked.seed), len(data))
+    for data in draw_images(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
+        originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), len(data))
         for fall in (1.5,) if asked.quick else (1.0, 1.5, 2.0):
             for colour in (0.1,) if asked.quick else (0.3, 0.1, 0.03):
                 smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE = fall, colour
-                row = found(exact(route="features", fallback="none"), originals, asked)
+                row = summarise_attack(exact(route="features", fallback="none"), originals, asked)
                 rows.append({"data": data.name, "fall": fall, "colour": colour, **row})
     smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE = own
     return rows, {}
 
 
-def drawn(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
+def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
     """Return images of the tuning part of each data set, without the first `skip`, and list them in `tuned.json`."""
-    chosen = [images(asked, name, count, part="tuning", skip=skip) for name in names]
+    chosen = [load_images(asked, name, count, part="tuning", skip=skip) for name in names]
     if not asked.quick:
         for data in chosen:
             if data.part == "tuning":
                 stored = (data.x * 255).round().byte().numpy()
-                record_tuned("presets of attacks (tuning.py)", [digest(value) for value in stored])
+                record_tuned("presets of attacks (tuning.py)", [hash_example(value) for value in stored])
     return chosen
 
 
-def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
+def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
     """Return numbers of examples and batches, share recovered, median of the mean squared errors, and CPU-seconds per example."""
-    answers, seconds = attacked(attack, originals.cases, asked)
-    guesses = torch.cat([guessed(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
+    answers, seconds = run_attack(attack, originals.cases, asked)
+    guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
     x = torch.cat(originals.x)
     return {
         "images": len(x),
@@ -122,11 +126,11 @@ def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Op
 
 
 TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
-    "inverting_gradients": signs_and_smoothness,
-    "batches": searches,
-    "features": beliefs,
-    "give_up": early_losses,
-    "confidence": confidence,
+    "inverting_gradients": measure_signs,
+    "batches": measure_searches,
+    "features": measure_beliefs,
+    "give_up": measure_early_losses,
+    "confidence": fit_confidence,
 }
 
 

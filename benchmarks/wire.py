@@ -10,8 +10,8 @@ from time import process_time
 from typing import Any
 
 import torch
-from support.contract import Options, options, told
-from support.splits import images
+from support.contract import Options, parse_options, print_results
+from support.splits import load_images
 from torch import Tensor
 
 from defenses import DefenseSpec
@@ -42,7 +42,7 @@ SUMMARY = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio":
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "")
+    asked = parse_options(__doc__ or "")
     weights, update = _step(asked)
     dense = records.to_arrays(update).count_bytes()
     turns = 1 if asked.quick else 5
@@ -55,13 +55,13 @@ def main() -> None:
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
     summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY.items()}
-    told("wire", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
+    print_results("wire", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
 
 
 def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return weights of ResNet-18 and the update of one step from them."""
     size = 2 if asked.quick else 16
-    drawn = images(asked, "cifar10", size)
+    drawn = load_images(asked, "cifar10", size)
     model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=asked.seed)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     training = Training(learning_rate=0.05, batch_size=size, steps=1, mode="train", buffers="local")

@@ -17,24 +17,26 @@ from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import is_recovered, mse, ssim
 from attacker.scoring.statistics import estimate_share
 from fedsim.recording import DataSpec
-from support.contract import Options, cpu_seconds
+from support.contract import Options, measure_cpu
 
 PAPER_TOLERANCE = 1e-4
 """Squared distance between gradients at which a search has converged, according to CPL."""
 
 
-def attacked(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options) -> tuple[list[Reconstruction], float]:
+def run_attack(
+    attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options
+) -> tuple[list[Reconstruction], float]:
     """Run an attack on one thread; return its reconstructions and the CPU-seconds."""
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     return found, clock.seconds
 
 
-def settings_of(attack: GradientMatching | ClosedForm) -> str:
+def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     """Describe the settings of an attack for its row: optimiser, distance, total variation, maximum iterations and starts."""
     if isinstance(attack, ClosedForm):
         routes = f"closed forms {', '.join(attack.routes)}"
-        return f"{routes}; then {settings_of(attack.fallback)}" if attack.fallback else routes
+        return f"{routes}; then {describe_settings(attack.fallback)}" if attack.fallback else routes
     search, chosen = attack.search, attack.search.optimiser
     optimiser = type(chosen).__name__
     optimiser += " with line search" * getattr(chosen, "line_search", False)
@@ -50,14 +52,14 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
     )
 
 
-def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
+def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals, without surplus ones."""
     found = keep_first(found, len(x))
     order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
 
 
-def measured(
+def measure_attack(
     attack: GradientMatching | ClosedForm, cases: Sequence[Case], x: Sequence[Tensor], y: Sequence[Tensor], asked: Options
 ) -> dict[str, Any]:
     """Attack the cases and return one row of results. x, y: true examples of each case, (N, *shape) and (N,).
@@ -66,19 +68,19 @@ def measured(
     median_mse: of all examples. mse, ssim: means over those with content.
     iterations: until the paper's tolerance or the end of the search, mean over the same. cpu_seconds: per example.
     """
-    found, seconds = attacked(attack, cases, asked)
-    return row_of(found, x, y, seconds, cases[0].observations[0].data)
+    found, seconds = run_attack(attack, cases, asked)
+    return make_row(found, x, y, seconds, cases[0].observations[0].data)
 
 
-def row_of(
+def make_row(
     found: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
 ) -> dict[str, Any]:
     """Return the row of `measured` from the reconstructions."""
-    pairs = [guessed(one, originals) for one, originals in zip(found, x, strict=True)]
+    pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
     success = is_recovered(guesses, truth, data)
     labels = torch.cat([label for _, label in pairs]) == torch.cat(list(y))
-    each = [iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
+    each = [count_iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
     taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
     similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
     cases = [i for i, originals in enumerate(x) for _ in originals]
@@ -98,7 +100,7 @@ def row_of(
     }
 
 
-def iterations(found: Reconstruction) -> int:
+def count_iterations(found: Reconstruction) -> int:
     """Return the iterations of all stuck starts, plus those of the last start until the paper's tolerance; 0 for closed forms."""
     if not found.iterations:
         return 0

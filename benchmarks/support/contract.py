@@ -35,7 +35,7 @@ class Options:
     flags: frozenset[str] = frozenset()
 
 
-def options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
+def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
     """Parse the command line. tables: names of tables that can be selected. flags: additional switches of this benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tables:
@@ -60,7 +60,7 @@ class Clock:
 
 
 @contextmanager
-def cpu_seconds() -> Iterator[Clock]:
+def measure_cpu() -> Iterator[Clock]:
     """Measure CPU time on one thread, since wall time means little on a shared machine."""
     torch.set_num_threads(1)
     clock, started = Clock(), process_time()
@@ -70,7 +70,7 @@ def cpu_seconds() -> Iterator[Clock]:
         clock.seconds = process_time() - started
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Return the name of the processor, and of the GPU if there is one."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
@@ -81,22 +81,22 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores{gpu}"
 
 
-def told(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
+def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
     """Print the rows as a table, then the summary; with --json one object on the last line."""
     versions = {package: version(package) for package in PACKAGES} | {"python": platform.python_version()}
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    print(f"{name}: {machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")
+    print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
-        print(f"| {' | '.join(_shown(row.get(column)) for column in columns)} |")
-    print("\n" + "\n".join(f"{key}: {_shown(value)}" for key, value in summary.items()))
+        print(f"| {' | '.join(_format_value(row.get(column)) for column in columns)} |")
+    print("\n" + "\n".join(f"{key}: {_format_value(value)}" for key, value in summary.items()))
     if asked.json:
-        result = {"benchmark": name, "machine": machine(), "versions": versions, "rows": list(rows), "summary": summary}
+        result = {"benchmark": name, "machine": describe_machine(), "versions": versions, "rows": list(rows), "summary": summary}
         print(json.dumps(result, allow_nan=False))
     sys.stdout.flush()
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

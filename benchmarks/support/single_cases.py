@@ -24,7 +24,7 @@ class LocalClient:
     training: Training
     weights: Mapping[str, Tensor]
 
-    def case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "") -> Case:
+    def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "") -> Case:
         """Return the case that the server sees after local steps on `batches`. key: name of the case. defense: as in an
         experiment.
 
@@ -55,7 +55,7 @@ class LocalClient:
         )
 
 
-def client(
+def make_client(
     name: str,
     data: DataSpec,
     *,

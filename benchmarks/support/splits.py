@@ -71,7 +71,7 @@ class Images:
         """Return the images with the parity of their labels as the class, for a model with a single logit."""
         return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
 
-    def first(self, count: int) -> "Images":
+    def take_first(self, count: int) -> "Images":
         """Return the first `count` images."""
         return replace(self, x=self.x[:count], y=self.y[:count])
 
@@ -80,7 +80,7 @@ class Images:
         return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
 
 
-def images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
+def load_images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
     """Draw `count` examples of one part of a data set of `FILES`, in the order of their hashes.
 
     skip: number of examples of the part to leave out first, so that two draws share none.
@@ -89,11 +89,11 @@ def images(asked: Options, name: str, count: int, *, part: Part = "report", skip
     """
     path = asked.data / FILES[name] if asked.data and name in FILES else None
     if path is None or not path.exists():
-        return _embedded(name, count, skip, missing=path)
+        return _load_embedded(name, count, skip, missing=path)
     loaded = _load(path)
     chosen = draw(loaded.examples.values, count, part=part, skip=skip, source=str(path))
     if part == "report":
-        refuse_tuned(digest(value) for value in loaded.examples.values[chosen])
+        refuse_tuned(hash_example(value) for value in loaded.examples.values[chosen])
     x, y = loaded.examples[chosen]
     return Images(name, x, y, loaded.spec, part)
 
@@ -105,29 +105,29 @@ def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source:
     """
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
-    by_hash = {digest(value): i for i, value in enumerate(values)}
-    own = [by_hash[key] for key in sorted(by_hash) if part_of(key) == part]
+    by_hash = {hash_example(value): i for i, value in enumerate(values)}
+    own = [by_hash[key] for key in sorted(by_hash) if find_part(key) == part]
     if len(own) < skip + count:
         raise ValueError(f"the {part} part of {source} has {len(own)} examples, and {skip + count} were asked for")
     return np.array(own[skip : skip + count], dtype=np.int64)
 
 
-def digest(value: NDArray[Any]) -> str:
+def hash_example(value: NDArray[Any]) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of an example's shape and bytes."""
     content = np.ascontiguousarray(value)
     return hashlib.sha256(str(content.shape).encode() + content.tobytes()).hexdigest()[:16]
 
 
-def part_of(key: str) -> Part:
+def find_part(key: str) -> Part:
     """Return the part of the example with this digest; listed examples are in the tuning part."""
-    return "tuning" if key in _tuned() else TENTHS[int(key, 16) % 10]
+    return "tuning" if key in _read_tuned() else TENTHS[int(key, 16) % 10]
 
 
 def refuse_tuned(keys: Iterable[str]) -> None:
     """Raise TunedOn if one of the examples with these digests was used to choose a setting."""
     for key in keys:
-        if key in _tuned():
-            raise TunedOn(f"example {key} chose {_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
+        if key in _read_tuned():
+            raise TunedOn(f"example {key} chose {_read_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
 
 
 def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
@@ -135,11 +135,11 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
     known = json.loads(path.read_text()) if path.exists() else {}
     known[purpose] = sorted({*known.get(purpose, []), *keys})
     path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    _tuned.cache_clear()
+    _read_tuned.cache_clear()
 
 
 @cache
-def _tuned() -> dict[str, str]:
+def _read_tuned() -> dict[str, str]:
     """Return the purpose of each listed example, by digest."""
     known = json.loads(TUNED.read_text()) if TUNED.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
@@ -159,7 +159,7 @@ def _load(path: Path) -> _Loaded:
     return _Loaded(Examples(values=values, labels=labels), found.spec)
 
 
-def _embedded(name: str, count: int, skip: int, *, missing: Path | None) -> Images:
+def _load_embedded(name: str, count: int, skip: int, *, missing: Path | None) -> Images:
     if missing is not None:
         print(f"{missing} does not exist: {EMBEDDED[name][0]} instead, which has helped to choose settings")
     kind, arguments = EMBEDDED[name]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.defenses.federation import DataFiles, federate, settings, units
-from support.defenses.grid import GRID, PAIRS, filled
+from support.defenses.federation import DataFiles, federate, make_settings, measure_units
+from support.defenses.grid import GRID, PAIRS, fill_template
 from support.defenses.measured import Kept, Measured, attack_all
 from support.defenses.outcomes import FEWEST_CASES, Change, Declared, Scored, compare
 
@@ -52,7 +52,7 @@ def test_an_outcome_is_what_its_whole_interval_shows(level: float, outcome: str)
     ],
 )
 def test_a_wrong_declaration_does_not_hold(level: float, wrong: Declared) -> None:
-    assert not change(level).holds(wrong)
+    assert not change(level).is_as_declared(wrong)
 
 
 def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None:
@@ -62,7 +62,7 @@ def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None
     few = change(30.0, cases=FEWEST_CASES - 1)
     for one in (wide, few):
         assert one.outcome == "undecided"
-        assert not any(one.holds(declared) for declared in ("flat", "falls", "gone"))
+        assert not any(one.is_as_declared(declared) for declared in ("flat", "falls", "gone"))
 
 
 def test_a_small_mean_change_within_a_wide_interval_is_not_flat() -> None:
@@ -93,7 +93,7 @@ def test_an_entry_declares_for_every_pair_and_has_one_federation_a_setting() -> 
         assert len(entry.declared) == len(PAIRS)
         assert len(entry.settings) == (1 if entry.cohorts else 3)
         assert not hasattr(entry, "trained")
-    assert filled("gaussian({10 rms})", norm=2.0, rms=0.5) == "gaussian(5)"
+    assert fill_template("gaussian({10 rms})", norm=2.0, rms=0.5) == "gaussian(5)"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataFiles:
 
 def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: DataFiles, tmp_path: Path) -> None:
     """Epsilon used to be that of another federation: 133 instead of 202,696."""
-    experiment = {**settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
+    experiment = {**make_settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
     experiment |= {"clients": {"count": 8}, "rounds": 3}
     found = federate(experiment, tmp_path / "run", "cpu")
     (round,) = {one.round for one in found.recording.read_observations()}
@@ -124,7 +124,7 @@ def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: 
 
 
 def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp_path: Path) -> None:
-    experiment = {**settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
+    experiment = {**make_settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
     found = federate(experiment, tmp_path / "run", "cpu")
     sums = [one for one in found.recording.read_observations() if one.client == "sum"]
     assert [(one.round, one.num_examples, len(one.cohort)) for one in sums] == [(1, 4, 4), (2, 4, 4)]
@@ -132,11 +132,11 @@ def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp
 
 
 def test_a_setting_that_was_measured_is_not_measured_again(data: DataFiles, tmp_path: Path) -> None:
-    experiment = settings(data, attacked=2, quick=True) | {"rounds": 1}
+    experiment = make_settings(data, attacked=2, quick=True) | {"rounds": 1}
     found = federate(experiment, tmp_path / "run", "cpu")
     specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}
     attacked = attack_all(found, {name: AttackSpec(name=name, arguments=one) for name, one in specs.items()}, "cpu")
-    measured = Measured({"accuracy": found.accuracy}, units(found), attacked)
+    measured = Measured({"accuracy": found.accuracy}, measure_units(found), attacked)
     path, folder = tmp_path / "kept" / "defenses.jsonl", data.private.parent
     Kept(path, fresh=False).add({"experiment": experiment}, folder, measured)
     again = Kept(path, fresh=False)

@@ -21,7 +21,7 @@ def test_pieces_are_at_most_forty_and_each_has_its_own_name() -> None:
 @pytest.mark.parametrize("piece", gpu.PIECES, ids=lambda piece: piece.name)
 def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> None:
     for dry in (False, True):
-        words = piece.words(dry=dry, data=None, device="cpu")[1:]
+        words = piece.list_arguments(dry=dry, data=None, device="cpu")[1:]
         assert "--data" not in words
         if words[0] == "-m":
             assert words[1] == "pytest"
@@ -35,7 +35,7 @@ def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> 
             known += [f"{network}-{size}" for network in ("resnet18", "mobilenet", "vit") for size in (64, 128, 224)]
             assert table in known, piece.name
     assert "--quick" in piece.dry or "pytest" in piece.dry
-    data = piece.words(dry=False, data=Path("/some where"), device="cuda")
+    data = piece.list_arguments(dry=False, data=Path("/some where"), device="cuda")
     assert data[0] == sys.executable
     assert "pytest" in data or (data[data.index("--data") + 1], data[data.index("--device") + 1]) == ("/some where", "cuda")
 
@@ -76,8 +76,8 @@ def test_a_run_goes_on_with_what_is_not_done(
 
 def test_what_was_done_with_other_code_is_done_again(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
-    monkeypatch.setattr(gpu, "code", lambda: "another commit")
-    assert gpu.state_of(pieces, gpu.PIECES[0]) == "other code"
+    monkeypatch.setattr(gpu, "read_commit", lambda: "another commit")
+    assert gpu.find_state(pieces, gpu.PIECES[0]) == "other code"
 
 
 def test_a_piece_that_takes_too_long_is_stopped_and_none_begins_that_may(

@@ -31,12 +31,12 @@ def test_jobs_that_are_set_aside_are_not_lost_and_those_without_answers_are(tmp_
     jobs = [job("a", "done"), job("b", "done"), job("c", "set_aside", 3), job("d", "failed"), job("e", "queued")]
     answer(tmp_path, "a", service.CLIENTS_OF_TINY)
     answer(tmp_path, "b", service.CLIENTS_OF_TINY - 1)
-    assert service.lost(tmp_path, [*"abcdef"], jobs) == len("bdef")
+    assert service.count_lost(tmp_path, [*"abcdef"], jobs) == len("bdef")
 
 
 def test_no_worker_is_killed_while_a_job_has_already_lost_one() -> None:
-    assert service.may_kill([job("a", "running"), job("b", "queued")])
-    assert not service.may_kill([job("a", "queued", 1), job("b", "running")])
+    assert service.is_kill_allowed([job("a", "running"), job("b", "queued")])
+    assert not service.is_kill_allowed([job("a", "queued", 1), job("b", "running")])
 
 
 class Scripted:
@@ -53,7 +53,7 @@ class Scripted:
 
 
 def test_it_ends_as_soon_as_no_job_can_change() -> None:
-    row = service.durable(Scripted(), 5, seed=0)  # type: ignore[arg-type]
+    row = service.measure_durability(Scripted(), 5, seed=0)  # type: ignore[arg-type]
     assert row["seconds"] < 5
     assert (row["set_aside"], row["lost"]) == (4, 1)
 
@@ -66,4 +66,4 @@ def test_a_federation_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "root").mkdir()
     monkeypatch.setattr(Scripted, "items", lambda self, path: [])
     with pytest.raises(RuntimeError, match="ended with status 1; its output ends with\n2 replies failed"):
-        service.live(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]
+        service.measure_lag(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def test_the_rule_sees_what_scripts_used_to_do() -> None:
 
 def test_examples_that_chose_a_setting_are_in_no_other_part() -> None:
     assert KEYS
-    assert {splits.part_of(key) for key in KEYS} == {"tuning"}
+    assert {splits.find_part(key) for key in KEYS} == {"tuning"}
 
 
 def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
@@ -41,13 +41,13 @@ def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
 def test_a_listed_example_is_drawn_for_tuning_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(200 * 3, dtype=np.uint8).reshape(200, 3)
     monkeypatch.setattr(splits, "TUNED", tmp_path / "tuned.json")
-    splits._tuned.cache_clear()
+    splits._read_tuned.cache_clear()
     drawn = splits.draw(values, 10, part="report")
-    key = splits.digest(values[drawn[0]])
+    key = splits.hash_example(values[drawn[0]])
     splits.record_tuned("a test", [key], path=tmp_path / "tuned.json")
     assert drawn[0] not in splits.draw(values, 9, part="report")
-    assert splits.part_of(key) == "tuning"
-    splits._tuned.cache_clear()
+    assert splits.find_part(key) == "tuning"
+    splits._read_tuned.cache_clear()
 
 
 def test_parts_share_no_example() -> None:

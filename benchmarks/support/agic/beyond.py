@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from support.agic.clients import ResNetFederation
-from support.attacked import attacked, guessed
+from support.attacked import match_examples, run_attack
 from support.contract import Options, ResultRow
-from support.single_cases import client
-from support.splits import Images, images
+from support.single_cases import make_client
+from support.splits import Images, load_images
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links
@@ -26,61 +26,61 @@ WAYS: dict[str, ResultRow] = {
 }
 
 
-def table(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure all options with CPL's search on its LeNet, where one image takes seconds."""
-    local, gain = _local(asked)
-    wrong, mended = _wrong_link(asked)
+    local, gain = _measure_local_epochs(asked)
+    wrong, mended = _measure_wrong_link(asked)
     return [*local, *wrong], gain | mended
 
 
-def _local(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack clients with several local epochs, on one image, and on two images in a new order in each epoch."""
     steps, rows = (20 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if asked.quick else 4
-        found = images(asked, "cifar10", passing * count)
-        cases = _trained(found, passing, epochs, rate, asked.seed)
+        found = load_images(asked, "cifar10", passing * count)
+        cases = _make_trained_cases(found, passing, epochs, rate, asked.seed)
         for way, options in WAYS.items():
             attack = cpl(tv=PRIOR, steps=steps).copy_with(**options)
             said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
-            rows.append(said | _row(attack, cases, found, passing, asked))
+            rows.append(said | _make_row(attack, cases, found, passing, asked))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
 
 
-def _trained(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
+def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
     """Return cases of `passing` images each, trained on for several epochs in batches of one, in a new order every epoch."""
-    of = client("lenet_cpl", found.data, seed=seed)
+    of = make_client("lenet_cpl", found.data, seed=seed)
     of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
     rng = torch.Generator().manual_seed(seed + 5)
     cases = []
     for first in range(0, len(found), passing):
         rows = [first + i for _ in range(epochs) for i in torch.randperm(passing, generator=rng).tolist()]
-        cases.append(of.case([(found.x[i : i + 1], found.y[i : i + 1]) for i in rows], f"case-{first}"))
+        cases.append(of.make_case([(found.x[i : i + 1], found.y[i : i + 1]) for i in rows], f"case-{first}"))
     return cases
 
 
-def _wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack three rounds that are linked as the same image, although the second contains another one."""
     count, steps = (1, 20) if asked.quick else (4, 300)
-    pool = images(asked, "cifar10", count + 1)
+    pool = load_images(asked, "cifar10", count + 1)
     federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
     for number, shift in ((1, 0), (2, 1), (3, 0)):
-        rounds.append([federation.observed(pool, [i + shift], round=number) for i in range(count)])
+        rounds.append([federation.observe_client(pool, [i + shift], round=number) for i in range(count)])
         federation.train(asked, 30, pool)
-    found, rows = pool.first(count), []
+    found, rows = pool.take_first(count), []
     for said, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
         links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))
         cases = [Case(tuple(rounds[r][i] for r in chosen), links=links) for i in range(count)]
         for robust in (0.0, 0.1, 0.001):
             attack = cpl(steps=steps).copy_with(later=1.0, robust=robust)
-            rows.append({"examples": 1, "links": said, "robust": robust} | _row(attack, cases, found, 1, asked))
+            rows.append({"examples": 1, "links": said, "robust": robust} | _make_row(attack, cases, found, 1, asked))
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 
 
-def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
+def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
     """Return the mean PSNR and that of each image, the share of recovered images, and CPU-seconds per image."""
-    answers, seconds = attacked(attack, cases, asked)
-    guesses = torch.cat([guessed(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
+    answers, seconds = run_attack(attack, cases, asked)
+    guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()
     each = " ".join(f"{value:.1f}" for value in values)
     success = float(is_recovered(guesses, found.x, found.data).float().mean())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from support.contract import Options
-from support.splits import Images, images
+from support.splits import Images, load_images
 from torch import Tensor
 
 from defenses import DefenseSpec
@@ -22,7 +22,7 @@ class ResNetFederation:
         self.model = models.build(self.spec, data, seed=asked.seed)
         self.weights: Mapping[str, Tensor] = {key: p.detach().clone() for key, p in self.model.named_parameters()}
 
-    def observed(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
+    def observe_client(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
         """Return the observation of a client's step on one batch at the present weights. rows: indices of the images."""
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
         batch = found.x[list(rows)], found.y[list(rows)]
@@ -42,7 +42,7 @@ class ResNetFederation:
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
         """Train the weights on images of the same data set, without those in `apart`."""
-        pool = images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
+        pool = load_images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
         others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])
         rng = torch.Generator().manual_seed(asked.seed + 1)
         chosen = [torch.randint(len(others), (batch,), generator=rng).tolist() for _ in range(steps)]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from support.agic.clients import ResNetFederation
-from support.contract import Options, ResultRow, cpu_seconds
-from support.splits import Images, images
+from support.contract import Options, ResultRow, measure_cpu
+from support.splits import Images, load_images
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described
@@ -19,51 +19,53 @@ PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labe
 """Table V, with pooling: 1,000 CIFAR-100 images, 2,000 iterations each."""
 
 
-def table(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Link two shuffled epochs of one client, which trains with learning rate 1e-4 and changes the weights in each round."""
     large = asked.device != "cpu"
     rows: list[ResultRow] = []
     summary: ResultRow = {}
     for batch in (1, 4):
         count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
-        found = images(asked, "cifar100", count)
-        by_features, seconds = _described(asked, found, batch, "features", 1)
+        found = load_images(asked, "cifar100", count)
+        by_features, seconds = _describe_rounds(asked, found, batch, "features", 1)
         for matching in ("assignment", "greedy"):
-            rate = _rate(found, by_features, _order(asked, count, batch), matching, "own")
-            rows.append(_row(found, batch, f"features, {matching}", rate, seconds))
+            rate = _measure_rate(found, by_features, _draw_order(asked, count, batch), matching, "own")
+            rows.append(_make_row(found, batch, f"features, {matching}", rate, seconds))
         summary |= {f"matching_b{batch}": rows[-2]["matched"]}
-        found = images(asked, "cifar100", few)
-        by_images, seconds = _described(asked, found, batch, "images", pre_steps)
+        found = load_images(asked, "cifar100", few)
+        by_images, seconds = _describe_rounds(asked, found, batch, "images", pre_steps)
         for matching, rule in (("greedy", "lists"), ("assignment", "own")):
-            rate = _rate(found, by_images, _order(asked, few, batch), matching, rule)
+            rate = _measure_rate(found, by_images, _draw_order(asked, few, batch), matching, rule)
             said = "greedy as published" if matching == "greedy" else "assignment, own labels"
-            rows.append(_row(found, batch, f"images of {pre_steps} iterations, {said}", rate, seconds))
+            rows.append(_make_row(found, batch, f"images of {pre_steps} iterations, {said}", rate, seconds))
         summary |= {f"matching_b{batch}_greedy": rows[-2]["matched"]}
         rows += [{"source": "AGIC, table V", "batch": batch, "by": by, "matched": value} for by, value in PAPER[batch].items()]
     return rows, summary
 
 
-def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
+def _draw_order(asked: Options, count: int, batch: int) -> list[list[int]]:
     """Return the image indices of the batches of two shuffled epochs."""
     rng = torch.Generator().manual_seed(asked.seed + 2)
     return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
 
 
-def _described(asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int) -> tuple[list[Described], float]:
+def _describe_rounds(
+    asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
+) -> tuple[list[Described], float]:
     """Return the descriptions of all rounds for linking, and CPU-seconds per round."""
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = ResNetFederation(asked, found.data)
     described, spent = [], 0.0
-    for number, rows in enumerate(_order(asked, len(found), batch), start=1):
-        observation = federation.observed(found, rows, round=number)
-        with cpu_seconds() as clock:
+    for number, rows in enumerate(_draw_order(asked, len(found), batch), start=1):
+        observation = federation.observe_client(found, rows, round=number)
+        with measure_cpu() as clock:
             described += describer(Case((observation,)), torch.Generator().manual_seed(asked.seed), None, None)
         spent += clock.seconds
         federation.weights = {name: w + observation.update[name] for name, w in federation.weights.items()}
     return described, spent / len(described)
 
 
-def _rate(
+def _measure_rate(
     found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
     """Return the share of the second epoch's examples that are paired with themselves in the first.
@@ -79,6 +81,6 @@ def _rate(
     return sum(held[len(found) + row] == held[column] for row, column in pairs) / len(found)
 
 
-def _row(found: Images, batch: int, by: str, rate: float, seconds: float) -> ResultRow:
+def _make_row(found: Images, batch: int, by: str, rate: float, seconds: float) -> ResultRow:
     data = {"source": "measured", "data": found.name, "images": len(found)}
     return {**data, "batch": batch, "by": by, "matched": rate, "cpu_seconds_a_round": seconds}

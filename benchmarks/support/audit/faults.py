@@ -35,14 +35,14 @@ class Fault:
 
 def constant_noise(std: float) -> Defense:
     """Return Gaussian noise that is drawn from the same seed for every message."""
-    return stateless(lambda update, rng: _noised(update, std, Generator().manual_seed(7)))
+    return stateless(lambda update, rng: _add_noise(update, std, Generator().manual_seed(7)))
 
 
 def partial_noise(std: float) -> Defense:
     """Return Gaussian noise that leaves out the last fifth of the coordinates of each tensor."""
 
     def add(update: Update, rng: Generator) -> Update:
-        noised = _noised(update, std, rng)
+        noised = _add_noise(update, std, rng)
         found = {}
         for name, values in update.items():
             flat = noised[name].flatten().clone()
@@ -54,23 +54,23 @@ def partial_noise(std: float) -> Defense:
     return stateless(add)
 
 
-def _noised(update: Update, deviation: float, rng: Generator) -> Update:
+def _add_noise(update: Update, deviation: float, rng: Generator) -> Update:
     return {name: values + deviation * torch.randn(values.shape, generator=rng) for name, values in update.items()}
 
 
 def reset_epsilon(run: Path) -> None:
     """Report the epsilon of each round alone in the place of that of all rounds so far."""
-    _rewrite(run, lambda privacy, number: {**privacy, "epsilon": privacy["epsilon_round"]})
+    _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": privacy["epsilon_round"]})
 
 
 def count_one_use(run: Path) -> None:
     """Report the epsilon of the round before, as if each round of two local epochs used an example once less."""
     rows = read_json_lines(run / "metrics.jsonl")
     known = {row["round"]: row["privacy"]["epsilon"] for row in rows if "privacy" in row}
-    _rewrite(run, lambda privacy, number: {**privacy, "epsilon": known[(number + 1) // 2]})
+    _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": known[(number + 1) // 2]})
 
 
-def _rewrite(run: Path, change: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
+def _rewrite_metrics(run: Path, change: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
     path = run / "metrics.jsonl"
     rows = read_json_lines(path)
     for row in rows:
@@ -121,7 +121,7 @@ SOUND: tuple[dict[str, Any], ...] = (
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[None]:
+def plant_fault(fault: Fault) -> Iterator[None]:
     """Replace the implementations of defenses by the faulty ones while clients run."""
     kinds = {name: replace_defense(DEFENSES[name], made) for name, made in fault.faulty.items()}
     with patch.dict(DEFENSES._builtin, kinds):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from support.contract import Options
-from support.single_cases import LocalClient, client
-from support.splits import Images, Part, images
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, Part, load_images
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -78,10 +78,10 @@ class Answered:
     recovered: Sequence[bool]
 
 
-def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
+def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
     """Attack the cases of a cell, with examples of one split after the first `skip`, and yield the scored answers."""
-    data = drawn(cell, asked, part=part, skip=skip)
-    made, truth = cases(cell, data, asked)
+    data = draw_examples(cell, asked, part=part, skip=skip)
+    made, truth = make_cases(cell, data, asked)
     attack: Attack = ATTACKS[cell.attack](**cell.settings)
     if cell.null:
         attack = attack.null()
@@ -92,10 +92,10 @@ def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[A
         return
     for case, x in zip(made, truth, strict=True):
         one = next(one for one in found if one.case == case.key)
-        yield judged(cell, one, x, data)
+        yield judge_reconstruction(cell, one, x, data)
 
 
-def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
+def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
     """Score one reconstruction as `attacker.scoring` does, without surplus candidates."""
     found = keep_first(found, len(truth))
     x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
@@ -109,27 +109,27 @@ def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> An
     return Answered(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
 
 
-def drawn(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
+def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
     """Return the examples of a cell."""
     count = cell.cases * cell.examples
     if cell.data == "noise":
-        return _noise(count, asked.seed + skip)
+        return _draw_noise(count, asked.seed + skip)
     if cell.data in TABLES:
-        return _rows(cell.data, asked, count, part=part, skip=skip)
-    found = images(asked, cell.data, count, part=part, skip=skip)
+        return _load_rows(cell.data, asked, count, part=part, skip=skip)
+    found = load_images(asked, cell.data, count, part=part, skip=skip)
     if cell.half or cell.side:
         x = avg_pool2d(found.x, 2) if cell.half else interpolate(found.x, size=(cell.side, cell.side), mode="area")
         found = replace(found, x=x, data=replace(found.data, shape=tuple(x.shape[1:])))
     return found.of_two_classes() if cell.two_classes else found
 
 
-def _noise(count: int, seed: int) -> Images:
+def _draw_noise(count: int, seed: int) -> Images:
     """Return images of random pixels, for which no image prior helps."""
     rng, data = torch.Generator().manual_seed(seed), DataSpec(shape=(3, 16, 16), num_classes=10)
     return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
 
 
-def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
+def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
     """Return rows of a table. Of every four rows, two belong to the tuning part, and one each to validation and report part."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     found = path is not None and path.exists() and name == "adult"
@@ -140,47 +140,51 @@ def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Im
     return Images(name, x, torch.as_tensor(y), loaded.spec, part)
 
 
-def cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
+def make_cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
     """Return the cases of a cell, and the true examples of each."""
     if ":" in cell.network:
         models.admit(cell.network)
-    own = client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_loss(cell))
-    own = replace(own, training=_training(cell), weights=_warm(cell, own, asked))
+    own = make_client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_choose_loss(cell))
+    own = replace(own, training=_make_training(cell), weights=_train_weights(cell, own, asked))
     made, truth = [], []
     for i in range(cell.cases):
         at = slice(i * cell.examples, (i + 1) * cell.examples)
         batches = list(zip(data.x[at].split(cell.batch), data.y[at].split(cell.batch), strict=True))
         key = f"{cell.data}-{cell.attack}-{i}"
-        case = _rounds(cell, own, batches, key) if cell.rounds > 1 else own.case(_passes(cell, batches), key, cell.defense)
-        made.append(_claims(case, cell.claimed) if cell.claimed else case)
+        case = (
+            _make_rounds(cell, own, batches, key)
+            if cell.rounds > 1
+            else own.make_case(_list_passes(cell, batches), key, cell.defense)
+        )
+        made.append(_change_count(case, cell.claimed) if cell.claimed else case)
         truth.append(data.x[at])
     return made, truth
 
 
-def _claims(case: Case, examples: int) -> Case:
+def _change_count(case: Case, examples: int) -> Case:
     """Return a copy of a case whose client reports another number of examples."""
     return Case(tuple(replace(one, num_examples=examples) for one in case.observations))
 
 
-def _loss(cell: Cell) -> str:
+def _choose_loss(cell: Cell) -> str:
     return "logistic" if cell.two_classes else "cross_entropy"
 
 
-def _training(cell: Cell) -> Training:
+def _make_training(cell: Cell) -> Training:
     several: dict[str, Any] = {"epochs": cell.epochs} if cell.epochs else {"steps": cell.steps}
-    return Training(learning_rate=cell.rate, batch_size=cell.batch, loss=_loss(cell), **several)  # type: ignore[arg-type]
+    return Training(learning_rate=cell.rate, batch_size=cell.batch, loss=_choose_loss(cell), **several)  # type: ignore[arg-type]
 
 
-def _passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def _list_passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return [pair for epoch in range(max(1, cell.epochs)) for pair in (batches if epoch % 2 == 0 else batches[::-1])]
 
 
-def _warm(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
+def _train_weights(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
     """Return the weights after `warm` steps on examples of the validation split."""
     if not cell.warm:
         return own.weights
     rng = torch.Generator().manual_seed(asked.seed)
-    others = drawn(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=asked.seed)
+    others = draw_examples(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=asked.seed)
     rows = [torch.randint(len(others), (8,), generator=rng).tolist() for _ in range(cell.warm)]
     batches = [(others.x[own_rows], others.y[own_rows]) for own_rows in rows]
     training = Training(learning_rate=0.02, batch_size=8, steps=cell.warm)
@@ -188,11 +192,11 @@ def _warm(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str, Tensor]:
     return {name: w + update[name] for name, w in own.weights.items()}
 
 
-def _rounds(cell: Cell, own: LocalClient, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
+def _make_rounds(cell: Cell, own: LocalClient, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
     """Return a case of two passes of one client over its batches, one step per round; the server applies each update."""
     observations, at = [], own
     for number, batch in enumerate([*batches, *batches[::-1]], start=1):
-        (seen,) = at.case([batch], key, cell.defense).observations
+        (seen,) = at.make_case([batch], key, cell.defense).observations
         observations.append(replace(seen, round=number))
         at = replace(at, weights={name: w + 0.5 * seen.update[name] for name, w in at.weights.items()})
     return Case(tuple(observations))

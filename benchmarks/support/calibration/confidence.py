@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.calibration.cases import Answered, Cell, attacked
+from support.calibration.cases import Answered, Cell, attack_cell
 from support.calibration.grid import CELLS, UNSEEN
-from support.calibration.reliability import Floats, bins, brier, diagram, expected_calibration_error
+from support.calibration.reliability import Floats, brier, draw_diagram, make_bins, measure_calibration_error
 from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import get_curve_family
@@ -23,41 +23,41 @@ QUICK = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells of each group in a quick run, with one case each."""
 
 
-def confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Attack cells with examples of the report split; return rows of bins by route, and the worst calibration error as `ece`."""
     torch.set_num_threads(1)
-    answers = _answers(asked, _cells(asked))
+    answers = _attack_cells(asked, _select_cells(asked))
     if not asked.quick:
-        diagram({route: pair for route, pair in by_route(answers).items() if len(pair[0])}, PICTURE)
-    return summarised(answers)
+        draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, PICTURE)
+    return summarise_answers(answers)
 
 
-def summarised(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
+def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return the rows of every route, and the summary."""
-    said = by_route(answers)
+    said = group_by_route(answers)
     rows = [
         {"route": route, **row}
         for route, (p, right) in said.items()
-        for row in (*bins(p, right), _whole(p, right, undecided_share(answers, route)))
+        for row in (*make_bins(p, right), _summarise_route(p, right, compute_undecided_share(answers, route)))
     ]
-    errors = {route: expected_calibration_error(*pair) for route, pair in said.items() if len(pair[0])}
+    errors = {route: measure_calibration_error(*pair) for route, pair in said.items() if len(pair[0])}
     everything = [np.concatenate(parts) for parts in zip(*said.values(), strict=True)]
     return rows, {
         "ece": max(errors.values(), default=None),
         "ece_route": max(errors, key=errors.__getitem__, default=None),
-        "ece_all": expected_calibration_error(*everything),
+        "ece_all": measure_calibration_error(*everything),
         "brier_all": brier(*everything),
         "examples": sum(len(one.recovered) for one in answers),
         "cases": len(answers),
-        "undecided": undecided_share(answers),
+        "undecided": compute_undecided_share(answers),
     }
 
 
-def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
+def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
     """Return confidence and outcome of all examples with a confidence, by route and kind of data."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
-        said, right = found[_named(one)]
+        said, right = found[_name_group(one)]
         for p, recovered in zip(one.confidence, one.recovered, strict=True):
             if not isnan(p):
                 said.append(p)
@@ -65,35 +65,35 @@ def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]
     return {name: (np.array(said), np.array(right)) for name, (said, right) in sorted(found.items())}
 
 
-def undecided_share(answers: Sequence[Answered], route: str = "") -> float:
+def compute_undecided_share(answers: Sequence[Answered], route: str = "") -> float:
     """Return the share of examples without a confidence, of one route or of all."""
-    of_all = [isnan(p) for one in answers if route in ("", _named(one)) for p in one.confidence]
+    of_all = [isnan(p) for one in answers if route in ("", _name_group(one)) for p in one.confidence]
     return sum(of_all) / max(1, len(of_all))
 
 
-def _named(one: Answered) -> str:
+def _name_group(one: Answered) -> str:
     return f"{get_curve_family(one.route)}, {'images' if one.is_image else 'rows'}"
 
 
-def _whole(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
+def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
     """Return the summary row of a route. ece_of_chance: the expected error of perfectly calibrated confidences, by chance."""
     rng = np.random.default_rng(0)
-    drawn = [expected_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
+    drawn = [measure_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
     return {
         "bin": "all", "answers": len(said), "said": float(said.mean()) if len(said) else None,
         "recovered": float(right.mean()) if len(said) else None, "brier": brier(said, right) if len(said) else None,
-        "ece": expected_calibration_error(said, right), "ece_of_chance": float(np.mean(drawn)), "undecided": undecided,
+        "ece": measure_calibration_error(said, right), "ece_of_chance": float(np.mean(drawn)), "undecided": undecided,
     }  # fmt: skip
 
 
-def _cells(asked: Options) -> list[tuple[str, Cell]]:
+def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
     if not asked.quick:
         every = [(group, cell) for group, cells in {**CELLS, "unseen": UNSEEN}.items() for cell in cells]
         return [(group, replace(cell, cases=-(-cell.cases // 2))) for group, cell in every]
     return [(group, replace(cell, cases=1)) for group, count in QUICK.items() for cell in CELLS[group][:count]]
 
 
-def placed(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
+def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
     """Return the cells, each with the number of examples to skip, so that no two cells share an example."""
     taken: dict[str, int] = defaultdict(int)
     found = []
@@ -103,6 +103,6 @@ def placed(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
     return found
 
 
-def _answers(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
+def _attack_cells(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
     asked = replace(asked, seed=asked.seed + SEED)
-    return [one for _, cell, at in placed(cells) for one in attacked(cell, asked, part="report", skip=at)]
+    return [one for _, cell, at in place_cells(cells) for one in attack_cell(cell, asked, part="report", skip=at)]

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
-from support.calibration.cases import attacked
+from support.calibration.cases import attack_cell
 from support.calibration.grid import CELLS
-from support.calibration.reliability import expected_calibration_error
+from support.calibration.reliability import measure_calibration_error
 from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, get_curve_family
@@ -65,7 +65,7 @@ EVIDENCE_FLOOR = -20.0
 ENDS = ((MIN_PROBABILITY, -np.inf), (MOST, np.inf))
 
 
-def confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with `--quick` attack a corner of the grid, and write nothing.
 
     Answers are kept in `RECORDS`. Where there is no such file, all cells of `support.calibration.grid` are attacked first, which
@@ -73,12 +73,12 @@ def confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """
     if asked.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
-        records = [asdict(one) for cell in corner for one in attacked(cell, asked, part="tuning", skip=0)]
+        records = [asdict(one) for cell in corner for one in attack_cell(cell, asked, part="tuning", skip=0)]
     else:
         if not RECORDS.exists():
             _record_answers(asked)
         records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    curves = [curve for key in FEATURES if (curve := fitted(records, *key)) is not None]
+    curves = [curve for key in FEATURES if (curve := fit_route(records, *key)) is not None]
     if not asked.quick:
         CALIBRATION_FILE.write_text(
             json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n"
@@ -98,13 +98,13 @@ def _record_answers(asked: Options) -> None:
             for cell in (cell for cells in CELLS.values() for cell in cells):
                 skip = taken.get(cell.data, 0) + 150 * (seed - 1)
                 taken[cell.data] = taken.get(cell.data, 0) + cell.cases * cell.examples
-                for one in attacked(cell, replace(asked, seed=seed), part="tuning", skip=skip):
+                for one in attack_cell(cell, replace(asked, seed=seed), part="tuning", skip=skip):
                     file.write(json.dumps(asdict(one)) + "\n")
                 file.flush()
     partial.rename(RECORDS)
 
 
-def fitted(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
+def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
     """Return the curve of a route as calibration.json holds it; None where there are no answers."""
     features = FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
@@ -113,24 +113,24 @@ def fitted(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | N
     if route in ALIKE:
         own += [r for r in records if r["route"] == "optimisation" and r["is_image"] == (kind == "images")]
     limits = LIMITS.get((route, kind), {})
-    own = [kept for r in own if (kept := _within(r, limits))["recovered"]]
+    own = [kept for r in own if (kept := _select_within(r, limits))["recovered"]]
     y = np.array([float(right) for r in own for right in r["recovered"]])
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
-    x = _of(own, features).reshape(len(y), len(features))
+    x = _select_outcomes(own, features).reshape(len(y), len(features))
     x = x.clip(*([limits.get(name, end) for name in features] for limits, end in ENDS)) if features else x
     low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
-    weights, intercept = logistic(x, y, features, count)
+    weights, intercept = fit_logistic(x, y, features, count)
     unsure = (0.5, 0.5)
     if features:
-        said, right = _left_out(x, y, features, kind_of, count)
-        unsure = _too_rough(said, right)
-        decided = ~_between(said, unsure)
-        error = expected_calibration_error(said[decided], right[decided])
+        said, right = _predict_left_out(x, y, features, kind_of, count)
+        unsure = _find_rough_band(said, right)
+        decided = ~_is_between(said, unsure)
+        error = measure_calibration_error(said[decided], right[decided])
         print(f"{route}, {kind}: left out: {decided.sum()} of {len(said)} decided outside {unsure}, ECE {error:.3f}")
     print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
     known = [name for name in FACTS if all(name in r["evidence"] for r in own)]
-    facts = {name: [float(_of(own, [name]).min()), float(_of(own, [name]).max())] for name in known}
+    facts = {name: [float(_select_outcomes(own, [name]).min()), float(_select_outcomes(own, [name]).max())] for name in known}
     facts |= {name: [EVIDENCE_FLOOR, most] for name, most in limits.items()}
     return {
         "route": route, "data": kind, "features": list(features), "weights": [float(w) for w in weights],
@@ -139,7 +139,7 @@ def fitted(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | N
     }  # fmt: skip
 
 
-def _within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
+def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
     """Return a record of those answers alone that are within the limits of their route."""
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
@@ -148,51 +148,53 @@ def _within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
     return {**record, "evidence": evidence, "recovered": [record["recovered"][i] for i in kept]}
 
 
-def _of(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
+def _select_outcomes(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
     """Return the evidence of all examples, (answers, features)."""
     return np.array([[r["evidence"][name][i] for name in features] for r in records for i in range(len(r["recovered"]))])
 
 
-def logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -> tuple[Floats, float]:
+def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -> tuple[Floats, float]:
     """Return weights and intercept of a ridge regression whose weights have the sign that `LOWER_IS_BETTER` says."""
     middle, spread = x.mean(axis=0), x.std(axis=0).clip(min=1e-6)
     z = np.vstack([(x - middle) / spread, np.zeros((2, x.shape[1]))])
     target, weight = np.append(y, [0.0, 1.0]), np.append(count, [SMOOTHING / 2] * 2)
     penalty = RIDGE * max(FEW, len(y))
 
-    def loss(p: Floats) -> tuple[float, Floats]:
+    def compute_loss(p: Floats) -> tuple[float, Floats]:
         score = z @ p[:-1] + p[-1]
         off = weight * (expit(score) - target)
         value = (weight * (np.logaddexp(0, score) - target * score)).sum() + penalty * (p[:-1] ** 2).sum()
         return float(value), np.append(z.T @ off + 2 * penalty * p[:-1], off.sum())
 
     bounds = [(None, 0.0) if name in LOWER_IS_BETTER else (0.0, None) for name in features]
-    found = minimize(loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
+    found = minimize(compute_loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
     weights = found[:-1] / spread
     return weights, float(found[-1] - weights @ middle)
 
 
-def _left_out(x: Floats, y: Floats, features: Sequence[str], kinds: NDArray[np.str_], count: Floats) -> tuple[Floats, Floats]:
+def _predict_left_out(
+    x: Floats, y: Floats, features: Sequence[str], kinds: NDArray[np.str_], count: Floats
+) -> tuple[Floats, Floats]:
     """Return what the curve that all others fit says of each network, data set and defense, and what came true."""
     said = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):
         rest = kinds != name
         if rest.sum() > 10:
-            weights, intercept = logistic(x[rest], y[rest], features, count[rest])
+            weights, intercept = fit_logistic(x[rest], y[rest], features, count[rest])
             low, high = x[rest].min(axis=0), x[rest].max(axis=0)
             said[~rest] = expit(x[~rest].clip(low, high) @ weights + intercept)
     own = count == 1
     return said[own].clip(LEAST_SAID, 1 - LEAST_SAID), y[own]
 
 
-def _too_rough(said: Floats, right: Floats) -> tuple[float, float]:
+def _find_rough_band(said: Floats, right: Floats) -> tuple[float, float]:
     """Return the narrowest of `BANDS` outside of which what was said is within `ROUGH` of what came true; of few, the widest."""
     for band in BANDS if len(said) >= SOME else ():
-        decided = ~_between(said, band)
-        if expected_calibration_error(said[decided], right[decided]) <= ROUGH:
+        decided = ~_is_between(said, band)
+        if measure_calibration_error(said[decided], right[decided]) <= ROUGH:
             return band
     return BANDS[-1]
 
 
-def _between(said: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:
+def _is_between(said: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:
     return (said > band[0]) & (said < band[1])

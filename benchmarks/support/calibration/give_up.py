@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from support.calibration.cases import NETWORKS, Cell, cases, drawn, judged
-from support.calibration.confidence import placed
-from support.calibration.grid import noise, prune
+from support.calibration.cases import NETWORKS, Cell, draw_examples, judge_reconstruction, make_cases
+from support.calibration.confidence import place_cells
+from support.calibration.grid import format_noise, format_prune
 from support.contract import Options, ResultRow
 from support.splits import Part
 
@@ -35,11 +35,11 @@ CLIENTS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw", "network": STRIDED},
     {"data": "lfw", "batch": 4},
     {"data": "cifar100", "batch": 2},
-    {"data": "lfw", "defense": noise(1e-3)},
-    {"data": "cifar10", "defense": noise(1e-2)},
-    {"data": "lfw", "defense": prune(0.1)},
+    {"data": "lfw", "defense": format_noise(1e-3)},
+    {"data": "cifar10", "defense": format_noise(1e-2)},
+    {"data": "lfw", "defense": format_prune(0.1)},
     {"data": "cifar100", "epochs": 2, "rate": 0.1},
-    {"data": "cifar10", "batch": 8, "defense": noise(3e-2)},
+    {"data": "cifar10", "batch": 8, "defense": format_noise(3e-2)},
     {"data": "lfw", "network": RESNET},
     {"data": "cifar10", "network": RESNET, "batch": 4},
 )
@@ -64,16 +64,16 @@ class Watched:
         return early is not None and early > hopeless and early * self.first > UNEXPLAINED
 
 
-def give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
-    found = watched(asked, "report")
-    rows = [{"steps": steps, **_judge(found, steps)} for steps in STEPS]
+    found = run_watched(asked, "report")
+    rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in STEPS]
     successes = [one.is_given_up(GIVE_UP, HOPELESS) for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 
-def _judge(found: Sequence[Watched], steps: int) -> dict[str, Any]:
+def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
     right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
     return {
         "searches": len(right) + len(wrong),
@@ -84,9 +84,9 @@ def _judge(found: Sequence[Watched], steps: int) -> dict[str, Any]:
     }
 
 
-def early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return, by steps and share of them, the largest loss of successes, and the failures above it, on the tuning part."""
-    found = watched(asked, "tuning")
+    found = run_watched(asked, "tuning")
     rows = []
     for steps in STEPS:
         for after in SHARES:
@@ -108,31 +108,31 @@ def early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     return rows, {}
 
 
-def watched(asked: Options, part: Part) -> list[Watched]:
+def run_watched(asked: Options, part: Part) -> list[Watched]:
     """Return full searches for the cases of all clients, with examples of one part."""
     found: list[Watched] = []
     for steps in STEPS:
         cells = [Cell(attack="inverting_gradients", settings={"steps": steps}, half=True, cases=CASES, **one) for one in CLIENTS]
         if asked.quick:
             cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(STEPS) else []
-        for _, cell, at in placed([("", cell) for cell in cells]):
-            found += _searched(cell, asked, part, at)
+        for _, cell, at in place_cells([("", cell) for cell in cells]):
+            found += _search_cell(cell, asked, part, at)
     return found
 
 
-def _searched(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[Watched]:
-    data = drawn(cell, asked, part=part, skip=skip)
-    made, truth = cases(cell, data, asked)
+def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[Watched]:
+    data = draw_examples(cell, asked, part=part, skip=skip)
+    made, truth = make_cases(cell, data, asked)
     steps = cell.settings["steps"]
     attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
-    first = _first_losses(attack, made, asked.seed)
+    first = _compute_first_losses(attack, made, asked.seed)
     at = {after: max(1, round(after * steps)) for after in SHARES}
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
         early = {after: float(one.loss[k - 1]) / first[case.key] if k < one.iterations else None for after, k in at.items()}
-        yield Watched(steps, first[case.key], early, any(judged(cell, one, x, data).recovered))
+        yield Watched(steps, first[case.key], early, any(judge_reconstruction(cell, one, x, data).recovered))
 
 
-def _first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:
+def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:
     """Return the loss at the start of each search."""
     probe = attack.copy_with(optimiser=Adam(), steps=1)
     return {one.case: float(one.loss[0]) for one in probe(made, rng=torch.Generator().manual_seed(seed))}

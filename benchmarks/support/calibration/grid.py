@@ -12,12 +12,12 @@ LONG = {"steps": 1000, "signed": False, "tv": 1e-3}
 UNSIGNED = {"steps": 400, "signed": False, "tv": 1e-3}
 
 
-def noise(std: float) -> str:
+def format_noise(std: float) -> str:
     """Return the specification of Gaussian noise on every entry of a gradient, for a learning rate of 1."""
     return f"in_gradient_units(gaussian({std}), 1.0)"
 
 
-def prune(keep: float) -> str:
+def format_prune(keep: float) -> str:
     """Return the specification of a defense that sends only the share `keep` of largest entries."""
     return f"top_k({keep})"
 
@@ -53,20 +53,34 @@ BATCHES = [
 ]
 DEFENDED = [
     *(
-        Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, defense=noise(std), cases=6)
+        Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, defense=format_noise(std), cases=6)
         for std in (1e-4, 1e-3, 3e-3, 1e-2)
     ),
-    Cell(attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, defense=noise(1e-3), cases=5),
-    Cell(attack="cpl", settings={"steps": 25, "knows_defense": False}, data="cifar10", half=True, defense=noise(1e-2), cases=5),
-    Cell(attack="cpl", settings={"steps": 25}, data="cifar10", defense=noise(1e-3), cases=3),
+    Cell(
+        attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, defense=format_noise(1e-3), cases=5
+    ),
+    Cell(
+        attack="cpl",
+        settings={"steps": 25, "knows_defense": False},
+        data="cifar10",
+        half=True,
+        defense=format_noise(1e-2),
+        cases=5,
+    ),
+    Cell(attack="cpl", settings={"steps": 25}, data="cifar10", defense=format_noise(1e-3), cases=3),
     *(
         Cell(
-            attack="cpl", settings={"steps": 25, "knows_defense": knows}, data="cifar100", half=True, defense=prune(keep), cases=4
+            attack="cpl",
+            settings={"steps": 25, "knows_defense": knows},
+            data="cifar100",
+            half=True,
+            defense=format_prune(keep),
+            cases=4,
         )
         for keep, knows in product((0.5, 0.2, 0.05), (True, False))
     ),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", half=True, defense=noise(1e-3), cases=5),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", half=True, defense=prune(0.1), cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", half=True, defense=format_noise(1e-3), cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", half=True, defense=format_prune(0.1), cases=5),
 ]
 LOCAL = [
     *(
@@ -109,17 +123,17 @@ EXACT = [
         Cell(attack="exact", settings={"fallback": "none"}, network=name, data=data, half=True, cases=10)
         for name, data in (("lenet_dlg", "cifar10"), ("lenet_cpl", "lfw"))
     ),
-    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_cpl", data="mnist", defense=noise(1e-4), cases=4),
-    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_dlg", data="lfw", defense=noise(1e-6), cases=4),
+    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_cpl", data="mnist", defense=format_noise(1e-4), cases=4),
+    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_dlg", data="lfw", defense=format_noise(1e-6), cases=4),
     Cell(attack="exact", settings={"fallback": "none"}, network="lenet_cpl", data="cifar10", epochs=2, rate=0.01, cases=4),
     Cell(attack="exact", settings={"fallback": "none"}, network="cnn6_d", data="lfw", two_classes=True, half=True, cases=6),
     Cell(attack="exact", settings={"fallback": "none"}, network="cnn6", data="cifar10", half=True, cases=10),
     Cell(attack="exact", settings={"fallback": "none"}, network="cnn6", data="lfw", two_classes=True, half=True, cases=8),
     Cell(attack="rgap", network="cnn6_d", data="cifar10", two_classes=True, cases=8),
     Cell(attack="rgap", network="cnn6", data="cifar100", cases=8),
-    Cell(attack="rgap", network="cnn6", data="lfw", defense=noise(1e-6), cases=5),
-    Cell(attack="rgap", network="cnn6", data="cifar10", defense=noise(1e-5), cases=5),
-    Cell(attack="rgap", network="cnn6", data="cifar10", defense=noise(1e-3), cases=5),
+    Cell(attack="rgap", network="cnn6", data="lfw", defense=format_noise(1e-6), cases=5),
+    Cell(attack="rgap", network="cnn6", data="cifar10", defense=format_noise(1e-5), cases=5),
+    Cell(attack="rgap", network="cnn6", data="cifar10", defense=format_noise(1e-3), cases=5),
     Cell(attack="rgap", network="cnn6", data="cifar10", epochs=2, rate=0.01, cases=5),
     Cell(attack="rgap", network="fcn3", data="mnist", cases=5),
     *(
@@ -128,7 +142,7 @@ EXACT = [
     ),
     *(
         Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data="lfw", batch=4, defense=defense, cases=3)
-        for defense in (noise(1e-6), noise(1e-4), prune(0.1), "clip(1.0)")
+        for defense in (format_noise(1e-6), format_noise(1e-4), format_prune(0.1), "clip(1.0)")
     ),
     Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data="cifar10", batch=4, steps=2, rate=0.05, cases=2),
     Cell(
@@ -170,7 +184,7 @@ EXACT = [
             settings={"fallback": "none"},
             network="lenet_dlg",
             arguments={"channels": width},
-            defense=noise(std),
+            defense=format_noise(std),
             half=True,
         )
         for width, std in ((8, 1e-5), (6, 1e-4), (6, 1e-6), (4, 1e-3))
@@ -192,7 +206,7 @@ FEATURES = [
     ),
     *(
         Cell(attack="exact", settings={"fallback": "none"}, data="cifar10", batch=4, defense=defense, half=True, cases=2)
-        for defense in (noise(1e-5), noise(1e-4), noise(1e-3))
+        for defense in (format_noise(1e-5), format_noise(1e-4), format_noise(1e-3))
     ),
     Cell(attack="exact", settings={"fallback": "none"}, data="lfw", batch=2, steps=2, rate=0.01, half=True, cases=3),
     Cell(attack="exact", settings={"fallback": "none"}, data="mnist", batch=4, arguments={"channels": 6}, half=True, cases=3),
@@ -201,13 +215,17 @@ FEATURES = [
 STARTED = [
     Cell(attack="exact", settings={"steps": 10}, data="lfw", batch=4, half=True, cases=2),
     Cell(attack="exact", settings={"steps": 10}, data="cifar10", batch=8, arguments={"channels": 8}, half=True, cases=1),
-    Cell(attack="exact", settings={"steps": 10}, data="cifar100", batch=2, defense=noise(1e-3), half=True, cases=2),
+    Cell(attack="exact", settings={"steps": 10}, data="cifar100", batch=2, defense=format_noise(1e-3), half=True, cases=2),
     *(
-        Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="lfw", defense=noise(std), half=True, cases=6)
+        Cell(
+            attack="exact", settings={"steps": 25}, network="lenet_cpl", data="lfw", defense=format_noise(std), half=True, cases=6
+        )
         for std in (1e-5, 1e-4, 1e-3, 1e-2)
     ),
-    Cell(attack="exact", settings={"steps": 25}, network="lenet_dlg", data="cifar10", defense=prune(0.2), half=True, cases=6),
-    Cell(attack="exact", settings={"steps": 25}, network="cnn6", data="cifar10", defense=noise(1e-4), half=True, cases=6),
+    Cell(
+        attack="exact", settings={"steps": 25}, network="lenet_dlg", data="cifar10", defense=format_prune(0.2), half=True, cases=6
+    ),
+    Cell(attack="exact", settings={"steps": 25}, network="cnn6", data="cifar10", defense=format_noise(1e-4), half=True, cases=6),
     Cell(attack="exact", settings={"steps": 40}, network="cnn6_d", data="lfw", half=True, cases=6),
     Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="cifar100", epochs=2, rate=0.01, half=True, cases=6),
     Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="cifar10", epochs=2, rate=0.1, half=True, cases=6),
@@ -216,7 +234,7 @@ STARTED = [
         settings={"steps": 25, "closed_form_start": True},
         network="lenet_dlg",
         data="mnist",
-        defense=noise(1e-3),
+        defense=format_noise(1e-3),
         cases=4,
     ),
     Cell(
@@ -227,7 +245,7 @@ STARTED = [
         half=True,
         cases=6,
     ),
-    Cell(attack="exact", settings={"steps": 25}, network="mlp", data="lfw", batch=4, defense=noise(1e-3), cases=2),
+    Cell(attack="exact", settings={"steps": 25}, network="mlp", data="lfw", batch=4, defense=format_noise(1e-3), cases=2),
     Cell(attack="exact", settings={"steps": 25}, network="mlp", arguments={"hidden": (32,)}, data="cifar10", batch=8, cases=2),
 ]
 JOINT_SETTINGS = {"optimiser": "lbfgs", "distance": "euclidean", "beta": 1.0, "tv": 0.0}
@@ -248,7 +266,7 @@ JOINT = [
         rounds=6,
         rate=0.1,
         half=True,
-        defense=noise(1e-3),
+        defense=format_noise(1e-3),
         cases=4,
     ),
 ]
@@ -268,7 +286,7 @@ ROWS = [
     Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="breast_cancer", batch=4, cases=5),
     Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="adult", batch=2, cases=6),
     *(
-        Cell(attack="cpl", settings={"steps": 40}, network="mlp", data=data, defense=noise(std), cases=8)
+        Cell(attack="cpl", settings={"steps": 40}, network="mlp", data=data, defense=format_noise(std), cases=8)
         for data, std in product(("breast_cancer", "adult"), (1e-4, 1e-3, 1e-2))
     ),
     Cell(
@@ -277,7 +295,7 @@ ROWS = [
     Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="breast_cancer", steps=2, rate=0.1, cases=6),
     *(
         Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data=data, batch=batch, defense=defense, cases=4)
-        for data, batch, defense in product(("breast_cancer", "adult"), (1, 2, 4), ("", noise(1e-4), noise(1e-2)))
+        for data, batch, defense in product(("breast_cancer", "adult"), (1, 2, 4), ("", format_noise(1e-4), format_noise(1e-2)))
     ),
 ]
 NULLS = [
@@ -308,15 +326,15 @@ OUTSIDE = [
     Cell(attack="exact", settings=NONE, network="mlp", data="cifar10", epochs=2, rate=0.1, batch=2, cases=3),
     Cell(
         attack="exact", settings={**NONE, "knows_defense": False}, network="mlp", data="lfw", batch=2,
-        defense=prune(0.3), cases=4,
+        defense=format_prune(0.3), cases=4,
     ),
     Cell(
         attack="exact", settings={**NONE, "knows_defense": False}, network="lenet_dlg", data="lfw", half=True,
-        defense=prune(0.5), cases=6,
+        defense=format_prune(0.5), cases=6,
     ),
     Cell(
         attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, batch=2,
-        defense=f"clip(1.0) | {noise(3e-3)}", cases=3,
+        defense=f"clip(1.0) | {format_noise(3e-3)}", cases=3,
     ),
     # few channels, which layers are peeled of
     *(
@@ -330,7 +348,7 @@ OUTSIDE = [
     ),
     # rows behind noise, and more of them than units
     *(
-        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=batch, defense=noise(std), cases=5)
+        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=batch, defense=format_noise(std), cases=5)
         for data, batch, std in product(("breast_cancer", "adult"), (1, 2), (1e-5, 1e-3, 3e-3))
     ),
     *(

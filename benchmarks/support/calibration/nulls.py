@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow
-from support.single_cases import client
+from support.single_cases import make_client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
@@ -40,13 +40,13 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return a row for each null, with the changes that altered its result, and the number of nulls that read the update."""
-    rows = [_row(asked, spec) for spec in _specs()]
+    rows = [_measure_null(asked, spec) for spec in _list_specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
 
-def _specs() -> Iterator[AttackSpec]:
+def _list_specs() -> Iterator[AttackSpec]:
     for name in ATTACKS:
         yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
@@ -54,48 +54,48 @@ def _specs() -> Iterator[AttackSpec]:
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in CHOICES[argument])
 
 
-def _row(asked: Options, spec: AttackSpec) -> ResultRow:
-    attack = _built(spec, asked.device)
-    cases = _cases(attack)
-    expected = _answers(attack, cases, asked.seed)
+def _measure_null(asked: Options, spec: AttackSpec) -> ResultRow:
+    attack = _build_attack(spec, asked.device)
+    cases = _make_cases(attack)
+    expected = _run_attack(attack, cases, asked.seed)
     changed = [
         words
         for words, change in CHANGES.items()
-        if not all(map(_same, expected, _answers(attack, [_changed(case, change) for case in cases], asked.seed)))
+        if not all(map(_is_same, expected, _run_attack(attack, [_change_update(case, change) for case in cases], asked.seed)))
     ]
     return {"null of": str(replace(spec, null=False)), "cases": len(cases), "changed by": ", ".join(changed)}
 
 
-def _built(spec: AttackSpec, device: str) -> Attack:
+def _build_attack(spec: AttackSpec, device: str) -> Attack:
     few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
     return replace(spec, arguments={**few, **spec.arguments}).build(device=device)
 
 
-def _cases(attack: Attack) -> list[Case]:
+def _make_cases(attack: Attack) -> list[Case]:
     """Return one case of all rounds for an attack on several rounds, otherwise one case per round."""
-    of = client("lenet_dlg", DATA, seed=0)
+    of = make_client("lenet_dlg", DATA, seed=0)
     x = torch.rand(4, *DATA.shape, generator=torch.Generator().manual_seed(5))
     size = 1 if Need.SINGLE_EXAMPLE in attack.needs else 2
     rounds = []
     for number, labels in enumerate(PASSES, start=1):
         rows = list(labels[:size])
-        case = of.case([(x[rows], torch.tensor(rows))], "c")
+        case = of.make_case([(x[rows], torch.tensor(rows))], "c")
         rounds.append(replace(case.observations[0], round=number))
     return [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((one,)) for one in rounds]
 
 
-def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
+def _change_update(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
     """Return a copy of a case whose update was changed."""
     sent = [{name: change(u) for name, u in observation.update.items()} for observation in case.observations]
     changed = [replace(one, payload=encode(update)) for one, update in zip(case.observations, sent, strict=True)]
     return Case(tuple(changed))
 
 
-def _answers(attack: Attack, cases: Sequence[Case], seed: int) -> list[Reconstruction]:
+def _run_attack(attack: Attack, cases: Sequence[Case], seed: int) -> list[Reconstruction]:
     return attack(cases, rng=torch.Generator().manual_seed(seed))
 
 
-def _same(one: Reconstruction, other: Reconstruction) -> bool:
+def _is_same(one: Reconstruction, other: Reconstruction) -> bool:
     """Return whether two reconstructions are bitwise equal, except for their time."""
     tensors = all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "confidence", "loss"))
     plain = ("slots", "notes", "iterations", "evaluations", "restarts", "route", "oracles", "interrupted")

@@ -11,7 +11,7 @@ from attacker.scoring.statistics import Floats
 BINS = 10
 
 
-def bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, Any]]:
+def make_bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, Any]]:
     """Return one row for each interval of equal width that holds answers: their number, what was said, what came true."""
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
@@ -23,9 +23,9 @@ def bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, Any]]
     return rows
 
 
-def expected_calibration_error(said: Floats, right: Floats, count: int = BINS) -> float:
+def measure_calibration_error(said: Floats, right: Floats, count: int = BINS) -> float:
     """Return the mean over answers of how far what was said in their bin is from what came true (Naeini et al. 2015)."""
-    rows = bins(said, right, count)
+    rows = make_bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
 
 
@@ -34,7 +34,7 @@ def brier(said: Floats, right: Floats) -> float:
     return float(np.mean((said - right) ** 2))
 
 
-def diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
+def draw_diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
     """Draw what came true over what was said, a panel a route."""
     import matplotlib
 
@@ -47,7 +47,7 @@ def diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
     for axis in axes.flat[len(of) :]:
         axis.set_visible(False)
     for axis, (name, (said, right)) in zip(axes.flat, of.items(), strict=False):
-        rows = bins(said, right)
+        rows = make_bins(said, right)
         axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
         sizes = [12 + 4 * row["answers"] ** 0.8 for row in rows]
         axis.scatter([row["said"] for row in rows], [row["recovered"] for row in rows], s=sizes, alpha=0.8)

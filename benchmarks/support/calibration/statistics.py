@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.contract import Options, ResultRow, cpu_seconds
-from support.single_cases import client
-from support.splits import Images, images
+from support.contract import Options, ResultRow, measure_cpu
+from support.single_cases import make_client
+from support.splits import Images, load_images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS
@@ -39,7 +39,7 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 # --- intervals ---
 
 
-def intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return the coverage of nominal 95 % intervals by design: of shares the mean, least and greatest over true shares."""
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTERS, SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
@@ -48,18 +48,18 @@ def intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
             continue
         design = {"clusters": count, "size": size, "correlation": correlation}
         shape = repetitions, count, size
-        held = [coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in SHARES]
+        held = [measure_coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in SHARES]
         every += [(count, value, of) for value, of in zip(SHARES, held, strict=True)]
         rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
         for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= FEWEST_CLUSTERS else ():
             common, own = draw(size=(repetitions, count, 1)), draw(size=shape)
             samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
             true = float(np.sqrt(correlation) + np.sqrt(1 - correlation)) * (name == "skewed")
-            rows.append({"of": f"mean, {name}", **design, "coverage": coverage(samples, true, mean)})
-    return rows, {**_covered(rows), **_covered_shares(every), "designs": len(rows), "repetitions": repetitions}
+            rows.append({"of": f"mean, {name}", **design, "coverage": measure_coverage(samples, true, mean)})
+    return rows, {**_summarise_coverage(rows), **_summarise_shares(every), "designs": len(rows), "repetitions": repetitions}
 
 
-def _covered(rows: Sequence[ResultRow]) -> ResultRow:
+def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
     """Return the mean coverage over designs, and the numbers of designs below and above the aim, for shares and means."""
     summary: ResultRow = {}
     for kind in ("share", "mean"):
@@ -70,7 +70,7 @@ def _covered(rows: Sequence[ResultRow]) -> ResultRow:
     return summary
 
 
-def _covered_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
+def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
     """Return how many pairs of design and true share have a coverage below 0.92 and above 0.98; also for usual designs only."""
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
     found: ResultRow = {}
@@ -92,7 +92,7 @@ def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correl
     return (rng.random(shape) < own[..., None]).astype(float)
 
 
-def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
+def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
     """Return how often the interval contains the true value. samples: (repetitions, clusters, size)."""
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     found = [estimate(sample.ravel(), clusters) for sample in samples]
@@ -113,10 +113,10 @@ GALLERY_IMAGES = 500
 """Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
 
-def verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return one row for each design with its wrong verdicts, and the shares of wrong ones over all cases."""
-    with cpu_seconds() as clock:
-        judged = [*_synthetic(asked), *_real(asked)]
+    with measure_cpu() as clock:
+        judged = [*_judge_synthetic(asked), *_judge_real(asked)]
     rows = []
     for kind in dict.fromkeys((one.source, one.design, one.truth) for one in judged):
         own = [one for one in judged if (one.source, one.design, one.truth) == kind]
@@ -147,26 +147,26 @@ class JudgedVerdict:
         return self.verdict.leaks != (self.truth == "leak")
 
 
-def _synthetic(asked: Options) -> Iterator[JudgedVerdict]:
+def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores: of a null compared with itself, and of leaks that the verdict calls detectable."""
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
     for clusters, size, correlation in ((3, 1, 0.0), (8, 1, 0.0), (8, 4, 0.5), (30, 1, 0.0)):
         design = f"{clusters} cases of {size}"
         for _ in range(repetitions):
-            null, attack = (_drawn_rows(rng, clusters, size, correlation) for _ in range(2))
+            null, attack = (_draw_rows(rng, clusters, size, correlation) for _ in range(2))
             verdict = judge_attack(attack, null)
             yield JudgedVerdict("synthetic", design, "no leak", verdict)
             for score in ("psnr", "ssim"):
                 if (least := verdict.detectable.get(score)) is None:
                     continue
                 shifted = [
-                    replace(row, **{score: getattr(row, score) + least}) for row in _drawn_rows(rng, clusters, size, correlation)
+                    replace(row, **{score: getattr(row, score) + least}) for row in _draw_rows(rng, clusters, size, correlation)
                 ]
                 yield JudgedVerdict("synthetic", f"{design}, {score} up by what it says", "leak", judge_attack(shifted, null))
 
 
-def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
+def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
     """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, random labels, uniform ranks."""
     rows = []
     for case in range(clusters):
@@ -195,53 +195,53 @@ def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation:
     return rows
 
 
-def _real(asked: Options) -> Iterator[JudgedVerdict]:
+def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on federations attacked by a cheap search: null against null, and attacks with and without noise.
 
     The true gain of an attack is its mean difference to the null over all clients. If it is at least the gain that the verdict on
     some clients calls detectable, by any score, the verdict must be a leak. The closed form recovers every image.
     """
     for name, model in product(SETS[:1] if asked.quick else SETS, MODELS[:1] if asked.quick else MODELS):
-        gallery = _gallery(asked, name)
+        gallery = _load_gallery(asked, name)
         clients = _Clients(asked, name, model, "", 8 if asked.quick else 16)
-        nulls = [clients.attacked(SEARCH, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
+        nulls = [clients.run_attack(SEARCH, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
         for size in SIZES_OF_RUNS:
             for one, other in zip(nulls[1:], nulls, strict=False):
-                for part in _parts(len(clients.x), size, 6):
-                    rows, null = (clients.rows(found, part, gallery) for found in (one, other))
+                for part in _split_clients(len(clients.x), size, 6):
+                    rows, null = (clients.score_part(found, part, gallery) for found in (one, other))
                     yield JudgedVerdict(
                         "real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null)
                     )
         for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
             defended = replace(clients, defense=defense)
-            yield from _of_attack(defended, attack, defended.attacked(attack, null=False, seed=0), nulls[0], gallery)
+            yield from _judge_attack(defended, attack, defended.run_attack(attack, null=False, seed=0), nulls[0], gallery)
 
 
-def _of_attack(
+def _judge_attack(
     clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
 ) -> Iterator[JudgedVerdict]:
     """Yield verdicts on runs of an attack that leaks enough to be detected."""
     everyone = range(len(clients.x))
-    whole = judge_attack(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
+    whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
     for size in SIZES_OF_RUNS:
-        for part in _parts(len(everyone), size, 3):
-            verdict = judge_attack(clients.rows(found, part, gallery), clients.rows(null, part, gallery))
+        for part in _split_clients(len(everyone), size, 3):
+            verdict = judge_attack(clients.score_part(found, part, gallery), clients.score_part(null, part, gallery))
             seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
             if seen or attack == EXACT:
                 design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
                 yield JudgedVerdict("real", design, "leak", verdict)
 
 
-def _parts(count: int, size: int, most: int) -> list[range]:
+def _split_clients(count: int, size: int, most: int) -> list[range]:
     """Return disjoint groups of `size` of `count` clients, at most `most` groups."""
     return [range(start, start + size) for start in range(0, count - size + 1, size)][:most]
 
 
 @cache
-def _gallery(asked: Options, name: str) -> Gallery:
+def _load_gallery(asked: Options, name: str) -> Gallery:
     """Return other images of the same data set, from the tuning split."""
-    found = images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
+    found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))
     return Gallery.of(Dataset(name=name, spec=found.data, class_names=names, train=examples, test=examples))
@@ -259,30 +259,30 @@ class _Clients:
 
     @property
     def images(self) -> Images:
-        return images(self.asked, self.name, self.count)
+        return load_images(self.asked, self.name, self.count)
 
     @property
     def x(self) -> Tensor:
         return self.images.x
 
-    def attacked(self, attack: AttackCall, *, null: bool, seed: int) -> Answers:
+    def run_attack(self, attack: AttackCall, *, null: bool, seed: int) -> Answers:
         name, arguments = attack
         built = ATTACKS[name](**arguments)
         built.device = self.asked.device
         built = built.null() if null else built
-        network, own = client(self.model, self.images.data, seed=self.asked.seed), self.images
+        network, own = make_client(self.model, self.images.data, seed=self.asked.seed), self.images
         batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
-        cases = [network.case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
+        cases = [network.make_case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
         found = built(cases, rng=torch.Generator().manual_seed(1000 * self.asked.seed + seed))
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
-    def rows(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
+    def score_part(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
         """Return score rows for the clients in `part`, as scoring writes them."""
         own = self.images
-        return [_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
+        return [_make_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 
 
-def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> ScoreRow:
+def _make_row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> ScoreRow:
     x, y = answer
     (measured,) = measure(x, truth, data, "not measured")
     (nearest,) = gallery.compare(x, truth, assign_reconstructions(x, truth), [-1])

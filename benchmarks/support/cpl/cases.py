@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from support.attacked import attacked, row_of, settings_of
+from support.attacked import describe_settings, make_row, run_attack
 from support.contract import Options
 from support.cpl.paper import PaperTable
-from support.single_cases import LocalClient, client
-from support.splits import Images, draw, images
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, draw, load_images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
@@ -31,55 +31,57 @@ class Originals:
     x: list[Tensor]
     y: list[Tensor]
 
-    def rows(self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any) -> list[dict[str, Any]]:
+    def measure_attacks(
+        self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any
+    ) -> list[dict[str, Any]]:
         """Run the attacks and return one row for each. labels: further columns, placed before the results."""
         rows = []
         for name, attack in attacks.items():
-            found, seconds = attacked(attack, self.cases, asked)
-            numbers = row_of(found, self.x, self.y, seconds, self.data.data)
-            told = {"settings": settings_of(attack), "part": self.data.part, "source": "measured"}
+            found, seconds = run_attack(attack, self.cases, asked)
+            numbers = make_row(found, self.x, self.y, seconds, self.data.data)
+            told = {"settings": describe_settings(attack), "part": self.data.part, "source": "measured"}
             rows.append({"data": self.data.name, **labels, "attack": name, **told, **numbers})
         return rows
 
 
-def alone_and_routed(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
+def make_search_and_router(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
     """Return a search by itself, and the router that tries closed forms before the same search."""
     search = attack(**settings)
     return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
 
 
-def smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
+def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
     """Return CPL with a total-variation prior of weight `tv`, which the paper does not use."""
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
-def tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
+def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
     """Return an attack with the tuned preset for a client's network. settings: replace those of the preset."""
     arguments = presets.get_arguments(attack, "tuned", seen.model, seen.data) | settings
     return ATTACKS[attack](**arguments)
 
 
-def limit(asked: Options) -> int:
+def choose_max_iterations(asked: Options) -> int:
     """Return the maximum number of iterations; the paper uses 300."""
     return 50 if asked.quick else 300
 
 
-def scale(asked: Options, on_two_cores: int, quick: int = 1) -> int:
+def choose_count(asked: Options, on_two_cores: int, quick: int = 1) -> int:
     """Return the number of images: a hundred with a GPU, as in the paper."""
     return quick if asked.quick else on_two_cores if asked.device == "cpu" else 100
 
 
-def data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
+def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
     """Load the data sets that are available, each embedded substitute once; with `--quick` only the first."""
     found: dict[str, Images] = {}
     for name in names[:1] if asked.quick else names:
-        one = table(asked, name, count) if name in ("adult", "breast_cancer") else images(asked, name, count)
+        one = load_table(asked, name, count) if name in ("adult", "breast_cancer") else load_images(asked, name, count)
         if one is not None:
             found.setdefault(one.name, one)
     return list(found.values())
 
 
-def table(asked: Options, name: str, count: int) -> Images | None:
+def load_table(asked: Options, name: str, count: int) -> Images | None:
     """Load `count` rows of the census table in --data, or of the embedded table; None if it is another one."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     if name == "adult" and (path is None or not path.exists()):
@@ -90,34 +92,34 @@ def table(asked: Options, name: str, count: int) -> Images | None:
     return Images(name, x, y, loaded.spec, "report")
 
 
-def network(data: Images, asked: Options, **arguments: Any) -> LocalClient:
+def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalClient:
     """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables."""
     name = "lenet_cpl" if data.data.is_image else "mlp"
-    return client(name, data.data, seed=asked.seed, arguments=arguments)
+    return make_client(name, data.data, seed=asked.seed, arguments=arguments)
 
 
-def single(data: Images, seen: LocalClient, defense: str = "") -> Originals:
+def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:
     """Return cases of one example each."""
-    return batches(data, seen, 1, defense)
+    return make_batch_cases(data, seen, 1, defense)
 
 
-def batches(data: Images, seen: LocalClient, size: int, defense: str = "") -> Originals:
+def make_batch_cases(data: Images, seen: LocalClient, size: int, defense: str = "") -> Originals:
     """Return cases of one step on a batch of `size` examples each."""
     x, y = list(data.x.split(size)), list(data.y.split(size))
     seen = replace(seen, training=replace(seen.training, batch_size=size))
-    cases = [seen.case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]
+    cases = [seen.make_case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]
     return Originals(data, cases, x, y)
 
 
-def squeezed(data: Images, seen: LocalClient, steps: int, rate: float) -> Originals:
+def make_squeezed_cases(data: Images, seen: LocalClient, steps: int, rate: float) -> Originals:
     """Return cases of one example each, after `steps` local steps on it."""
     seen = replace(seen, training=replace(seen.training, learning_rate=rate, steps=None, epochs=steps))
     x, y = list(data.x.split(1)), list(data.y.split(1))
-    cases = [seen.case([pair] * steps, f"{data.name}-{i}") for i, pair in enumerate(zip(x, y, strict=True))]
+    cases = [seen.make_case([pair] * steps, f"{data.name}-{i}") for i, pair in enumerate(zip(x, y, strict=True))]
     return Originals(data, cases, x, y)
 
 
-def beside(rows: list[dict[str, Any]], paper: PaperTable, *keys: str) -> list[dict[str, Any]]:
+def insert_paper_rows(rows: list[dict[str, Any]], paper: PaperTable, *keys: str) -> list[dict[str, Any]]:
     """Return our rows, with the paper's row for each kind inserted after them. keys: columns that identify the kind of a row.
 
     Embedded data that replace a missing data set have no published row.

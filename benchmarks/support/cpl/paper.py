@@ -16,11 +16,11 @@ _TABLE_1 = {
 TABLE_1: PaperTable = {key: {f"at {limit}": asr for limit, asr in zip(LIMITS, row, strict=True)} for key, row in _TABLE_1.items()}
 
 
-def _rows(names: tuple[str, ...], table: dict[tuple[str, ...], tuple[float | None, ...]]) -> PaperTable:
+def _make_rows(names: tuple[str, ...], table: dict[tuple[str, ...], tuple[float | None, ...]]) -> PaperTable:
     return {key: dict(zip(names, row, strict=True)) for key, row in table.items()}
 
 
-TABLE_2 = _rows(
+TABLE_2 = _make_rows(
     ("iterations", "asr_c", "asr_l", "ssim", "mse"),
     {
         ("cifar10", "cpl"): (28.3, 0.973, 1, 0.9985, 2.2e-4),
@@ -38,7 +38,7 @@ TABLE_2 = _rows(
     },
 )
 
-TABLE_3 = _rows(
+TABLE_3 = _make_rows(
     ("asr_c", "asr_l", "mse"),
     {
         ("adult", "cpl"): (1, 1, 1.82e-4),
@@ -65,7 +65,7 @@ TABLE_4: PaperTable = {
     for start, taken, asr in zip(STARTS, every, rates, strict=True)
 }
 
-TABLE_5 = _rows(
+TABLE_5 = _make_rows(
     ("iterations", "least", "most", "variance"),
     {
         ("mnist", "patterned"): (11.5, 7, 19, 3.844),
@@ -79,7 +79,7 @@ TABLE_5 = _rows(
     },
 )
 
-TABLE_6 = _rows(
+TABLE_6 = _make_rows(
     ("asr_c", "iterations", "ssim", "mse"),
     {
         ("lfw", "batch", "1"): (1, 25, 0.998, 2.2e-4),
@@ -128,7 +128,7 @@ TABLE_7: PaperTable = {
     for share, taken, asr, similar, error in zip(SHARES, *columns, strict=True)
 }
 
-TABLE_8 = _rows(
+TABLE_8 = _make_rows(
     ("iterations", "asr_c", "ssim", "mse"),
     {
         ("cifar100", "none"): (61.8, 1, 0.9995, 5.4e-4),

@@ -6,24 +6,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from support.attacked import attacked, guessed, iterations
+from support.attacked import count_iterations, match_examples, run_attack
 from support.contract import Options, TableAndSummary
 from support.cpl import paper
 from support.cpl.cases import (
     LEARNING_RATES,
     TV_OF_COMPRESSED,
     Originals,
-    alone_and_routed,
-    batches,
-    beside,
-    data_sets,
-    limit,
-    network,
-    scale,
-    single,
-    smoothed,
-    squeezed,
-    tuned,
+    choose_count,
+    choose_max_iterations,
+    insert_paper_rows,
+    load_data_sets,
+    make_batch_cases,
+    make_paper_client,
+    make_search_and_router,
+    make_single_cases,
+    make_smoothed,
+    make_squeezed_cases,
+    make_tuned,
 )
 from support.single_cases import LocalClient
 from support.splits import Images
@@ -42,49 +42,49 @@ POOL_SIZE = 400
 """Number of images from which attacked images, and those that an insider owns, are chosen."""
 
 
-def termination(asked: Options) -> TableAndSummary:
+def measure_termination(asked: Options) -> TableAndSummary:
     """Measure table 1: the success rate as a function of the maximum number of iterations."""
     rows = []
-    limits = [most for most in paper.LIMITS if most <= limit(asked)]
-    for data in data_sets(asked, _sets(asked, *IMAGES[:3]), scale(asked, 5)):
+    limits = [most for most in paper.LIMITS if most <= choose_max_iterations(asked)]
+    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES[:3]), choose_count(asked, 5)):
         for start in ("patterned", "random"):
-            for source, taken in _taken(single(data, network(data, asked)), start, asked).items():
+            for source, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
                 shares = {f"at {most}": sum(count <= most for count in taken) / len(data) for most in limits}
                 rows.append({"data": data.name, "start": start, "attack": source, "source": "measured", **shares})
     published = {kind: {f"at {most}": row[f"at {most}"] for most in limits} for kind, row in paper.TABLE_1.items()}
-    rows = beside(rows, published, "data", "start")
+    rows = insert_paper_rows(rows, published, "data", "start")
     ours, most = [row for row in rows if row.get("attack") == "cpl"], min(100, limits[-1])
     starts = ("patterned", "random")
     return rows, {f"{start}_at_{most}": mean(r[f"at {most}"] for r in ours if r["start"] == start) for start in starts}
 
 
-def _sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
+def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
     """Return the first few data sets, so that a table takes minutes, or all of them with a GPU."""
     return names[:on_two_cores] if asked.device == "cpu" else names
 
 
-def _taken(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
+def _count_iterations(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
     """Return the numbers of iterations of successful searches, by attack."""
     found = {}
-    for name, attack in alone_and_routed(cpl, init=start, steps=limit(asked)).items():
-        answers, _ = attacked(attack, originals.cases, asked)
+    for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked)).items():
+        answers, _ = run_attack(attack, originals.cases, asked)
         pairs = zip(answers, originals.x, strict=True)
-        found[name] = [iterations(answer) for answer, x in pairs if _right(answer, x)]
+        found[name] = [count_iterations(answer) for answer, x in pairs if _is_right(answer, x)]
     return found
 
 
-def _right(answer: Reconstruction, x: Tensor) -> bool:
-    return bool(is_recovered(guessed(answer, x)[0], x).all())
+def _is_right(answer: Reconstruction, x: Tensor) -> bool:
+    return bool(is_recovered(match_examples(answer, x)[0], x).all())
 
 
-def base(asked: Options) -> TableAndSummary:
+def measure_base(asked: Options) -> TableAndSummary:
     """Measure table 2: CPL, DLG and Inverting Gradients, and the ratio of CPL's iterations to DLG's."""
     names = ("cifar10", "lfw") if asked.device == "cpu" else IMAGES
     rows: list[dict[str, Any]] = []
-    for data in data_sets(asked, names, scale(asked, 6)):
-        seen = network(data, asked)
-        rows += single(data, seen).rows(of_one_image(seen, asked), asked)
-    return beside_attacks(rows), _ratios(rows)
+    for data in load_data_sets(asked, names, choose_count(asked, 6)):
+        seen = make_paper_client(data, asked)
+        rows += make_single_cases(data, seen).measure_attacks(of_one_image(seen, asked), asked)
+    return insert_paper_attacks(rows), _compute_ratios(rows)
 
 
 def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
@@ -93,21 +93,21 @@ def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatchin
     CPL and DLG have up to three starts. Inverting Gradients has as many on a GPU, and one on a CPU, where its 4,800 iterations
     take longer than the three starts of the others.
     """
-    ours, quick = _in_turn(asked), {"steps": 200} if asked.quick else {}
+    ours, quick = _choose_effort(asked), {"steps": 200} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
     published = others | dict(presets.get_settings("inverting_gradients")["published"]) | quick
-    attacks = alone_and_routed(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
-    attacks |= {"cpl tuned": tuned("cpl", seen, **({"steps": 5} if asked.quick else {})), "dlg": dlg(**ours)}
+    attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
+    attacks |= {"cpl tuned": make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {})), "dlg": dlg(**ours)}
     attacks |= {"inverting_gradients": inverting_gradients(**others)}
     return attacks | {"inverting_gradients published": inverting_gradients(**published)}
 
 
-def _in_turn(asked: Options) -> dict[str, int]:
+def _choose_effort(asked: Options) -> dict[str, int]:
     """Return the numbers of starts and iterations of searches that are compared."""
-    return {"restarts": 1 if asked.quick else 3, "steps": limit(asked)}
+    return {"restarts": 1 if asked.quick else 3, "steps": choose_max_iterations(asked)}
 
 
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _compute_ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for data in dict.fromkeys(row["data"] for row in rows):
         own = {row["attack"]: row for row in rows if row["data"] == data}
@@ -118,43 +118,43 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def beside_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return our rows beside those of the paper's tables 2 and 3."""
-    return beside(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
+    return insert_paper_rows(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
-def attributes(asked: Options) -> TableAndSummary:
+def measure_attributes(asked: Options) -> TableAndSummary:
     """Measure table 3: one-hot rows of tables and a perceptron with one hidden layer."""
-    ours, rows = _in_turn(asked), []
-    for data in data_sets(asked, ("breast_cancer", "adult"), scale(asked, 10, quick=2)):
-        originals = single(data, network(data, asked))
+    ours, rows = _choose_effort(asked), []
+    for data in load_data_sets(asked, ("breast_cancer", "adult"), choose_count(asked, 10, quick=2)):
+        originals = make_single_cases(data, make_paper_client(data, asked))
         others = {"steps": 200 if asked.quick else 4800, "restarts": ours["restarts"]}
-        attacks = alone_and_routed(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
+        attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
         attacks |= {"dlg": dlg(**ours), "inverting_gradients": inverting_gradients(tv=0.0, **others)}
-        rows += originals.rows(attacks, asked)
-    return beside_attacks(rows), {f"{r['data']}_success": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+        rows += originals.measure_attacks(attacks, asked)
+    return insert_paper_attacks(rows), {f"{r['data']}_success": r["asr_c"] for r in rows if r["attack"] == "cpl"}
 
 
-def starts(asked: Options) -> TableAndSummary:
+def measure_starts(asked: Options) -> TableAndSummary:
     """Measure table 4: iterations and success rate by starting point."""
     rows = []
-    count = scale(asked, 2)
-    for data in data_sets(asked, _sets(asked, "lfw", "cifar10", "cifar100"), POOL_SIZE):
-        own, others = _apart(data, count)
-        originals = single(own, network(own, asked))
+    count = choose_count(asked, 2)
+    for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar10", "cifar100"), POOL_SIZE):
+        own, others = _split_pool(data, count)
+        originals = make_single_cases(own, make_paper_client(own, asked))
         with TemporaryDirectory() as folder:
             auxiliary = f"{folder}/own.npz"
             np.savez(auxiliary, images=(others.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), labels=others.y.numpy())
             for start in ("patterned", "insider") if asked.quick else paper.STARTS:
                 settings = {"auxiliary": auxiliary} if start == "insider" else {}
-                attacks = alone_and_routed(cpl, init=start, steps=limit(asked), **settings)
+                attacks = make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked), **settings)
                 both = attacks if start == "patterned" else {"cpl": attacks["cpl"]}
-                rows += originals.rows(both, asked, start=start)
+                rows += originals.measure_attacks(both, asked, start=start)
     best = min((row for row in rows if row["iterations"]), key=lambda row: row["iterations"], default=None)
-    return beside(rows, paper.TABLE_4, "data", "start"), {"fastest_start": best["start"] if best else None}
+    return insert_paper_rows(rows, paper.TABLE_4, "data", "start"), {"fastest_start": best["start"] if best else None}
 
 
-def _apart(pool: Images, count: int) -> tuple[Images, Images]:
+def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
     """Split a pool into one image of each of `count` classes, and all others, which the insider owns."""
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
@@ -163,57 +163,59 @@ def _apart(pool: Images, count: int) -> tuple[Images, Images]:
     return mine, pool.of(other)
 
 
-def spread(asked: Options) -> TableAndSummary:
+def measure_spread(asked: Options) -> TableAndSummary:
     """Measure table 5: the variation of the iterations of successful searches."""
     rows = []
-    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 8, quick=2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 8, quick=2)):
         for start in ("patterned", "random"):
-            for name, taken in _taken(single(data, network(data, asked)), start, asked).items():
+            for name, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
                 numbers = {"successes": len(taken), "images": len(data), "iterations": mean(taken) if taken else None}
                 numbers |= {"least": min(taken, default=None), "most": max(taken, default=None)}
                 numbers["variance"] = variance(taken) if len(taken) > 1 else None
                 rows.append({"data": data.name, "start": start, "attack": name, "source": "measured", **numbers})
-    return beside(rows, paper.TABLE_5, "data", "start"), {"successes": sum(r["successes"] for r in rows if r["attack"] == "cpl")}
+    return insert_paper_rows(rows, paper.TABLE_5, "data", "start"), {
+        "successes": sum(r["successes"] for r in rows if r["attack"] == "cpl")
+    }
 
 
-def local_training(asked: Options) -> TableAndSummary:
+def measure_local_training(asked: Options) -> TableAndSummary:
     """Measure table 6: batch sizes, and local iterations on faces."""
-    rows, most = [], 20 if asked.quick else limit(asked)
+    rows, most = [], 20 if asked.quick else choose_max_iterations(asked)
     for size in (2,) if asked.quick else SIZES:
         for name in ("lfw",) if asked.quick else IMAGES[:3]:
             rows += of_batch(asked, name, size)
-    data = data_sets(asked, ("lfw",), scale(asked, 2))[0]
+    data = load_data_sets(asked, ("lfw",), choose_count(asked, 2))[0]
     for steps in (3,) if asked.quick else (1, 3, 5, 7, 9):
-        rows += _after_steps(data, steps, most, asked, what="local iterations", of=steps)
-    told = beside(rows, paper.TABLE_6, "data", "what", "of")
-    return told, _own_and_best(rows, "what", "of")
+        rows += _measure_steps(data, steps, most, asked, what="local iterations", of=steps)
+    told = insert_paper_rows(rows, paper.TABLE_6, "data", "what", "of")
+    return told, _summarise_best(rows, "what", "of")
 
 
 def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
     """Measure one cell of table 6: the closed form `features`, the tuned search, and on a GPU the paper's search."""
-    data = data_sets(asked, (name,), size * (1 if asked.quick else BATCHES))[0]
-    seen = network(data, asked)
-    search = tuned("cpl", seen, **({"steps": 5} if asked.quick else {}))
+    data = load_data_sets(asked, (name,), size * (1 if asked.quick else BATCHES))[0]
+    seen = make_paper_client(data, asked)
+    search = make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {}))
     attacks = {"features": exact(route="features", fallback="none"), "cpl tuned": search}
     if asked.device != "cpu":
-        attacks |= {"cpl": cpl(steps=limit(asked))}
-    return batches(data, seen, size).rows(attacks, asked, what="batch", of=size)
+        attacks |= {"cpl": cpl(steps=choose_max_iterations(asked))}
+    return make_batch_cases(data, seen, size).measure_attacks(attacks, asked, what="batch", of=size)
 
 
-def _after_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
+def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
     """Attack updates of 1 to `most` local steps, as one step as in the paper, and by simulation of the steps."""
     rows: list[dict[str, Any]] = []
     for rate in LEARNING_RATES if count > 1 else (1.0,):
-        originals = squeezed(data, network(data, asked), count, rate)
-        attacks = alone_and_routed(cpl, steps=most)
+        originals = make_squeezed_cases(data, make_paper_client(data, asked), count, rate)
+        attacks = make_search_and_router(cpl, steps=most)
         if rate == LEARNING_RATES[-1]:
             simulated = cpl(optimiser="wolfe", local_steps="simulated", steps=min(50, most))
             attacks = {"cpl": attacks["cpl"], "cpl simulated": simulated}
-        rows += originals.rows(attacks, asked, rate=rate, **labels)
+        rows += originals.measure_attacks(attacks, asked, rate=rate, **labels)
     return rows
 
 
-def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
+def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
     """Return for every kind of row the success rates of the paper's attack and of the best attack. keys: identify the kind."""
     summary: dict[str, Any] = {}
     for row in rows:
@@ -224,61 +226,59 @@ def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
     return summary
 
 
-def compression(asked: Options) -> TableAndSummary:
+def measure_compression(asked: Options) -> TableAndSummary:
     """Measure table 7: only the largest entries are sent. The attack is the paper's, or models the defense."""
     rows = []
     shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
-    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 2)):
         for share in shares:
-            originals = single(data, network(data, asked), cpl_prune(share) if share else "")
-            rows += _ignoring_and_knowing(originals, asked, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
-    told = beside(rows, paper.TABLE_7, "data", "theta")
-    return told, _own_and_best(rows, "data", "theta")
+            originals = make_single_cases(data, make_paper_client(data, asked), cpl_prune(share) if share else "")
+            rows += _make_attacks(originals, asked, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
+    told = insert_paper_rows(rows, paper.TABLE_7, "data", "theta")
+    return told, _summarise_best(rows, "data", "theta")
 
 
-def _ignoring_and_knowing(
-    originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any
-) -> list[dict[str, Any]]:
+def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
     """Return CPL without and with knowledge of the defense. tv: weight of the prior of a further one without; 0 for none."""
-    attacks = alone_and_routed(cpl, knows_defense=False, steps=limit(asked))
+    attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
     if defended and tv:
-        attacks |= smoothed(tv, limit(asked), knows_defense=False)
+        attacks |= make_smoothed(tv, choose_max_iterations(asked), knows_defense=False)
     if defended:
-        attacks |= {"cpl, defense known": cpl(steps=limit(asked))}
-    return originals.rows(attacks, asked, **labels)
+        attacks |= {"cpl, defense known": cpl(steps=choose_max_iterations(asked))}
+    return originals.measure_attacks(attacks, asked, **labels)
 
 
-def noise(asked: Options) -> TableAndSummary:
+def measure_noise(asked: Options) -> TableAndSummary:
     """Measure table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
-    for data in data_sets(asked, _sets(asked, "lfw", "cifar100", on_two_cores=1), scale(asked, 2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar100", on_two_cores=1), choose_count(asked, 2)):
         for name in ("none", "G-10e-3") if asked.quick else names:
-            originals = single(data, network(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
-            rows += _ignoring_and_knowing(originals, asked, name != "none", noise=name)
-    told = beside(rows, paper.TABLE_8, "data", "noise")
-    return told, _own_and_best(rows, "data", "noise")
+            originals = make_single_cases(data, make_paper_client(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
+            rows += _make_attacks(originals, asked, name != "none", noise=name)
+    told = insert_paper_rows(rows, paper.TABLE_8, "data", "noise")
+    return told, _summarise_best(rows, "data", "noise")
 
 
-def squeezing(asked: Options) -> TableAndSummary:
+def measure_squeezing(asked: Options) -> TableAndSummary:
     """Measure table 9: up to ten local steps on the same image before the update is sent."""
     rows = []
     every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
-    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 2)):
         for steps in every:
-            rows += _after_steps(data, steps, limit(asked), asked, steps=steps)
-    told = beside(rows, paper.TABLE_9, "data", "steps")
-    return told, _own_and_best(rows, "data", "steps")
+            rows += _measure_steps(data, steps, choose_max_iterations(asked), asked, steps=steps)
+    told = insert_paper_rows(rows, paper.TABLE_9, "data", "steps")
+    return told, _summarise_best(rows, "data", "steps")
 
 
 TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
-    "1": termination,
-    "2": base,
-    "3": attributes,
-    "4": starts,
-    "5": spread,
-    "6": local_training,
-    "7": compression,
-    "8": noise,
-    "9": squeezing,
+    "1": measure_termination,
+    "2": measure_base,
+    "3": measure_attributes,
+    "4": measure_starts,
+    "5": measure_spread,
+    "6": measure_local_training,
+    "7": measure_compression,
+    "8": measure_noise,
+    "9": measure_squeezing,
 }

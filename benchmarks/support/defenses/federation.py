@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.contract import Options
-from support.splits import Images, Part, images
+from support.splits import Images, Part, load_images
 
 from defenses import global_norm
 from fedsim.config.experiment import validate
@@ -65,8 +65,8 @@ def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
     Public images are taken from the validation split, so that no client has them. `--quick` and embedded data use fewer images.
     """
     share = 8 if asked.quick else 1
-    own = images(asked, "mnist", (TRAINED_ON + HELD_OUT) // share, part=part)
-    public = images(asked, "mnist", PUBLIC // share, part="validation")
+    own = load_images(asked, "mnist", (TRAINED_ON + HELD_OUT) // share, part=part)
+    public = load_images(asked, "mnist", PUBLIC // share, part="validation")
     cut = TRAINED_ON // share
     files = {
         "private": own.of(range(cut)),
@@ -87,7 +87,9 @@ def _write(path: Path, own: Images) -> None:
     np.savez(path, images=pixels, labels=own.y.numpy(), class_names=np.array([str(i) for i in range(own.data.num_classes)]))
 
 
-def settings(data: DataFiles, *, attacked: int, batch: int = 1, cohort: int | None = None, quick: bool = False) -> dict[str, Any]:
+def make_settings(
+    data: DataFiles, *, attacked: int, batch: int = 1, cohort: int | None = None, quick: bool = False
+) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
     attacked: number of clients recorded in the first round, or with a cohort the number of rounds recorded.
@@ -121,7 +123,7 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
     return Federation(run, last["accuracy"], last.get("privacy", {}).get("epsilon"), first["bytes_up"])
 
 
-def units(federation: Federation) -> dict[str, float]:
+def measure_units(federation: Federation) -> dict[str, float]:
     """Return the median norm of a federation's recorded updates, and their root mean square."""
     recording = federation.recording
     norm = median(float(global_norm(one.update)) for one in recording.read_observations())

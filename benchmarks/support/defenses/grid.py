@@ -166,7 +166,7 @@ GRID = (
 )
 
 
-def filled(template: str, *, norm: float, rms: float, public: str = "") -> str:
+def fill_template(template: str, *, norm: float, rms: float, public: str = "") -> str:
     """Fill in a setting for a federation whose undefended updates have the given median norm and root mean square."""
     units = {"norm": norm, "rms": rms}
     text = re.sub(r"\{([\d.]+) (norm|rms)\}", lambda found: f"{float(found[1]) * units[found[2]]:.6g}", template)

@@ -90,7 +90,7 @@ class Kept:
 
     def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
         """Return the measurement with the same settings, or None. folder: of temporary files, which is ignored in comparisons."""
-        row = self.known.get(_key(identity, folder))
+        row = self.known.get(_hash_identity(identity, folder))
         if row is None:
             return None
         attacked = {name: MeasuredAttack(_read(one["own"]), _read(one["null"])) for name, one in row["attacked"].items()}
@@ -98,18 +98,20 @@ class Kept:
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
         """Append a measurement to the file."""
-        attacked = {name: {"own": _kept(one.own), "null": _kept(one.null)} for name, one in measured.attacked.items()}
-        row = {"key": _key(identity, folder), "own": measured.own, "units": measured.units, "attacked": attacked}
+        attacked = {
+            name: {"own": _select_fields(one.own), "null": _select_fields(one.null)} for name, one in measured.attacked.items()
+        }
+        row = {"key": _hash_identity(identity, folder), "own": measured.own, "units": measured.units, "attacked": attacked}
         self.known[row["key"]] = row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
 
-def _key(identity: Mapping[str, Any], folder: Path) -> str:
+def _hash_identity(identity: Mapping[str, Any], folder: Path) -> str:
     return sha256(json.dumps(identity, sort_keys=True).replace(str(folder), "").encode()).hexdigest()[:16]
 
 
-def _kept(rows: list[ScoreRow]) -> list[dict[str, Any]]:
+def _select_fields(rows: list[ScoreRow]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.to_dict().items() if key not in UNUSED} for row in rows]
 
 
@@ -122,8 +124,8 @@ def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device
     out = federation.run.out
     scorer = Scorer(out, [out / "truth"])
 
-    def rows(spec: AttackSpec) -> list[ScoreRow]:
+    def score_attack(spec: AttackSpec) -> list[ScoreRow]:
         replay = Replay(recording=federation.recording, spec=spec, out=out / "reconstructions", device=device)
         return scorer.score(replay.run().folder)
 
-    return {name: MeasuredAttack(rows(spec), rows(replace(spec, null=True))) for name, spec in attacks.items()}
+    return {name: MeasuredAttack(score_attack(spec), score_attack(replace(spec, null=True))) for name, spec in attacks.items()}

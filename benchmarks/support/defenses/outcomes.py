@@ -60,7 +60,7 @@ class Change:
             return "rises"
         return "flat" if low > -MARGIN_DB and high < MARGIN_DB else "undecided"
 
-    def holds(self, declared: Declared) -> bool:
+    def is_as_declared(self, declared: Declared) -> bool:
         """Return whether the outcome agrees with the declaration; "gone" also agrees with "falls"."""
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 
@@ -74,13 +74,13 @@ def compare(none: Scored, defended: Scored) -> Change:
         apart = sorted(none.psnr.keys() ^ defended.psnr.keys())
         raise ValueError(f"examples {', '.join(apart[:5])} were attacked with the defense or without it, and not with both")
     return Change(
-        difference(defended.psnr, none.psnr, defended.case),
-        difference(defended.psnr, defended.null, defended.case),
+        estimate_difference(defended.psnr, none.psnr, defended.case),
+        estimate_difference(defended.psnr, defended.null, defended.case),
         len(set(defended.case.values())),
     )
 
 
-def difference(one: Mapping[str, float], other: Mapping[str, float], case: Mapping[str, str]) -> Estimate:
+def estimate_difference(one: Mapping[str, float], other: Mapping[str, float], case: Mapping[str, str]) -> Estimate:
     """Estimate the mean difference `one` - `other` over examples, with a confidence interval over cases of equal weight."""
     by_case: dict[str, list[float]] = {}
     for example in one:

@@ -29,7 +29,7 @@ IGNORABLE = ("CPL", "IG")
 """Attacks that can model the defense or ignore it; closed forms use the gradient as received."""
 
 
-def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
+def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
     """Return the attacks on one setting by their names in the table.
 
     Without a defense, and for secure sums, there is no variant that knows the defense. Single updates of a federation
@@ -49,6 +49,6 @@ def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bo
     return found
 
 
-def described(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
+def describe_attacks(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
     """Return a description of each attack with its settings."""
     return {name: str(spec) for name, spec in attacks.items()}

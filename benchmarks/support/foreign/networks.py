@@ -220,11 +220,11 @@ class CheckpointedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.sigmoid(self.conv(x))
         x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=self.reentrant)
-        x = checkpoint(self._after, x, use_reentrant=self.reentrant)
+        x = checkpoint(self._apply_last, x, use_reentrant=self.reentrant)
         found: Tensor = self.head(x)
         return found
 
-    def _after(self, x: Tensor) -> Tensor:
+    def _apply_last(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.last(x.flatten(1)))
 
 

@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from support.contract import Options, cpu_seconds
-from support.single_cases import LocalClient, client
-from support.splits import Images, images
+from support.contract import Options, measure_cpu
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, exact, rgap
@@ -55,31 +55,31 @@ FORMS = (
 )
 
 
-def limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a row for each closed form and disturbance, and as summary the largest noise at which all images are recovered."""
     rows, summary = [], {}
     for form in FORMS[:1] if asked.quick else FORMS:
         count = 2 if asked.quick or form.words == "peeled" else 3
-        found = images(asked, form.data, count)
+        found = load_images(asked, form.data, count)
         found = found.of_two_classes() if form.loss == "logistic" else found
-        _row(form, found.first(1), asked)  # the first call loads code
-        own = [_row(form, found, asked, noise=noise) for noise in (NOISE[::4] if asked.quick else NOISE)]
-        own += [_row(form, found, asked, defense=text) for text in (DEFENSES[::5] if asked.quick else DEFENSES)]
-        own += [_row(form, found, asked, steps=steps) for steps in (STEPS[::2] if asked.quick else STEPS)]
+        _measure_form(form, found.take_first(1), asked)  # the first call loads code
+        own = [_measure_form(form, found, asked, noise=noise) for noise in (NOISE[::4] if asked.quick else NOISE)]
+        own += [_measure_form(form, found, asked, defense=text) for text in (DEFENSES[::5] if asked.quick else DEFENSES)]
+        own += [_measure_form(form, found, asked, steps=steps) for steps in (STEPS[::2] if asked.quick else STEPS)]
         bearable = [row["noise"] for row in own if row["noise"] is not None and row["success"] == 1]
         summary[f"{form.network}_noise"] = max(bearable, default=None)
         rows += [{key: value for key, value in row.items() if key != "noise"} for row in own]
     return rows, summary
 
 
-def _row(
+def _measure_form(
     form: Form, found: Images, asked: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
 ) -> dict[str, Any]:
-    one = client(form.network, found.data, loss=form.loss, seed=asked.seed, steps=steps)
+    one = make_client(form.network, found.data, loss=form.loss, seed=asked.seed, steps=steps)
     words = f"noise {noise:g}" if noise is not None else defense or f"{steps} local steps"
     errors, seconds, failed = [], 0.0, 0
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
-        error, took = _one(form.attack, one, x, y, asked, i, noise or 0.0, defense, steps)
+        error, took = _attack_one(form.attack, one, x, y, asked, i, noise or 0.0, defense, steps)
         errors.append(error)
         seconds += took
         failed += error >= MAX_REPORTED_MSE
@@ -98,16 +98,16 @@ def _row(
     }
 
 
-def _one(
+def _attack_one(
     attack: Attack, one: LocalClient, x: Tensor, y: Tensor, asked: Options, i: int, noise: float, defense: str, steps: int
 ) -> tuple[float, float]:
-    case = one.case([(x[None], y[None])] * steps, f"{i}", defense)
+    case = one.make_case([(x[None], y[None])] * steps, f"{i}", defense)
     observation = case.observations[0]
     if noise:
-        update = _noisy(observation.update, noise, Generator().manual_seed(asked.seed + i))
+        update = _add_noise(observation.update, noise, Generator().manual_seed(asked.seed + i))
         observation = replace(observation, payload=encode(update))
     observation = replace(observation, num_examples=1)
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         try:
             guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(asked.seed))[0].x
         except ValueError:  # it says in words why there is no answer
@@ -118,10 +118,10 @@ def _one(
     return min(error, MAX_REPORTED_MSE), clock.seconds
 
 
-def _noisy(update: Any, noise: float, rng: Generator) -> dict[str, Tensor]:
-    def noisy(t: Tensor) -> Tensor:
+def _add_noise(update: Any, noise: float, rng: Generator) -> dict[str, Tensor]:
+    def add_noise(t: Tensor) -> Tensor:
         exactly = t.double()
         level = noise * exactly.square().mean().sqrt()
         return (exactly + level * torch.randn(t.shape, generator=rng, dtype=torch.float64)).float()
 
-    return {name: noisy(t) for name, t in update.items()}
+    return {name: add_noise(t) for name, t in update.items()}

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from support.contract import Options, cpu_seconds
-from support.single_cases import LocalClient, client
-from support.splits import Images, images
+from support.contract import Options, measure_cpu
+from support.single_cases import LocalClient, make_client
+from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
@@ -22,31 +22,31 @@ SUCCESS = 1e-3
 BATCHES = (1, 2, 4, 8, 16)
 
 
-def linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return rows of `exact` on an MLP, untrained and after some epochs, and of R-GAP on FCN3, which has no biases or zeros."""
     rows = []
     for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
         for trained in (False, True):
-            rows += [_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCHES)]
+            rows += [_measure_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCHES)]
     found = {row["batch"]: row["success"] for row in rows if not row["trained"] and row["data"] == rows[0]["data"]}
-    mixtures = [_mixture(size, asked) for size in ((2,) if asked.quick else (1, 2, 5))]
+    mixtures = [_measure_mixture(size, asked) for size in ((2,) if asked.quick else (1, 2, 5))]
     summary = {f"batch{size}": share for size, share in found.items()}
     return rows + mixtures, summary | {"mixture_in_span": max(row["off_span"] for row in mixtures)}
 
 
-def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
+def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
     """Return a row with the share of recovered examples over several batches."""
     repeats = 1 if asked.quick else 10
-    found = images(asked, name, 16 * repeats)
-    one = client("mlp", found.data, seed=asked.seed, batch=size)
+    found = load_images(asked, name, 16 * repeats)
+    one = make_client("mlp", found.data, seed=asked.seed, batch=size)
     if trained:
-        one = replace(one, weights=_trained(one, images(asked, name, 512), asked))
+        one = replace(one, weights=_train_weights(one, load_images(asked, name, 512), asked))
     errors, right, seconds, routes = [], 0, 0.0, set()
     for i in range(repeats):
         chosen = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed + i))[:size]
         x, y = found.x[chosen], found.y[chosen]
-        case = one.case([(x, y)], f"{name}-{i}")
-        with cpu_seconds() as clock:
+        case = one.make_case([(x, y)], f"{name}-{i}")
+        with measure_cpu() as clock:
             try:
                 answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(asked.seed))[0]
                 guess, labels = answer.x, answer.y
@@ -54,7 +54,7 @@ def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, A
             except ValueError:  # it says in words why there is no answer
                 guess, labels = x[:0], y[:0]
         seconds += clock.seconds
-        own, labelled = _matched(guess, labels, x, y)
+        own, labelled = _match_examples(guess, labels, x, y)
         errors += own
         right += labelled
     print(f"{name} batch {size}: {sum(e <= SUCCESS for e in errors) / len(errors):.2f}", file=sys.stderr)
@@ -71,7 +71,7 @@ def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, A
     }
 
 
-def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
+def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
     """Return the MSE of each example to its matched reconstruction, 1 without one, and the number of matches with its label."""
     errors, right = [1.0] * len(x), 0
     if not len(guess):
@@ -83,7 +83,7 @@ def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[
     return errors, right
 
 
-def _trained(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
+def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
     """Return the weights after a few epochs on these images."""
     model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
@@ -92,15 +92,15 @@ def _trained(one: LocalClient, found: Images, asked: Options) -> dict[str, Tenso
     return {name: w + update[name] for name, w in one.weights.items()}
 
 
-def _mixture(size: int, asked: Options) -> dict[str, Any]:
+def _measure_mixture(size: int, asked: Options) -> dict[str, Any]:
     """Run R-GAP on a batch as if it were one example; measure its distance to the nearest example and to the span of all."""
-    found = images(asked, "mnist", size).of_two_classes()
-    one = client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
-    update = one.case([(found.x, found.y)], "mixture").observations[0].update
+    found = load_images(asked, "mnist", size).of_two_classes()
+    one = make_client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
+    update = one.make_case([(found.x, found.y)], "mixture").observations[0].update
     gradient = {name: -t.double()[None] for name, t in update.items()}
     weights = {name: w.double()[None] for name, w in one.weights.items()}
     chain = read_chain(models.build_layout(one.model, one.data), one.data.shape)
-    with cpu_seconds() as clock:
+    with measure_cpu() as clock:
         ends = [solve_layers(chain, weights, gradient, point) for point in solve_last_layer(chain, weights, gradient, "logistic")]
     end = min(ends, key=lambda end: float(end.residual))
     basis = torch.linalg.qr(found.x.double().flatten(1).T).Q

@@ -29,7 +29,7 @@ class RandomNetwork:
     words: str
 
 
-def paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
+def make_paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
     """Return a network that may be that of the paper's figure 2; the paper does not release its networks."""
     layers: list[nn.Module] = []
     before, side = 3, 32
@@ -39,7 +39,7 @@ def paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Seq
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * side * side, num_classes, bias=False))
 
 
-def random_network(seed: int) -> RandomNetwork:
+def make_random_network(seed: int) -> RandomNetwork:
     """Return a random network of one to three convolutions with kernels 2 to 5, strides 1 to 3, some dilated, for three classes.
 
     Each is followed by LeakyReLU, tanh, sigmoid or nothing, and in a quarter of the cases by average pooling before or after
@@ -47,19 +47,19 @@ def random_network(seed: int) -> RandomNetwork:
     networks have biases. Everything is drawn with `seed`.
     """
     for attempt in range(1000):
-        drawn = _drawn(Random(f"{seed} {attempt}"))
+        drawn = _draw_network(Random(f"{seed} {attempt}"))
         if drawn is not None:
             return drawn
     raise RuntimeError(f"no valid network was drawn with seed {seed}; use another seed")
 
 
-def _drawn(rng: Random) -> RandomNetwork | None:
+def _draw_network(rng: Random) -> RandomNetwork | None:
     shape = (rng.choice((1, 1, 2, 3)), rng.randint(5, 13), rng.randint(5, 13))
     bias, layers = rng.random() < 0.5, list[nn.Module]()
     channels = shape[0]
     for _ in range(rng.randint(1, 3)):
         after = rng.randint(2, 16)
-        layers += _convolution(rng, channels, after, bias=bias)
+        layers += _draw_convolution(rng, channels, after, bias=bias)
         channels = after
     layers.append(nn.Flatten())
     try:
@@ -68,7 +68,7 @@ def _drawn(rng: Random) -> RandomNetwork | None:
         return None
     if rng.random() < 0.4:
         hidden = rng.randint(4, 20)
-        layers += [nn.Linear(width, hidden, bias=bias), _activation(rng)]
+        layers += [nn.Linear(width, hidden, bias=bias), _draw_activation(rng)]
         width = hidden
     model = nn.Sequential(*layers, nn.Linear(width, 3, bias=bias)).to_empty(device="cpu").double()
     _fill(model, rng.randrange(2**31))
@@ -79,29 +79,29 @@ def _drawn(rng: Random) -> RandomNetwork | None:
     return RandomNetwork(model, shape, chain, f"{shape} {model}")
 
 
-def _convolution(rng: Random, before: int, after: int, *, bias: bool) -> list[nn.Module]:
-    kernel = _pair(rng, 2, 5)
-    padding = _padding(rng, kernel[0]), _padding(rng, kernel[1])
-    dilation = _pair(rng, 1, 2) if rng.random() < 0.15 else (1, 1)
+def _draw_convolution(rng: Random, before: int, after: int, *, bias: bool) -> list[nn.Module]:
+    kernel = _draw_pair(rng, 2, 5)
+    padding = _draw_padding(rng, kernel[0]), _draw_padding(rng, kernel[1])
+    dilation = _draw_pair(rng, 1, 2) if rng.random() < 0.15 else (1, 1)
     layers: list[nn.Module] = [
-        nn.Conv2d(before, after, kernel, _pair(rng, *rng.choice(STRIDES)), padding, dilation, bias=bias),
-        _activation(rng),
+        nn.Conv2d(before, after, kernel, _draw_pair(rng, *rng.choice(STRIDES)), padding, dilation, bias=bias),
+        _draw_activation(rng),
     ]
     if rng.random() < 0.25:
         layers.insert(1 if isinstance(layers[1], nn.LeakyReLU) else rng.randint(1, 2), nn.AvgPool2d(2))
     return layers
 
 
-def _padding(rng: Random, side: int) -> int:
+def _draw_padding(rng: Random, side: int) -> int:
     return rng.randint(0, side - 1) if rng.random() < 0.6 else 0
 
 
-def _pair(rng: Random, low: int, high: int) -> tuple[int, int]:
+def _draw_pair(rng: Random, low: int, high: int) -> tuple[int, int]:
     first = rng.randint(low, high)
     return first, first if rng.random() < 0.7 else rng.randint(low, high)
 
 
-def _activation(rng: Random) -> nn.Module:
+def _draw_activation(rng: Random) -> nn.Module:
     return rng.choice([nn.LeakyReLU(0.2), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid(), nn.Identity()])
 
 
@@ -114,7 +114,7 @@ def _fill(model: nn.Module, seed: int) -> None:
             weight.copy_(scale * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
 
 
-def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
+def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
     """Return k = dL/dz, (1, *outputs), of each layer, for the cross-entropy of one example x (1, *shape), y (1,)."""
     weights = dict(network.model.named_parameters())
     reached = []
@@ -127,7 +127,7 @@ def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(nn.functional.cross_entropy(x, y), reached))
 
 
-def written_down(system: System) -> Tensor:
+def write_matrix(system: System) -> Tensor:
     """Return the matrix [W; K] (equations, unknowns) of a system, with rows of norm 1 or 0, by applying it to unit vectors."""
     unknowns = prod(system.layer.inputs)
     rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
@@ -136,13 +136,13 @@ def written_down(system: System) -> Tensor:
     return torch.where(lengths > 1e-13 * lengths.max(), matrix / lengths, 0)
 
 
-def numerical_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
+def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
     """Return the number of singular values above `tolerance` times the largest one."""
     values = torch.linalg.svdvals(matrix)
     return int((values > tolerance * values[0]).sum())
 
 
-def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
+def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
     """Return for each layer the rank by the analysis and the numerical rank, at the k = dL/dz of a random example."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
@@ -150,14 +150,17 @@ def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple
     pairs = []
     report = analyse_rank(network.chain, prove=prove)
     needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
-    slopes = true_slopes(network, x, torch.tensor([0]))
+    slopes = compute_slopes(network, x, torch.tensor([0]))
     for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
         system = System(layer, weights[layer.weight][None], k)
         system.scale = EquationValues(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
-        pairs.append((told.rank, numerical_rank(written_down(system))))
+        pairs.append((told.rank, compute_rank(write_matrix(system))))
     return pairs
 
 
-def rank_right(count: int = 30, *, prove: int = 3000) -> float:
+def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
     """Return the share of random networks for which the analysis gives the right rank of every layer."""
-    return sum(all(told == true for told, true in compared(random_network(seed), prove=prove)) for seed in range(count)) / count
+    return (
+        sum(all(told == true for told, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
+        / count
+    )

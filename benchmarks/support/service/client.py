@@ -40,9 +40,11 @@ class ServiceProcess:
         connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             if body is None:
-                connection.request("GET", path, headers=bearer(self.token))
+                connection.request("GET", path, headers=make_headers(self.token))
             else:
-                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **bearer(self.token)})
+                connection.request(
+                    "POST", path, json.dumps(body), {"Content-Type": "application/json", **make_headers(self.token)}
+                )
             answer = connection.getresponse()
             content = answer.read()
         finally:
@@ -52,7 +54,7 @@ class ServiceProcess:
             raise RuntimeError(f"the service answered {path} with {answer.status}: {content[:300]!r}; its log ends with\n{log}")
         return json.loads(content)
 
-    def items(self, path: str) -> list[dict[str, Any]]:
+    def list_items(self, path: str) -> list[dict[str, Any]]:
         """Return all items of a list, requesting page after page."""
         found: list[dict[str, Any]] = []
         joint, after = "&" if "?" in path else "?", ""
@@ -63,12 +65,12 @@ class ServiceProcess:
                 return found
             after = f"&after={page['next']}"
 
-    def workers(self) -> list[int]:
+    def list_workers(self) -> list[int]:
         """Return the process ids of its workers."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
 
-    def megabytes(self) -> float:
+    def read_megabytes(self) -> float:
         """Return the resident memory of the service in MB, without its workers."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -80,7 +82,7 @@ class ServiceProcess:
         self.process.communicate()
 
 
-def bearer(token: str) -> dict[str, str]:
+def make_headers(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -95,7 +97,7 @@ def load(
     taken: list[float] = []
     start = time.perf_counter() + 0.05
 
-    def work(number: int) -> None:
+    def send_requests(number: int) -> None:
         connection, own, count = http.client.HTTPConnection(place, timeout=60), list[float](), 0
         while True:
             due = start + (count * clients + number) / rate if rate else time.perf_counter()
@@ -103,7 +105,7 @@ def load(
                 break
             time.sleep(max(0.0, due - time.perf_counter()))
             path = paths[(count * clients + number) % len(paths)]
-            connection.request("GET", path, headers=bearer(token))
+            connection.request("GET", path, headers=make_headers(token))
             answer = connection.getresponse()
             answer.read()
             if answer.status != 200:
@@ -113,7 +115,7 @@ def load(
         connection.close()
         taken.extend(own)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+    threads = [threading.Thread(target=send_requests, args=(number,)) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -128,7 +130,7 @@ def main() -> None:
     print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
-def loaded(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
+def run_load(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
     """Run `load` in another process, and return its results."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(

@@ -7,11 +7,11 @@ import torch
 from support.rgap.rank_trials import (
     PAPER,
     RandomNetwork,
-    compared,
-    numerical_rank,
-    paper_network,
-    random_network,
-    written_down,
+    compare_ranks,
+    compute_rank,
+    make_paper_network,
+    make_random_network,
+    write_matrix,
 )
 from torch import nn
 from torch.func import functional_call, grad, jacfwd
@@ -46,14 +46,14 @@ def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, 
 @pytest.mark.parametrize(("index", "channels"), [(-484, (4,)), (405, (3,)), (-208, (9, 4)), (316, (6, 10, 4))])
 def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]) -> None:
     assert PAPER[index] == channels
-    report = analyse_rank(read_chain(paper_network(channels), (3, 32, 32)), prove=0)
+    report = analyse_rank(read_chain(make_paper_network(channels), (3, 32, 32)), prove=0)
     assert report.index == index
     assert report.layers[report.critical].index == index
     assert report.critical == len(channels) - 1
 
 
 def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None:
-    chain = read_chain(paper_network((9, 4)), (3, 32, 32))
+    chain = read_chain(make_paper_network((9, 4)), (3, 32, 32))
     second = analyse_rank(chain, prove=0).layers[1]
     assert (second.unknowns, second.gradients, second.weights) == (9 * 29**2, 9 * 4 * 16, 4 * 26**2)
     assert second.virtual == count_virtual_constraints(chain)[1] == 9 * 29**2 - 3 * 32**2
@@ -61,7 +61,7 @@ def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None
 
 
 def test_what_a_layer_lacks_is_taken_off_its_surplus_of_virtual_constraints() -> None:
-    first, second = analyse_rank(read_chain(paper_network((3,)), (3, 32, 32)), prove=0).layers
+    first, second = analyse_rank(read_chain(make_paper_network((3,)), (3, 32, 32)), prove=0).layers
     assert (first.virtual, second.virtual) == (0, -first.index) == (0, -405)
 
 
@@ -95,17 +95,17 @@ def test_the_sigmoid_lenets_are_full_for_32_pixels_but_not_for_128() -> None:
 
 @pytest.fixture(scope="module")
 def thirty() -> list[RandomNetwork]:
-    return [random_network(seed) for seed in THIRTY]
+    return [make_random_network(seed) for seed in THIRTY]
 
 
 def test_of_thirty_random_networks_every_rank_is_the_numerical_one(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
-        pairs = compared(network, prove=3000)
+        pairs = compare_ranks(network, prove=3000)
         assert [told for told, _ in pairs] == [true for _, true in pairs], network.words
 
 
 def test_a_counted_rank_is_never_too_low_and_seldom_too_high(thirty: list[RandomNetwork]) -> None:
-    pairs = [pair for network in thirty for pair in compared(network, prove=0)]
+    pairs = [pair for network in thirty for pair in compare_ranks(network, prove=0)]
     assert all(told >= true for told, true in pairs)
     assert sum(told == true for told, true in pairs) >= 0.9 * len(pairs)
 
@@ -160,7 +160,7 @@ def test_the_count_near_the_input_is_the_rank_of_the_gradients_own_derivative(th
     judged = [(network, report) for network, report in judged if not report.full and report.layers[0].unknowns <= 220]
     assert len(judged) >= 6
     for network, report in judged:
-        assert report.layers[0].near == numerical_rank(derivative(network)), network.words
+        assert report.layers[0].near == compute_rank(derivative(network)), network.words
 
 
 # what makes rows depend on others, by hand
@@ -223,7 +223,7 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     weight, k = (torch.randn(1, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 4, 3, 3), (3, 8, 8)))
     system = System(chain.layers[0], weight, k * alive)
     system.scale = EquationValues(alive, torch.ones(1, 1, 1, dtype=torch.float64))
-    assert numerical_rank(written_down(system)) == half.rank
+    assert compute_rank(write_matrix(system)) == half.rank
 
 
 # what is said
