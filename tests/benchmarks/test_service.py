@@ -48,7 +48,7 @@ class Scripted:
         self.count = getattr(self, "count", 0) + 1
         return {"id": str(self.count)}
 
-    def items(self, path: str) -> list[dict[str, Any]]:
+    def list_items(self, path: str) -> list[dict[str, Any]]:
         return [job(str(number), "set_aside" if number > 1 else "failed", 3) for number in range(1, self.count + 1)]
 
 
@@ -64,6 +64,6 @@ def test_a_federation_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.M
     federation.chmod(0o700)
     monkeypatch.setattr(service.sys, "executable", str(federation))
     (tmp_path / "root").mkdir()
-    monkeypatch.setattr(Scripted, "items", lambda self, path: [])
+    monkeypatch.setattr(Scripted, "list_items", lambda self, path: [])
     with pytest.raises(RuntimeError, match="ended with status 1; its output ends with\n2 replies failed"):
         service.measure_lag(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]
