@@ -14,6 +14,8 @@ from fedsim.recording.safe_files import DamagedFile, read_bytes, read_json, shor
 
 DATASET_KEYS = {"name": str, "arguments": dict, "content_hash": str}
 """Required keys of `dataset.json`, which describes the data set, and their types."""
+CANARIES_SUFFIX = ".canaries.json"
+"""End of the name of a client's file of canaries, after its pseudonym."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class TruthWriter:
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
+
+    def write_canaries(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Write the pairs of examples of which the client uses one each, unless they are written already."""
+        path = self._path.with_suffix(CANARIES_SUFFIX)
+        if not path.exists():
+            write_json(path, {"pairs": [list(pair) for pair in pairs]})
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
@@ -82,6 +90,17 @@ class TruthReader:
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
         return Used(tuple(steps[step] for step in sorted(steps)))
+
+    def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of examples of which a client uses one each; empty if it has no canaries."""
+        path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
+        if not os.path.lexists(path):
+            return ()
+        told = read_json(path)
+        pairs = told.get("pairs") if isinstance(told, dict) else None
+        if not isinstance(pairs, list) or not all(isinstance(one, list) and len(one) == 2 and _are_counts(*one) for one in pairs):
+            raise DamagedFile(path, "holds no pairs of examples; copy the file that the client wrote")
+        return tuple((a, b) for a, b in pairs)
 
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
         """Return indices by round and attempt, and by step. A message that was delivered twice counts once."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from attacker.attacks import ATTACKS
 from attacker.audit.attack_findings import AuditedAttack, confident, judge_results
+from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
@@ -104,6 +105,7 @@ def audit(
     plan = list(plan_attacks(recording, out, seconds=seconds))
     told(plan)
     scorer = Scorer(run, list(truth)) if truth else None
+    results += check_canaries(recording, scorer, read_metrics(run))
     attacks: list[AuditedAttack] = []
     for one in plan:
         if isinstance(one, NotChecked):

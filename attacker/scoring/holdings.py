@@ -29,6 +29,11 @@ class Holdings:
         used = reader.read_used(round, attempt, client)
         return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
 
+    def read_canaries(self, reader: TruthReader, client: str) -> tuple[tuple[int, int], ...]:
+        """Return `TruthReader.read_canaries` with indices into `data`."""
+        start = self.starts[reader.dataset["content_hash"]]
+        return tuple((start + a, start + b) for a, b in reader.read_canaries(client))
+
 
 def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
     """Load the data sets that the folders of truth refer to.

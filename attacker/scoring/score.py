@@ -172,6 +172,10 @@ class Scorer:
                 continue
         raise NoTruth(f"no truth of client {client} in round {round}; give --truth FOLDER for every client")
 
+    def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of examples of which a client uses one each, as indices into `data`; empty without canaries."""
+        return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
+
     def _score_case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
         """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`."""
         observed = list_uses(case)

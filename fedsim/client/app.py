@@ -26,7 +26,7 @@ from fedsim.flower import records
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.secagg.mod import SecureParticipant, make_secure_mod
 from fedsim.secagg.protocol.terms import Agreement
-from fedsim.training.batches import Cursor, draw_batches
+from fedsim.training.batches import Cursor, choose_versions, draw_batches
 from fedsim.training.local import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset
 
@@ -47,6 +47,7 @@ class ClientSettings:
     public:    returns the public examples that `inputs` mixes in, or None.
     secure:    agreement of secure aggregation; None without it.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
+    canaries:  number of pairs of examples of which the client uses one each, see `choose_versions`.
     """
 
     model: ModelSpec
@@ -64,6 +65,7 @@ class ClientSettings:
     device: str = "cpu"
     threads: int | None = 1
     secure: Agreement | None = None
+    canaries: int = 0
 
     def find_folder(self, context: Context) -> Path:
         """Return the private folder of this client."""
@@ -111,6 +113,10 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
     round, attempt = records.read_number(message, "server-round"), records.read_number(message, "attempt")
     identity = settings.load_identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
+    truth = TruthWriter(settings.truth, identity.pseudonym)
+    if settings.canaries:
+        mine, pairs = choose_versions(mine, settings.canaries, identity.flip_coins(settings.canaries))
+        truth.write_canaries(pairs)
     chosen, cursor = draw_batches(
         _read_cursor(context),
         len(mine),
@@ -119,7 +125,7 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
     )
     used = [mine[positions] for positions in chosen]
     describe_dataset(settings.truth, settings.described)
-    TruthWriter(settings.truth, identity.pseudonym).write(round, attempt, [step.tolist() for step in used])
+    truth.write(round, attempt, [step.tolist() for step in used])
 
     device, model = torch.device(settings.device), _build_model(settings.model, settings.data, settings.device)
     weights, buffers = _split_weights(message, context, models.list_buffers(model))

@@ -33,6 +33,11 @@ class ClientIdentity:
         seed = int.from_bytes(self._derive_seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
+    def flip_coins(self, count: int) -> NDArray[np.int64]:
+        """Return `count` fair coins, 0 or 1, that stay the same for the whole run: which version of each canary is used."""
+        words = np.frombuffer(self._derive_seed("canaries", 0), dtype=np.uint32)
+        return np.random.default_rng(words).integers(0, 2, count)
+
     def derive_training_seed(self, round: int) -> int:
         """Return the seed of random layers of the model, such as dropout, for one round."""
         return int.from_bytes(self._derive_seed("training", round)[:8], "big") >> 1

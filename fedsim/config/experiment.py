@@ -52,9 +52,14 @@ class Named(_Frozen):
 
 
 class Clients(_Frozen):
-    """Clients of a federation. count: their number. fraction: share of them that is drawn in each round."""
+    """Clients of a federation.
+
+    count: their number. fraction: share of them that is drawn in each round. canaries: number of known pairs of examples of each
+    client, of which it uses one each, to measure epsilon; see `fedsim.training.batches.choose_versions`.
+    """
 
     count: int = Field(gt=0)
+    canaries: int = Field(default=0, ge=0, le=1_000_000)
     fraction: float = Field(default=1.0, gt=0, le=1)
 
     @property

@@ -55,6 +55,7 @@ def make_client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
             device=run.resolve_device(),
             threads=run.threads,
             secure=run.experiment.settle_agreement(),
+            canaries=run.experiment.clients.canaries,
         )
 
     return client_side.make_client_app(find_settings)

@@ -82,19 +82,20 @@ class FederationRun:
         return _split(self.experiment.to_toml())
 
     def count_examples(self) -> list[int]:
-        """Return the number of examples of each client.
+        """Return the number of examples that each client trains on: of each pair of canaries, it uses one.
 
         If the server has no data, the sizes are in no particular order of clients.
         """
+        canaries = self.experiment.clients.canaries
         if self.places.public is None:
-            return [len(part) for part in self.split()]
+            return [len(part) - canaries for part in self.split()]
         found = parts.read_sizes(self.places.public)
         if len(found) != self.experiment.clients.count:
             raise ValueError(
                 f"{self.places.public} lists the sizes of {len(found)} clients, and clients.count = "
                 f"{self.experiment.clients.count}; make them equal"
             )
-        return found
+        return [size - canaries for size in found]
 
     def resolve_device(self) -> str:
         if self.device != "auto":
@@ -123,7 +124,12 @@ class FederationRun:
         self.experiment.parse_defense().build().init(dict(model.named_parameters()))
         self.build_strategy()
         sizes = self.count_examples()
-        training = self.experiment.training
+        training, canaries = self.experiment.training, self.experiment.clients.canaries
+        if min(sizes) < canaries:
+            raise ValueError(
+                f"clients.canaries = {canaries} takes {2 * canaries} examples, and a client holds {min(sizes) + canaries}; "
+                "lower it"
+            )
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(
                 f"a client holds {min(sizes)} examples, which do not fill one batch of {training.batch_size}, "

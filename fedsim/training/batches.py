@@ -19,6 +19,21 @@ class Cursor:
     position: int = 0
 
 
+def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
+    """Return the examples that a client trains on, and its canaries: pairs of examples of which it uses one each.
+
+    The first 2 * `canaries` examples are the pairs, which everybody may know. A fair coin, which only the client knows, decides
+    which one of a pair is used; the other one is never used. An audit guesses the coins from what the server saw.
+
+    coins: 0 or 1 for each canary. Raises ValueError if `mine` has not enough examples.
+    """
+    if 2 * canaries > len(mine):
+        raise ValueError(f"clients.canaries = {canaries} takes {2 * canaries} examples, and a client has {len(mine)}; lower it")
+    pairs = mine[: 2 * canaries].reshape(canaries, 2)
+    used = pairs[np.arange(canaries), coins]
+    return np.concatenate([used, mine[2 * canaries :]]), [(int(a), int(b)) for a, b in pairs]
+
+
 def draw_batches(
     cursor: Cursor, size: int, training: Training, order: Callable[[int], BatchIndices]
 ) -> tuple[list[BatchIndices], Cursor]:

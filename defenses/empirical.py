@@ -1,0 +1,102 @@
+"""Lower bounds on epsilon from one run, by guesses about canaries.
+
+A canary is a known example of which one of two versions was used, as a fair coin decided that the auditor does not see. The more
+versions the auditor guesses right from what the mechanism released, the larger epsilon must be. The two versions are neighbours
+by replacing one example, the relation of `defenses.accounting.epsilon`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from scipy.special import ndtr, ndtri
+from scipy.stats import binom
+
+from defenses.accounting import check_delta, epsilon
+from defenses.sensitivity import Noise
+
+CONFIDENCE = 0.95
+MAX_SHIFT = 50.0
+"""Largest shift of a Gaussian mechanism, in standard deviations, that is tried."""
+MAX_EPSILON = 100.0
+BISECTIONS = 30
+
+
+def choose_guesses(canaries: int) -> int:
+    """Return how many canaries to guess, those that the auditor is surest of. The number must not depend on the outcome."""
+    return min(canaries, max(100, canaries // 1000))
+
+
+def bound_gaussian_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """Return a lower confidence bound on epsilon, if the mechanism is one of Gaussian noise, or its composition over rounds.
+
+    right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
+    the others. With a million canaries, the bound is about 0.8 of epsilon; with a thousand, about half of it.
+    Source: Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run", for the trade-off function of
+    Gaussian noise. Raises ValueError if `right` is not in 0 .. guesses, or `guesses` not in 1 .. canaries.
+    """
+    _check_counts(right, guesses, canaries, delta, confidence)
+    shift = _find_largest(lambda one: is_refuted(right, guesses, one, canaries=canaries, confidence=confidence), MAX_SHIFT)
+    return epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
+
+
+def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE) -> bool:
+    """Return whether `right` of `guesses` are too many for Gaussian noise that two versions differ by `shift` deviations in.
+
+    Assume that so many right guesses have at least the probability 1 - confidence. The recursion bounds from below, for each
+    number i of right guesses from `right` down, the expected shares of canaries that are guessed right and wrong while at least i
+    guesses are right. If both sum to more than the share of guessed canaries at i = 0, the assumption is wrong.
+    """
+    if right == 0:
+        return False
+    level = 1 - confidence
+    mass_right, mass_wrong = level * right / canaries, level * (guesses - right) / canaries
+    for count in range(right - 1, -1, -1):
+        wrong = max(mass_wrong, float(ndtr(ndtri(mass_right) - shift)))
+        mass_right += count / (guesses - count) * (wrong - mass_wrong)
+        mass_wrong = wrong
+        if mass_right + mass_wrong > guesses / canaries:
+            return True
+    return False
+
+
+def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """Return a lower confidence bound on epsilon of any mechanism. It is looser than `bound_gaussian_epsilon`.
+
+    guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from the others.
+    Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
+    """
+    _check_counts(right, guesses, canaries, delta, confidence)
+    return _find_largest(lambda one: _chance(right, guesses, one, canaries=canaries, delta=delta) < 1 - confidence, MAX_EPSILON)
+
+
+@lru_cache(maxsize=1024)
+def _chance(right: int, guesses: int, limit: float, *, canaries: int, delta: float) -> float:
+    """Return an upper bound on the probability of at least `right` right guesses under (limit, delta)-differential privacy."""
+    accuracy = 1 / (1 + math.exp(-limit))
+    tail = float(binom.sf(right - 1, guesses, accuracy))
+    steps = range(1, right + 1)
+    sums = binom.cdf(right - 1, guesses, accuracy) - binom.cdf([right - 1 - i for i in steps], guesses, accuracy)
+    slope = max((float(total) / i for i, total in zip(steps, sums, strict=True)), default=0.0)
+    return min(1.0, tail + 2 * canaries * delta * slope)
+
+
+def _find_largest(holds: Callable[[float], bool], high: float) -> float:
+    """Return the largest value in [0, high] for which `holds` is true, by bisection; 0 if there is none."""
+    low = 0.0
+    if holds(high):
+        return high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _check_counts(right: int, guesses: int, canaries: int, delta: float, confidence: float) -> None:
+    check_delta(delta)
+    if not 1 <= guesses <= canaries:
+        raise ValueError(f"guesses must be from 1 to the number of canaries, {canaries}, got {guesses}")
+    if not 0 <= right <= guesses:
+        raise ValueError(f"right must be from 0 to the number of guesses, got {right} of {guesses}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be greater than 0 and less than 1, got {confidence}")
