@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.simulation.client import as_gradient, network_of, schedule
-from attacker.attacks.simulation.gradients import gradient_of
+from attacker.attacks.simulation.client import build_network, convert_to_gradient, find_schedule
+from attacker.attacks.simulation.gradients import build_gradient
 from attacker.scoring.score import Scorer
 from defenses.empirical import choose_guesses
 from fedsim.recording import Observation, Recording
@@ -58,10 +58,10 @@ def guess_canaries(scorer: Scorer, recording: Recording) -> CanaryGuesses | None
 
 def _score_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return for each pair the score of one round, and the squared length of the difference of both gradients."""
-    model = network_of(seen)
-    simulate = gradient_of(model, seen.data, seen.training.loss, seen.gradient.build())
+    model = build_network(seen)
+    simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
     weights = {name: seen.weights[name] for name, _ in model.named_parameters()}
-    received = as_gradient({name: seen.update[name] for name in weights}, weights, seen.training, schedule(seen)[1])
+    received = convert_to_gradient({name: seen.update[name] for name in weights}, weights, seen.training, find_schedule(seen)[1])
     count = max(1, seen.num_examples or 1)
     x, y = scorer.data.train[[index for pair in pairs for index in pair]]
     each = torch.func.vmap(simulate, in_dims=(None, 0, 0), chunk_size=CHUNK)(weights, x[:, None], y[:, None])
