@@ -2,7 +2,7 @@
 
 A canary is a known example of which one of two versions was used, as a fair coin decided that the auditor does not see. The more
 versions the auditor guesses right from what the mechanism released, the larger epsilon must be. The two versions are neighbours
-by replacing one example, the relation of `defenses.accounting.epsilon`.
+by replacing one example, the relation of `defenses.accounting.compute_epsilon`.
 """
 
 import math
@@ -12,7 +12,7 @@ from functools import lru_cache
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from defenses.accounting import check_delta, epsilon
+from defenses.accounting import check_delta, compute_epsilon
 from defenses.sensitivity import Noise
 
 CONFIDENCE = 0.95
@@ -37,7 +37,7 @@ def bound_gaussian_epsilon(right: int, guesses: int, *, canaries: int, delta: fl
     """
     _check_counts(right, guesses, canaries, delta, confidence)
     shift = _find_largest(lambda one: is_refuted(right, guesses, one, canaries=canaries, confidence=confidence), MAX_SHIFT)
-    return epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
+    return compute_epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE) -> bool:

@@ -9,7 +9,7 @@ from attacker.scoring import Scorer
 from attacker.scoring.canaries import guess_canaries
 from defenses.empirical import CONFIDENCE, bound_epsilon, bound_gaussian_epsilon
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import noise_of, noise_of_gradient
+from defenses.sensitivity import find_gradient_noise, find_noise
 from fedsim.recording import Recording
 
 EMPIRICAL = "epsilon-refuted"
@@ -45,9 +45,9 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
 
 def _has_gaussian_noise(recording: Recording) -> bool:
     """Return whether the declared noise is Gaussian, so that the sharper bound holds."""
-    manifest, tensors = recording.manifest, len(recording.sent(recording.rounds()[0]).weights)
+    manifest, tensors = recording.manifest, len(recording.read_sent(recording.list_rounds()[0]).weights)
     declared = (
-        noise_of(manifest.defense, tensors=tensors),
-        noise_of_gradient(GradientSpec.parse(manifest.gradient), tensors=tensors),
+        find_noise(manifest.defense, tensors=tensors),
+        find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors),
     )
     return any(one.multiplier > 0 and one.family == "gaussian" for one in declared)

@@ -35,15 +35,18 @@ def guess_canaries(scorer: Scorer, recording: Recording) -> CanaryGuesses | None
     """
     scores: list[float] = []
     first_used: list[bool] = []
-    for client in dict.fromkeys(row.client for row in recording.rows(on_damage=lambda error: None)):
+    complete = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
+    for client in dict.fromkeys(row.client for row in complete):
         pairs = scorer.read_canaries(client)
-        rows = [row for row in recording.rows(on_damage=lambda error: None) if row.client == client and row.status == "complete"]
+        rows = [
+            row for row in recording.read_rows(on_damage=lambda error: None) if row.client == client and row.status == "complete"
+        ]
         if not pairs or not rows or client == SUM_CLIENT:
             continue
         used = {index for row in rows for step in scorer.read_used(row.round, row.attempt, client).steps for index in step}
         total, length = torch.zeros(len(pairs)), torch.zeros(len(pairs))
         for row in rows:
-            score, power = _score_pairs(scorer, recording.observation(row), pairs)
+            score, power = _score_pairs(scorer, recording.read_observation(row), pairs)
             total, length = total + score, length + power
         for (a, b), score in zip(pairs, (total / length.sqrt().clamp(min=1e-30)).tolist(), strict=True):
             if (a in used) != (b in used):  # else the client's rounds did not come to this pair yet

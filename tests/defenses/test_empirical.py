@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from defenses.accounting import epsilon
+from defenses.accounting import compute_epsilon
 from defenses.empirical import bound_epsilon, bound_gaussian_epsilon, choose_guesses, is_refuted
 from defenses.sensitivity import Noise
 
@@ -30,7 +30,7 @@ def guess(canaries: int, rounds: int, multiplier: float, seed: int) -> tuple[int
 def test_a_million_canaries_give_four_fifths_of_the_accounted_epsilon(rounds: int, multiplier: float) -> None:
     right, guesses = guess(1_000_000, rounds, multiplier, seed=1)
     found = bound_gaussian_epsilon(right, guesses, canaries=1_000_000, delta=DELTA)
-    accounted = epsilon(Noise(multiplier), delta=DELTA, times=rounds)
+    accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=rounds)
     assert 0.8 * accounted <= found <= accounted
 
 
@@ -41,14 +41,14 @@ def test_the_bound_is_never_above_the_accounted_epsilon_at_its_confidence(multip
     for seed in range(200):
         right, guesses = guess(canaries, 1, multiplier, seed)
         refuted += is_refuted(right, guesses, shift, canaries=canaries)
-        accounted = epsilon(Noise(multiplier), delta=DELTA, times=1)
+        accounted = compute_epsilon(Noise(multiplier), delta=DELTA, times=1)
         assert seed > 5 or bound_epsilon(right, guesses, canaries=canaries, delta=DELTA) <= accounted
     assert refuted <= binom.ppf(0.99, 200, 0.05)
 
 
 def test_a_mechanism_that_hides_nothing_is_refuted() -> None:
     assert is_refuted(100, 100, 0.25, canaries=400)
-    assert bound_gaussian_epsilon(100, 100, canaries=400, delta=DELTA) > epsilon(Noise(8.0), delta=DELTA, times=1)
+    assert bound_gaussian_epsilon(100, 100, canaries=400, delta=DELTA) > compute_epsilon(Noise(8.0), delta=DELTA, times=1)
     assert bound_epsilon(100, 100, canaries=400, delta=DELTA) > 2
 
 

@@ -53,7 +53,7 @@ def few(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
 def test_each_client_uses_one_version_of_each_canary(few: Path) -> None:
     scorer, recording = Scorer(few, [few / "truth"]), Recording(few / "recording")
     firsts = []
-    for client in {row.client for row in recording.rows()}:
+    for client in {row.client for row in recording.read_rows()}:
         pairs = scorer.read_canaries(client)
         used = {index for step in scorer.read_used(1, 1, client).steps for index in step}
         assert len(pairs) == CANARIES
@@ -84,7 +84,7 @@ def test_sound_noise_is_not_refuted_and_counts_only_what_clients_use(tmp_path: P
     (result,) = check_canaries(recording, scorer, metrics := read_metrics(run))
     assert isinstance(result, Passed)
     assert f"The accountant's epsilon: {metrics[-1]['privacy']['epsilon']:.3g}" in result.evidence
-    assert {row.reported for row in recording.rows()} == {CANARIES}
+    assert {row.reported for row in recording.read_rows()} == {CANARIES}
 
 
 def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, few: Path) -> None:
