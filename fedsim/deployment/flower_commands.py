@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Submitted:
     processes: Processes
     log: Path
     prefix: Sequence[str] = ()
+    _passed: set[str] = field(default_factory=set, init=False)
 
     @classmethod
     def start(
@@ -133,7 +134,9 @@ class Submitted:
         self._pass_warnings(on_words)
         if self.identity is None:
             raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_find_last_lines(self._read_log())}")
-        status, details = self._find_status(watch)
+        status, details, is_cut = self._find_status(watch)
+        if is_cut:
+            self._pass_warnings_of(self._run_flwr("log", self.identity, CONNECTION_NAME, "--show").stdout, on_words)
         if status != "finished:completed":
             raise RunFailed(status, _find_cause(status, details, self._read_log()))
 
@@ -143,22 +146,32 @@ class Submitted:
             self._run_flwr("stop", self.identity, CONNECTION_NAME)
 
     def _pass_warnings(self, on_words: OnWords | None) -> None:
-        for line in self.processes.read_new_lines(RUNNER_NAME):
-            found = WARNING_LINE.match(COLOUR_CODES.sub("", line))
-            if found and on_words is not None:
-                on_words(found[1])
+        self._pass_warnings_of("\n".join(self.processes.read_new_lines(RUNNER_NAME)), on_words)
 
-    def _find_status(self, watch: Callable[[], None]) -> tuple[str, str]:
-        """Return how the run ended, and Flower's message. Its log is incomplete if the SuperLink was away for a moment."""
-        heard = time.monotonic()
+    def _pass_warnings_of(self, text: str, on_words: OnWords | None) -> None:
+        """Call `on_words` with the warnings in `text` that were not passed on before."""
+        for line in COLOUR_CODES.sub("", text).splitlines():
+            found = WARNING_LINE.match(line)
+            if found and found[1] not in self._passed:
+                self._passed.add(found[1])
+                if on_words is not None:
+                    on_words(found[1])
+
+    def _find_status(self, watch: Callable[[], None]) -> tuple[str, str, bool]:
+        """Return how the run ended, Flower's message, and whether the run outlived the stream of its log.
+
+        The stream ends early if the SuperLink was away for a moment.
+        """
+        heard, is_cut = time.monotonic(), False
         while True:
             try:
                 (status, details), heard = self._ask_status(), time.monotonic()
                 if status.startswith("finished"):
-                    return status, details
+                    return status, details, is_cut
             except NotReached:
                 if time.monotonic() - heard > ANSWER_SECONDS:
                     raise
+            is_cut = True
             for _ in range(10):
                 watch()
                 time.sleep(0.3)

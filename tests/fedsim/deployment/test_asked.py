@@ -116,6 +116,21 @@ def test_the_servers_own_warnings_are_passed_on_from_the_log_each_once_and_nothi
     ]
 
 
+def test_warnings_that_came_after_the_stream_of_the_log_broke_off_are_passed_on_from_the_whole_log(
+    play: Callable[[str, str], Submitted], tmp_path: Path
+) -> None:
+    first, last = "2 of 3 clients are connected; start the others", "not everything succeeded: 1 reply is missing"
+    ended = tmp_path / "ended"
+    script = (
+        f"if [ $1 = log ]; then printf 'WARNING :     {first}\\nWARNING :     {last}\\n'\n"
+        f"elif [ -e {ended} ]; then {status('finished:completed')}\n"
+        f"else touch {ended}; {status('running')}; fi"
+    )
+    heard: list[str] = []
+    play(f"echo 'Successfully started run 17'; echo 'WARNING :     {first}'", script).wait(lambda: None, heard.append)
+    assert heard == [first, last]
+
+
 def test_a_run_that_was_not_started_or_is_not_known_any_more_is_no_success(play: Callable[[str, str], Submitted]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run: .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
