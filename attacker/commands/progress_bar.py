@@ -9,7 +9,7 @@ from rich.markup import escape
 from attacker.attacks import AttackSpec
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay, Replayed
-from fedsim.commands.console import err, progress_bar
+from fedsim.commands.console import err, show_progress_bar
 from fedsim.recording import Recording
 
 MAX_REASONS = 3
@@ -29,7 +29,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
     for words in (*describe_routes(forecast), describe_cost(forecast)):
         if words:
             err.print(f"  {escape(words)}")
-    with progress_bar() as bar:
+    with show_progress_bar() as bar:
         task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
         try:
             result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))

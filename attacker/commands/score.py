@@ -17,8 +17,8 @@ from fedsim.commands.console import (
     err,
     out,
     print_json,
-    progress_bar,
     report_errors,
+    show_progress_bar,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
     from attacker.scoring.score import NoTruth
 
     rows, nothing = [], None
-    with progress_bar() as bar:
+    with show_progress_bar() as bar:
         task = bar.add_task("scoring", total=len(sources), words="")
         for source in sources:
             try:

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from attacker.commands.audit import parse_duration
-from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, progress_bar, report_errors
+from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, report_errors, show_progress_bar
 
 if TYPE_CHECKING:
     from attacker.sweep import SweepGrid, SweepProgress, SweepState
@@ -78,7 +78,7 @@ def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None
 
     attacks = ", ".join(one.name for one in grid.attacks)
     err.print(f"{len(grid.federations)} federations, each attacked by {escape(attacks)}; writes to {escape(str(folder))}")
-    with progress_bar() as bar:
+    with show_progress_bar() as bar:
         task = bar.add_task("sweep", total=len(grid.federations), words="")
 
         def show(progress: "SweepProgress") -> None:

@@ -45,7 +45,7 @@ def make_command_line(words: str) -> typer.Typer:
     app.suggest_commands = False  # Click does
 
     @app.callback(help=words)
-    def _options(
+    def _read_options(
         show_version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
         ] = False,
@@ -79,7 +79,7 @@ PROGRESS_SECONDS = 30.0
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
+def show_progress_bar() -> Iterator[Progress]:
     """Show a progress bar on stderr within a `with` block. Tasks are added with a field `words`, which is shown beside the bar.
 
     If stderr is not a terminal, print one line per running task every `PROGRESS_SECONDS` instead.

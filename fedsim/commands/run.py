@@ -14,8 +14,8 @@ from fedsim.commands.console import (
     out,
     parse_assignment,
     print_json,
-    progress_bar,
     report_errors,
+    show_progress_bar,
 )
 from fedsim.commands.deploy import make_link
 from fedsim.commands.show import describe_run
@@ -192,7 +192,7 @@ def federate(
         "the rest of the run writes" if resume else "the run writes",
         "resume later" if resume else "record less with --record-rounds, --record-clients",
     )
-    with progress_bar() as bar:
+    with show_progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
 
         def show_round(row: dict[str, Any]) -> None:

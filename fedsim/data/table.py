@@ -55,14 +55,14 @@ def csv(
     drop, categorical = (([names] if isinstance(names, str) else list(names)) for names in (drop, categorical))
     for name in (*drop, *categorical, *ranges, *categories, *(given for given in (label, split) if given is not None)):
         _check_known(file, name, table)
-    held_out, split = _held_out(file, table, split)
+    held_out, split = _find_held_out(file, table, split)
     label = label if label is not None else [name for name in table if name != split and name not in drop][-1]
     inputs = [name for name in table if name not in (label, split, *drop)]
     if label in (split, *drop) or not inputs:
         raise ValueError(
             f"{path}: with label {label!r}, split {split!r} and drop {list(drop)}, no input column is left; drop fewer"
         )
-    labels, classes = _labels(file, label, table[label], held_out)
+    labels, classes = _read_labels(file, label, table[label], held_out)
     known = KnownColumns(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
     features = [encode(known, name, table[name], name in categorical, max_categories) for name in inputs]
     examples = Examples(
@@ -85,7 +85,7 @@ def _check_known(file: Path, name: str, table: Table) -> None:
         raise ValueError(f"{file}: there is no column {name!r}.{hint} It has: {', '.join(table)}")
 
 
-def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str | None]:
+def _find_held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str | None]:
     """Return the mask of held-out rows, and the name of the split column, if there is one."""
     if split is None and "split" in table and set(table["split"]) == {"train", "test"}:
         split = "split"
@@ -99,7 +99,7 @@ def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str |
     return np.asarray(table[split] == "test", dtype=bool), split
 
 
-def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
+def _read_labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the class of each row (N,), and the names of the classes in order."""
     if MISSING_VALUE in texts:
         row = 1 + texts.tolist().index(MISSING_VALUE)

@@ -149,7 +149,7 @@ def test_off_a_terminal_progress_is_told_line_by_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "PROGRESS_SECONDS", 0.02)
-    with console.progress_bar() as bar:
+    with console.show_progress_bar() as bar:
         ended = bar.add_task("ended", total=1, words="")
         bar.update(ended, completed=1)
         bar.add_task("null", total=None, words="")
