@@ -255,7 +255,7 @@ def test_one_bad_case_does_not_take_its_neighbours_along(
     from attacker.attacks.matching.case_batch import CaseBatch
 
     rows = Recording(run / "recording").read_rows()
-    labels = CaseBatch.labels
+    labels = CaseBatch.find_labels
 
     def fails_for_one(self, i, rng):
         if self.cases[i].key == rows[1].key:

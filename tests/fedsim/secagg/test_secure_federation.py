@@ -122,7 +122,7 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
     assert (metrics["clients"], metrics["missing"], metrics["secagg_clipped"], metrics["secagg_clipped_clients"]) == (5, 0, 0, 0)
     agreement = run.experiment.settle_agreement()
     assert agreement is not None
-    assert recording.manifest.secure_aggregation == agreement.as_public()
+    assert recording.manifest.secure_aggregation == agreement.to_json()
     assert recording.manifest.codec == "masked"
     checked = verify(run.out)
     assert checked.damaged == checked.unexpected == ()

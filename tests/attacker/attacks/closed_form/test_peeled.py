@@ -188,7 +188,7 @@ def test_a_photograph_is_peeled_exactly_out_of_cnn6_d() -> None:
     data = DataSpec(shape=(3, 32, 32), num_classes=10)
     x = photographs(1, 32)
     seen = see(models.build(ModelSpec(name="cnn6_d"), data, seed=0), x, at=1)
-    truth = seen.chain.layers[0].activation.forward(seen.chain.layers[0].product(x.double(), seen.weights["0.weight"][0]))
+    truth = seen.chain.layers[0].activation.forward(seen.chain.layers[0].apply_weight(x.double(), seen.weights["0.weight"][0]))
     alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
     assert errors(alone.f, truth) > 0.01 * truth.var()  # its equations leave its input open
     found = peeled(seen)

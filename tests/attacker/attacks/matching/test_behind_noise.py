@@ -117,7 +117,7 @@ def test_an_answer_that_fits_noise_gives_way_to_a_search_that_leaves_it(
     monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
     (routed,) = exact()([case], rng=seeded())
     seen = observe_closed([case])
-    assert seen.measure_misfit(0, fitted.x, fitted.y) < seen.measure_misfit(0, routed.x, routed.y) < 1.1 * seen.noise(0)
+    assert seen.measure_misfit(0, fitted.x, fitted.y) < seen.measure_misfit(0, routed.x, routed.y) < 1.1 * seen.estimate_noise(0)
     assert routed.route.startswith("optimisation")
     assert mse(routed.x, x).item() < mse(fitted.x, x).item()
 
