@@ -141,8 +141,8 @@ def test_all_of_them_end_together(tended: Callable[..., IdleWorkers]) -> None:
 def test_a_worker_on_stand_by_has_what_jobs_need_and_nothing_of_truth_where_there_is_none(scores: bool) -> None:
     code = f"""
 import sys
-from attacker.service.worker.execution import warm
-warm(scores={scores})
+from attacker.service.worker.execution import import_modules
+import_modules(scores={scores})
 print(*(name in sys.modules for name in ("torch._dynamo", "scipy.optimize", "attacker.scoring.score", "fedsim.truth")))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
