@@ -122,7 +122,7 @@ def serve(
 
 def _print_address(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
     """Print the address of the service, the folder that it watches, and warnings on who can read the results."""
-    runs = len(app.state.parts.catalogue.runs())
+    runs = len(app.state.parts.catalogue.list_runs())
     keys = app.state.parts.keys
     out.print(escape(address if keys is None else f"{address}#token={keys.token}"), soft_wrap=True)
     watched = "1 run is" if runs == 1 else f"{runs} runs are"
