@@ -38,10 +38,8 @@ def guess_canaries(scorer: Scorer, recording: Recording) -> CanaryGuesses | None
     complete = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     for client in dict.fromkeys(row.client for row in complete):
         pairs = scorer.read_canaries(client)
-        rows = [
-            row for row in recording.read_rows(on_damage=lambda error: None) if row.client == client and row.status == "complete"
-        ]
-        if not pairs or not rows or client == SUM_CLIENT:
+        rows = [row for row in complete if row.client == client]
+        if not pairs or client == SUM_CLIENT:
             continue
         used = {index for row in rows for step in scorer.read_used(row.round, row.attempt, client).steps for index in step}
         total, length = torch.zeros(len(pairs)), torch.zeros(len(pairs))
