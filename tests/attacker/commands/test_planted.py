@@ -258,7 +258,7 @@ def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_pa
     settings = ServiceSettings(root=tmp_path / "runs", state=tmp_path / "state", workers=0, truth="own", token=False)
     app = make_app()
     app.state.parts = make_parts(settings)
-    app.state.parts.catalogue.look()
+    app.state.parts.catalogue.scan()
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
