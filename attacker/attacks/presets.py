@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,7 +18,6 @@ from fedsim import models
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 NetworkFamily = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
-FAMILIES: tuple[NetworkFamily, ...] = get_args(NetworkFamily)
 PRESETS = ("published", "tuned")
 """published: the settings of the attack's paper. tuned: for each family, the settings that recovered most tuning images."""
 

@@ -19,8 +19,6 @@ from fedsim.recording.array_archives import read_toml
 
 UNDEFENDED = "none"
 """Name of the federation without a defense, which every grid has as its baseline."""
-DEFENSE_KEYS = ("defense", "gradient", "network", "inputs", "secure_aggregation", "strategy")
-"""Keys of an experiment that a defense of a grid may set."""
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Strength = str | dict[Literal["defense", "gradient", "network", "inputs", "secure_aggregation", "strategy"], Any]

@@ -6,7 +6,7 @@ import os
 import random
 import uuid
 from collections.abc import Iterable
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -23,7 +23,6 @@ from fedsim.engine.apps import make_client_app, make_server_app
 from fedsim.engine.run import FederationRun
 
 Engine = Literal["ray", "local", "deployment"]
-ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class EngineError(RuntimeError):

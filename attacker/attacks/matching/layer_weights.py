@@ -24,11 +24,6 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 """The weight as a function of the convolution's number i = 1, 2, ...; AGIC's table I has increasing and decreasing ones."""
 
 
-def weigh_equally(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weight 1 for every tensor."""
-    return {name: torch.ones_like(g.flatten()[0]) for name, g in observed.items()}
-
-
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights with which each tensor counts in units of its own mean square, and the squared norm of `observed` is 1.
 

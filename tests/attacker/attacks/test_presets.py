@@ -1,6 +1,7 @@
 """Tests of presets: all are valid, every network has a family, and presets are stored as arguments."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -21,18 +22,18 @@ SUCCESS = 0.009
 
 
 @pytest.mark.parametrize("attack", list(ATTACKS))
-@pytest.mark.parametrize("family", presets.FAMILIES)
+@pytest.mark.parametrize("family", get_args(presets.NetworkFamily))
 def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -> None:
     settings = presets.get_settings(attack)
     assert set(settings) == set(presets.PRESETS)
-    assert set(settings["tuned"]) <= set(presets.FAMILIES)
+    assert set(settings["tuned"]) <= set(get_args(presets.NetworkFamily))
     for arguments in (settings["published"], settings["tuned"].get(family, {})):
         AttackSpec(name=attack, arguments=dict(arguments)).build()
 
 
 @pytest.mark.parametrize("attack", ["dlg", "idlg", "cpl", "inverting_gradients", "agic", "exact"])
 def test_every_family_has_settings_of_its_own(attack: str) -> None:
-    assert set(presets.get_settings(attack)["tuned"]) == set(presets.FAMILIES)
+    assert set(presets.get_settings(attack)["tuned"]) == set(get_args(presets.NetworkFamily))
 
 
 @pytest.mark.parametrize(
