@@ -6,6 +6,7 @@ anything, and it covers files that libraries such as SQLite open by path.
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,18 @@ RUN_ENTRIES = frozenset(
 """Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""
 SHARED_FOLDERS = ("recording", "reconstructions")
 """Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
+SETTLED_SECONDS = 3.0
+"""Age in seconds from which the time of a folder's last change tells that nothing was added since; file systems round it."""
+MAX_KNOWN_FOLDERS = 100_000
+"""Largest number of folders that are remembered."""
 SPECIAL_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+_plain_folders: set[tuple[int, int, int]] = set()
+"""Device, inode and time of the last change of folders that hold only plain files.
+
+A service checks a run of a thousand replays for every job. Whatever is put into a folder changes this time, which no program can
+set.
+"""
 
 
 def check_run(folder: Path) -> None:
@@ -84,9 +96,15 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
     """Yield errors of all entries of the folder with descriptor `at`."""
+    status, is_plain = os.fstat(at), True
     for name in sorted(os.listdir(at)):
         if not _is_plain_file(name, at):  # paths of thousands of files would take longer than a look at them
+            is_plain = False
             yield from _check_entry(folder / name, name, at, depth + 1)
+    if is_plain and time.time() - status.st_ctime > SETTLED_SECONDS:
+        if len(_plain_folders) >= MAX_KNOWN_FOLDERS:
+            _plain_folders.clear()
+        _plain_folders.add((status.st_dev, status.st_ino, status.st_ctime_ns))
 
 
 def _is_plain_file(name: str, at: int) -> bool:
@@ -108,6 +126,8 @@ def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[Damaged
     if kind == stat.S_IFDIR:
         if depth > MAX_DEPTH:
             yield DamagedFile(path, f"lies more than {MAX_DEPTH} folders deep, where no command writes; remove it")
+            return
+        if (status.st_dev, status.st_ino, status.st_ctime_ns) in _plain_folders:
             return
         try:
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)

@@ -1,0 +1,51 @@
+"""The check of a run for links and devices: what was put into a folder after an earlier check is found, too."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.recording import run_check
+from fedsim.recording.run_check import find_foreign
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for number in range(3):
+        folder = tmp_path / "run" / "reconstructions" / f"cpl-{number}"
+        folder.mkdir(parents=True)
+        (folder / "attack.json").write_text("{}")
+    (tmp_path / "run" / "recording").mkdir()
+    time.sleep(0.05)  # times of changes are rounded to some milliseconds
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("age", [0.0, run_check.SETTLED_SECONDS])
+def test_a_link_that_is_planted_after_a_check_is_found(age: float, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_check, "SETTLED_SECONDS", age)
+    for _ in range(2):
+        assert list(find_foreign(run)) == []
+    path = run / "reconstructions" / "cpl-1" / "scores.jsonl"
+    path.symlink_to(run / "elsewhere")
+    assert [error.path for error in find_foreign(run)] == [path]
+    path.unlink()
+    assert list(find_foreign(run)) == []
+
+
+def test_a_folder_that_holds_a_link_is_never_remembered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_check, "SETTLED_SECONDS", 0.0)
+    (run / "reconstructions" / "cpl-1" / "x").symlink_to("/dev/null")
+    assert [len(list(find_foreign(run))) for _ in range(3)] == [1, 1, 1]
+
+
+def test_folders_that_did_not_change_are_not_listed_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service checks a run with the results of all its earlier jobs for every job."""
+    monkeypatch.setattr(run_check, "SETTLED_SECONDS", -1.0)
+    listed: list[object] = []
+    list_folder = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda at: listed.append(at) or list_folder(at))  # type: ignore[func-returns-value]
+    assert list(find_foreign(run)) == []
+    first = len(listed)
+    assert list(find_foreign(run)) == []
+    assert (first, len(listed) - first) == (6, 2)  # the run, recording, reconstructions and 3 of it; then the first and third
