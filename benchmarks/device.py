@@ -109,8 +109,10 @@ def _count_planned_values(of: LocalClient) -> float:
 def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Measure the iterations per second of all searches together, without the time to start a search."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
-    counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
-    iterations = 3 if asked.quick or asked.device == "cpu" else 100
+    if asked.quick or asked.device == "cpu":
+        counts, iterations = (1, 2) if network == "lenet_dlg" else (1,), 2
+    else:
+        counts, iterations = (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32), 100
     ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(asked.device) is not None else (0.0,)
     rows = []
     for count in counts:
@@ -119,8 +121,8 @@ def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
             _run_search(asked, made, 2, coarse)  # loads code
             seconds = _measure_time(asked, made, iterations + 1, coarse) - _measure_time(asked, made, 1, coarse)
             row: ResultRow = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
-            rows.append(row | {"iterations_a_second": count * iterations / max(seconds, 1e-9)})
-    return rows, {"most_iterations_a_second": max(row["iterations_a_second"] for row in rows)}
+            rows.append(row | {"iterations_a_second": count * iterations / seconds if seconds > 0 else None})
+    return rows, {"most_iterations_a_second": max(row["iterations_a_second"] or 0.0 for row in rows)}
 
 
 def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
