@@ -31,7 +31,7 @@ def bound_gaussian_epsilon(right: int, guesses: int, *, canaries: int, delta: fl
     """Return a lower confidence bound on epsilon, if the mechanism is one of Gaussian noise, or its composition over rounds.
 
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
-    the others. With a million canaries, the bound is about 0.8 of epsilon; with a thousand, about half of it.
+    the others. With a million canaries, the bound is about 0.8 of epsilon; with ten thousand, about half of it.
     Source: Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run", for the trade-off function of
     Gaussian noise. Raises ValueError if `right` is not in 0 .. guesses, or `guesses` not in 1 .. canaries.
     """
