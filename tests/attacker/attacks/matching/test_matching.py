@@ -195,7 +195,7 @@ def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None
     x, y = torch.rand(6, 12, generator=seeded(5)), torch.tensor([0, 1, 2, 3, 4, 5])
     model = ModelSpec(name="mlp", arguments={"hidden": [16]})
     observation = observe((x[:4], y[:4]), (x[4:], y[4:]), model=model, data=data, learning_rate=1e-4)
-    assert observation.training.batch_sizes(6) is None
+    assert observation.training.count_step_examples(6) is None
     batch = CaseBatch(cpl(), [Case((observation,))])
     weights = {name: w.clone().requires_grad_() for name, w in observation.weights.items()}
     network = models.build(model, data)
