@@ -95,7 +95,7 @@ BATCH_NORM = {
 def test_shared_statistics_are_what_clients_made_of_them(federate: Any) -> None:
     run = federate(**BATCH_NORM)
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
-    model = models.build(run.model(), data.spec)
+    model = models.build(run.make_model_spec(), data.spec)
     names = models.list_buffers(model)
     first = list(recording.read_observations(rounds={1}))
     for o in first:
@@ -119,7 +119,7 @@ def test_local_statistics_stay_with_the_client_from_round_to_round(federate: Any
     training = {**BATCH_NORM["training"], "buffers": "local"}  # type: ignore[dict-item]
     run = federate(**{**BATCH_NORM, "training": training})
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
-    model = models.build(run.model(), data.spec)
+    model = models.build(run.make_model_spec(), data.spec)
     for client in recording.list_clients():
         buffers: dict[str, torch.Tensor] = {}
         for o in recording.read_observations(clients={client}):
