@@ -265,17 +265,28 @@ def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
 
 def _open_in_memory(content: bytes) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", check_same_thread=False)
-    connection.deserialize(content)
+    with _close_on_error(connection):
+        connection.deserialize(content)
     return connection
 
 
 def _restrict(connection: sqlite3.Connection) -> sqlite3.Connection:
     """Set limits and pragmas so that SQLite runs no code from the database and does not change it; return the connection."""
-    for limit, value in LIMITS.items():
-        connection.setlimit(limit, value)
-    for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    with _close_on_error(connection):
+        for limit, value in LIMITS.items():
+            connection.setlimit(limit, value)
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+            connection.execute(f"PRAGMA {pragma}")
     return connection
+
+
+@contextmanager
+def _close_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _copy_file(file: FileIO, to: Path) -> None:

@@ -75,12 +75,20 @@ class Store:
         self._turn, self._look = threading.Lock(), threading.Lock()
         self._told: tuple[Callable[[], object], ...] = ()
         self._writer, self._reader = self._connect(), self._connect()
+        try:
+            self._update_schema()
+        except BaseException:
+            self.close()
+            raise
+
+    def _update_schema(self) -> None:
+        """Make the tables, or update those of an earlier version. Raises ValueError for a file of a later version."""
         with self.open_transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise ValueError(
-                    f"{path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install a newer version "
-                    "of it"
+                    f"{self.path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install a newer "
+                    "version of it"
                 )
             steps = [SCHEMA_UPDATES[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
             for statement in ";\n".join(steps).split(";\n"):

@@ -48,7 +48,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 def at_work(service: int) -> list[int]:
     """Ray's own workers that do a task."""
-    return [pid for pid, command in descendants(service).items() if command.startswith("ray::work")]
+    return [pid for pid, command in descendants(service).items() if command.startswith("ray::run_remote_task")]
 
 
 def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_service(root: Path, tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_pixels_stay_bytes_until_they_are_used() -> None:
 
 
 def test_what_is_public_is_exactly_this() -> None:
-    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "described", "load"}
-    others |= {"is_code", "named", "named_parts", "parsed"}
+    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "describe", "load"}
+    others |= {"is_code", "load_text", "parse_text", "split_name"}
     assert set(datasets.__all__) == {*DATASETS, *others}
     assert all(hasattr(datasets, name) for name in datasets.__all__)
 

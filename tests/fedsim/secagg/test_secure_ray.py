@@ -24,7 +24,7 @@ def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(tmp_p
     for engine in ("ray", "local"):
         program = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "e.toml", "--out", engine]
         more = ["--engine", engine, "--device", "cpu", "--json", "--client-seed", "7"]
-        done = subprocess.run([*program, *more], cwd=tmp_path, capture_output=True, text=True, timeout=180)
+        done = subprocess.run([*program, *more], cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["complete"] == 1
         found.append({path.name: path.read_bytes() for path in sorted((tmp_path / engine / "recording/rounds").rglob("*.*"))})
