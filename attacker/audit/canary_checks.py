@@ -7,9 +7,9 @@ from typing import Any
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from attacker.scoring import Scorer
 from attacker.scoring.canaries import guess_canaries
-from defenses.empirical import CONFIDENCE, bound_epsilon, bound_gaussian_epsilon
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import find_gradient_noise, find_noise
+from defenses.privacy.empirical import CONFIDENCE, bound_epsilon, bound_gaussian_epsilon
+from defenses.privacy.sensitivity import find_gradient_noise, find_noise
 from fedsim.recording import Recording
 
 EMPIRICAL = "epsilon-refuted"

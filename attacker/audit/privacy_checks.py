@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
-from defenses.accounting import compute_epsilon
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import Noise, find_gradient_noise, find_noise
+from defenses.privacy.accounting import compute_epsilon
+from defenses.privacy.sensitivity import Noise, find_gradient_noise, find_noise
 from fedsim.recording import Recording
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.privacy import count_uses

@@ -9,7 +9,7 @@ from torch import Tensor
 from attacker.attacks.simulation.client import build_network, convert_to_gradient, find_schedule
 from attacker.attacks.simulation.gradients import build_gradient
 from attacker.scoring.score import Scorer
-from defenses.empirical import choose_guesses
+from defenses.privacy.empirical import choose_guesses
 from fedsim.recording import Observation, Recording
 from fedsim.recording.masked_vectors import SUM_CLIENT
 

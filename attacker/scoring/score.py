@@ -21,9 +21,14 @@ from attacker.scoring.comparison import compare_examples
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.environment import describe_environment
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.holdings import load_holdings
 from attacker.scoring.measures import make_empty_measures, measure
-from attacker.scoring.originals import (
+from attacker.scoring.paired import FILLED_SCORES as FILLED
+from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
+from attacker.scoring.perceptual import load as load_backbone
+from attacker.scoring.rows import ScoreRow
+from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
+from attacker.scoring.truth.holdings import load_holdings
+from attacker.scoring.truth.originals import (
     Original,
     Use,
     count_places,
@@ -32,11 +37,6 @@ from attacker.scoring.originals import (
     list_uses,
     make_link_fields,
 )
-from attacker.scoring.paired import FILLED_SCORES as FILLED
-from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
-from attacker.scoring.perceptual import load as load_backbone
-from attacker.scoring.rows import ScoreRow
-from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
 from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, hold_lock, make_private, to_json_lines, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes, to_printable

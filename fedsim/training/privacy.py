@@ -18,7 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from defenses.accounting import (
+from defenses.gradients import GradientSpec
+from defenses.privacy.accounting import (
     check_delta,
     check_prior,
     compute_bound,
@@ -26,8 +27,7 @@ from defenses.accounting import (
     compute_epsilon_drawn,
     compute_epsilon_poisson,
 )
-from defenses.gradients import GradientSpec
-from defenses.sensitivity import NO_NOISE, Noise, find_gradient_noise, find_noise
+from defenses.privacy.sensitivity import NO_NOISE, Noise, find_gradient_noise, find_noise
 from fedsim.config.experiment import Experiment
 from fedsim.recording.observation import Training
 

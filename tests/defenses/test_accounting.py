@@ -11,7 +11,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
-from defenses.accounting import (
+from defenses.privacy.accounting import (
     bound_reconstruction,
     bound_reconstruction_renyi,
     compute_bound,
@@ -19,7 +19,7 @@ from defenses.accounting import (
     compute_epsilon_drawn,
     compute_epsilon_poisson,
 )
-from defenses.sensitivity import Noise
+from defenses.privacy.sensitivity import Noise
 
 DELTA = 1e-5
 
@@ -238,7 +238,8 @@ def test_other_values_out_of_range_are_refused() -> None:
 
 def test_the_accountant_is_loaded_only_where_it_counts() -> None:
     program = (
-        "import sys, math; from defenses.accounting import compute_epsilon; from defenses.sensitivity import Noise; "
+        "import sys, math; from defenses.privacy.accounting import compute_epsilon; "
+        "from defenses.privacy.sensitivity import Noise; "
         "assert compute_epsilon(Noise(), delta=1e-5) == math.inf; "
         "print([name for name in ('dp_accounting', 'opacus', 'scipy', 'flwr') if name in sys.modules])"
     )

@@ -5,9 +5,9 @@ import pytest
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from defenses.accounting import compute_epsilon
-from defenses.empirical import bound_epsilon, bound_gaussian_epsilon, choose_guesses, is_refuted
-from defenses.sensitivity import Noise
+from defenses.privacy.accounting import compute_epsilon
+from defenses.privacy.empirical import bound_epsilon, bound_gaussian_epsilon, choose_guesses, is_refuted
+from defenses.privacy.sensitivity import Noise
 
 DELTA = 1e-5
 

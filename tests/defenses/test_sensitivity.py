@@ -11,7 +11,16 @@ from torch import Generator, Tensor
 from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, NORM_BOUNDS, Noise, find_gradient_noise, find_noise
+from defenses.privacy.sensitivity import (
+    IN_PART,
+    NO_BOUND,
+    NO_NOISE,
+    NO_SCALE,
+    NORM_BOUNDS,
+    Noise,
+    find_gradient_noise,
+    find_noise,
+)
 from defenses.spec import Kind
 
 TENSORS = 4

@@ -11,7 +11,7 @@ import torch
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded
-from attacker.scoring.originals import Original, Use, list_originals, list_uses, make_link_fields
+from attacker.scoring.truth.originals import Original, Use, list_originals, list_uses, make_link_fields
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacker.scoring.holdings import load_holdings
 from attacker.scoring.score import Scorer
+from attacker.scoring.truth.holdings import load_holdings
 from fedsim import data as datasets
 from fedsim.data import Dataset, Examples
 from fedsim.data import client_parts as parts

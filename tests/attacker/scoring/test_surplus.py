@@ -11,7 +11,7 @@ from torch import nan
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.assignment import assign_reconstructions, keep_first, rank_candidates
-from attacker.scoring.originals import count_places
+from attacker.scoring.truth.originals import count_places
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from defenses.accounting import (
+from defenses.privacy.accounting import (
     bound_reconstruction,
     bound_reconstruction_renyi,
     compute_epsilon,
     compute_epsilon_drawn,
     compute_epsilon_poisson,
 )
-from defenses.sensitivity import Noise
+from defenses.privacy.sensitivity import Noise
 from fedsim.cli import app
 from fedsim.config.experiment import ExperimentError
 from fedsim.recording import Training

@@ -16,7 +16,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
-from defenses.sensitivity import Noise
+from defenses.privacy.sensitivity import Noise
 
 RENYI_ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for i in range(18)), *range(11, 64), 128, 256, 512)
 SAMPLED_ORDERS = tuple(order for order in RENYI_ORDERS if order >= 2 and (order > 4 or order == int(order)))

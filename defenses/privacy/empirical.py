@@ -2,7 +2,7 @@
 
 A canary is a known example of which one of two versions was used, as a fair coin decided that the auditor does not see. The more
 versions the auditor guesses right from what the mechanism released, the larger epsilon must be. The two versions are neighbours
-by replacing one example, the relation of `defenses.accounting.compute_epsilon`.
+by replacing one example, the relation of `defenses.privacy.accounting.compute_epsilon`.
 """
 
 import math
@@ -12,8 +12,8 @@ from functools import lru_cache
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from defenses.accounting import check_delta, compute_epsilon
-from defenses.sensitivity import Noise
+from defenses.privacy.accounting import check_delta, compute_epsilon
+from defenses.privacy.sensitivity import Noise
 
 CONFIDENCE = 0.95
 MAX_SHIFT = 50.0
