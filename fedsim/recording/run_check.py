@@ -34,7 +34,7 @@ _plain_folders: set[tuple[int, int, int]] = set()
 """Device, inode and time of the last change of folders that hold only plain files.
 
 A service checks a run of a thousand replays for every job. Whatever is put into a folder changes this time, which no program can
-set.
+set. A further name that one of its files gets elsewhere does not, and is refused when the file is opened.
 """
 
 
