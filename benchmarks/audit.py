@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support.audit.faults import FAULTS, SOUND, plant_fault
+from support.audit.faults import FAULTS, SOUND_SETTINGS, plant_fault
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 
 from attacker.audit import GRADES, Finding, check_recording
@@ -23,14 +23,14 @@ from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-BASE: Mapping[str, Any] = {
+BASE_EXPERIMENT: Mapping[str, Any] = {
     "rounds": 6,
     "model": {"name": "mlp", "hidden": [64]},
     "data": "digits",
     "clients": {"count": 8},
     "training": {"batch_size": 4, "steps": 1, "learning_rate": 0.1},
 }
-ALARM = GRADES.index("serious")
+MIN_ALARM_GRADE = GRADES.index("serious")
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
         if asked.table != "sound":
             rows += [_measure_fault(asked, fault, Path(folder)) for fault in FAULTS]
         if asked.table != "faults":
-            rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND[:: 4 if asked.quick else 1]]
+            rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND_SETTINGS[:: 4 if asked.quick else 1]]
     faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
     summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
     summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
@@ -58,7 +58,7 @@ def _measure_fault(asked: Options, fault: Any, folder: Path) -> ResultRow:
 
 def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) -> ResultRow:
     name = str(settings.get("defense") or settings["gradient"])
-    run = _federate(asked, settings, folder / f"sound-{SOUND.index(settings)}")  # type: ignore[arg-type]
+    run = _federate(asked, settings, folder / f"sound-{SOUND_SETTINGS.index(settings)}")  # type: ignore[arg-type]
     return _check_recording("sound", name, run, lambda found: not found)
 
 
@@ -66,7 +66,7 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
     """Return the row of one recording: the rules of findings graded serious or worse, and whether they are as expected."""
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
-    found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= ALARM]
+    found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= MIN_ALARM_GRADE]
     rules = {one.rule for one in found}
     evidence = "; ".join(one.evidence for one in found)
     return {
@@ -81,7 +81,7 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
 
 def _federate(asked: Options, settings: Mapping[str, Any], out: Path) -> Path:
     """Run the federation with these settings, and return its folder."""
-    experiment = {**BASE, "seed": asked.seed, **settings}
+    experiment = {**BASE_EXPERIMENT, "seed": asked.seed, **settings}
     if isinstance(experiment["model"], str):
         models.admit(experiment["model"])
     engines.run(

@@ -15,7 +15,7 @@ from typing import Any
 
 from support.contract import Options, parse_options, print_results
 
-TABLES = {
+TABLE_MODULES = {
     "confidence": "support.calibration.confidence",
     "intervals": "support.calibration.statistics",
     "verdicts": "support.calibration.statistics",
@@ -25,7 +25,7 @@ TABLES = {
 
 
 def main() -> None:
-    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
+    asked = parse_options(__doc__ or "", tables=tuple(TABLE_MODULES))
     rows, summary = measure_tables(asked)
     print_results("calibration", rows, summary, asked)
 
@@ -34,7 +34,7 @@ def measure_tables(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
     """Return the rows of the asked table or of all, each with its name, and one summary."""
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
-    for table, module in TABLES.items():
+    for table, module in TABLE_MODULES.items():
         if asked.table in (None, table):
             own, more = getattr(import_module(module), f"measure_{table}")(asked)
             rows += [{"table": table, **row} for row in own]

@@ -26,23 +26,23 @@ from typing import Any
 import torch
 from support.contract import Options, parse_options, print_results
 from support.defenses.federation import DataFiles, federate, make_settings, measure_units, write_data
-from support.defenses.grid import GRID, PAIRS, Entry, fill_template
+from support.defenses.grid import DECLARED_PAIRS, GRID, Entry, fill_template
 from support.defenses.measured import Kept, Measured, MeasuredAttack, attack_all
 from support.defenses.outcomes import MARGIN_DB, Change, compare
-from support.defenses.settings import BATCHES, SINGLE, SUMS, describe_attacks, list_attacks
+from support.defenses.settings import BATCH_ATTACKS, SINGLE_EXAMPLE_ATTACKS, SUM_ATTACKS, describe_attacks, list_attacks
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate
 from attacker.scoring.verdict import Verdict
 
-COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in PAIRS), "exact")
+ATTACK_COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in DECLARED_PAIRS), "exact")
 """Columns of attacks in the table; without a defense the column "ignoring" is used."""
-STRENGTHS = ("mild", "middle", "strong")
-ATTACKED, QUICK_ATTACKED = 16, 6
+STRENGTH_NAMES = ("mild", "middle", "strong")
+NUM_ATTACKED, NUM_ATTACKED_QUICK = 16, 6
 """Number of updates of the first round that are attacked."""
-SUMMED = {2: 8, 4: 6, 6: 6, 8: 6}
+NUM_ATTACKED_SUMS = {2: 8, 4: 6, 6: 6, 8: 6}
 """Number of rounds whose sums are attacked, by the number of clients in each."""
-QUICK = ("clip", "top_k")
+QUICK_DEFENSES = ("clip", "top_k")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class Bench:
         return found
 
     def _make_experiment(self, job: FederationJob) -> dict[str, Any]:
-        attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMMED[job.cohort]
+        attacked = (
+            NUM_ATTACKED_QUICK if self.asked.quick else NUM_ATTACKED if job.cohort is None else NUM_ATTACKED_SUMS[job.cohort]
+        )
         experiment = make_settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
 
@@ -145,7 +147,7 @@ def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, 
 
 def _select_entries(asked: Options) -> Iterator[Entry]:
     for entry in GRID:
-        if asked.table in (None, entry.name) and (not asked.quick or asked.table or entry.name in QUICK):
+        if asked.table in (None, entry.name) and (not asked.quick or asked.table or entry.name in QUICK_DEFENSES):
             yield entry
 
 
@@ -159,7 +161,7 @@ def _plan_jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
     except NotMeasured as missing:
         print(missing, file=sys.stderr)
         return
-    for strength, text in zip(STRENGTHS, entry.settings, strict=True):
+    for strength, text in zip(STRENGTH_NAMES, entry.settings, strict=True):
         yield FederationJob(
             entry, strength, fill_template(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch
         )
@@ -167,7 +169,7 @@ def _plan_jobs(entry: Entry, bench: Bench) -> Iterator[FederationJob]:
 
 def _list_attacks() -> list[str]:
     """Return the attacks and their settings, one line each."""
-    kinds = {"single examples": SINGLE, "batches": BATCHES, "sums": SUMS}
+    kinds = {"single examples": SINGLE_EXAMPLE_ATTACKS, "batches": BATCH_ATTACKS, "sums": SUM_ATTACKS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
@@ -177,7 +179,7 @@ def _make_row(job: FederationJob, found: Measured, none: Measured | None) -> dic
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _shorten(str(job.value)), **own}
     row |= {"accuracy lost": None if none is None else none.own["accuracy"] - own["accuracy"]}
-    row |= {f"{column} (null)": _format_beside_null(found.attacked, column) for column in COLUMNS}
+    row |= {f"{column} (null)": _format_beside_null(found.attacked, column) for column in ATTACK_COLUMNS}
     best, null = found.attacked[found.strongest], found.attacked[found.best_null]
     row |= {"strongest": found.strongest, "dB": _format_interval(best.summary.psnr)}
     row |= {"best null dB": _format_interval(null.summary.null.psnr if null.summary.null else None)}
@@ -210,7 +212,7 @@ def _format_verdict(verdict: Verdict) -> str:
 
 def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
     """Yield for each attacker the paired difference between the strongest setting and no defense, with the declaration."""
-    for (attack, knows), declared in zip(PAIRS, entry.declared, strict=True):
+    for (attack, knows), declared in zip(DECLARED_PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"
         before, after = none.attacked[attack], strong.attacked[label]
         null = strong.attacked[strong.best_null].scored.null

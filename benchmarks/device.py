@@ -26,7 +26,7 @@ from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.replay.batching import LIVE_TENSORS
 
 TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
-ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+COMPARED_ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("inverting_gradients", "lenet_dlg", {"steps": 2}),
     ("cpl", "lenet_cpl", {"steps": 3}),
     ("dlg", "lenet_dlg", {"steps": 3}),
@@ -54,7 +54,7 @@ def main() -> None:
 def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the results of a few iterations from the same start on the device and on the CPU."""
     rows = []
-    for name, network, arguments in ATTACKS[:1] if asked.quick else ATTACKS:
+    for name, network, arguments in COMPARED_ATTACKS[:1] if asked.quick else COMPARED_ATTACKS:
         made = _make_cases(asked, network, 2)[1]
         spec = AttackSpec(name=name, arguments=arguments)
         found = [

@@ -21,12 +21,12 @@ from support.splits import Images, load_images
 from attacker.attacks import GradientMatching, cpl, dlg
 from attacker.scoring.metrics import is_recovered, mse, ssim
 
-PAPER = {
+PAPER_RESULTS = {
     "cpl": {"iterations": 28.3, "success": 0.973, "labels": 1.0, "ssim": 0.9985, "mse": 2.2e-4},
     "dlg": {"iterations": 114.5, "success": 0.754, "labels": 0.965, "ssim": 0.9982, "mse": 2.5e-4},
 }
 """CPL's table 2 for CIFAR-10, with the paper's own ResNet-20, which is not public."""
-STARTS = 3
+MAX_STARTS = 3
 
 
 def main() -> None:
@@ -64,9 +64,9 @@ def _load_data(asked: Options) -> list[Images]:
 
 def _compare_attacks(data: Images, asked: Options) -> list[dict[str, Any]]:
     originals = make_single_cases(data, make_paper_client(data, asked))
-    rows = [_measure(data, originals, attack, asked) for attack in (cpl(restarts=STARTS), dlg(restarts=STARTS))]
+    rows = [_measure(data, originals, attack, asked) for attack in (cpl(restarts=MAX_STARTS), dlg(restarts=MAX_STARTS))]
     if data.name == "cifar10":
-        rows += [{"data": "cifar10", "attack": key, "source": "CPL table 2", **values} for key, values in PAPER.items()]
+        rows += [{"data": "cifar10", "attack": key, "source": "CPL table 2", **values} for key, values in PAPER_RESULTS.items()]
     return rows
 
 

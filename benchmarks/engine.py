@@ -56,7 +56,7 @@ from attacker.attacks.simulation.client import build_network
 from fedsim.recording import DataSpec, Observation
 
 TABLES = ("lenet", "resnet", "quality")
-TV = 1e-4
+TV_WEIGHT = 1e-4
 QUALITY_IMAGES, QUALITY_STEPS = 8, 100
 """For the table `quality`: number of images of the report split, and of iterations, equal for all programs."""
 
@@ -75,7 +75,7 @@ class EngineSetting:
     compiles: bool = False
 
 
-SETTINGS = (
+ENGINE_SETTINGS = (
     EngineSetting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (12, 30)}, compiles=True),
     EngineSetting("resnet20_4", "resnet", True, {1: (3, 20), 8: (1, 6)}),
 )
@@ -90,7 +90,7 @@ def main() -> None:
         print("breaching is not installed, and left out; benchmarks/engine.py says how to install it")
     rows: list[ResultRow] = []
     summary: ResultRow = {}
-    for setting in SETTINGS:
+    for setting in ENGINE_SETTINGS:
         if setting.key in wanted:
             rows += _measure_side_by_side(setting, has_breaching, summary, asked)
     if "quality" in wanted and has_breaching:
@@ -165,7 +165,7 @@ def _run_ours(
         name="engine",
         objective=Objective(distance=cosine if setting.cosine else euclidean),
         parametrisation=Parametrisation(init=normal_after_normalisation, boxed=setting.cosine),
-        prior=Prior(tv=TV if setting.cosine else 0.0),
+        prior=Prior(tv=TV_WEIGHT if setting.cosine else 0.0),
         search=Search(
             optimiser=Adam(learning_rate=0.1, signed=setting.cosine, decay_at=(3 / 8, 5 / 8, 7 / 8) if setting.cosine else ()),
             steps=steps,
@@ -192,7 +192,7 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
             found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             distance = _compute_cosine_distance(found, target) if setting.cosine else _compute_squared_distance(found, target)
             if setting.cosine:
-                distance = distance + TV * total_variation(x)
+                distance = distance + TV_WEIGHT * total_variation(x)
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -267,7 +267,7 @@ def _measure_equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]
     truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, asked.seed)
     cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is told them, too
     sides: dict[str, Callable[[], Tensor]] = {
-        "breaching": lambda: torch.stack(_run_breaching(SETTINGS[1], cases, steps, tv=TV, start=start)),
+        "breaching": lambda: torch.stack(_run_breaching(ENGINE_SETTINGS[1], cases, steps, tv=TV_WEIGHT, start=start)),
         "ours": lambda: _reconstruct(_make_equal_attack(steps, asked.seed), cases, asked),
         "ours, layer weights": lambda: _reconstruct(
             replace(_make_equal_attack(steps, asked.seed), layers=weigh_by_depth(50)), cases, asked
@@ -308,7 +308,7 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
         name="engine",
         objective=Objective(distance=cosine),
         parametrisation=Parametrisation(init=lambda data, labels, rng: data.denormalise(_draw_start(data, seed)), boxed=True),
-        prior=Prior(tv=TV),
+        prior=Prior(tv=TV_WEIGHT),
         search=Search(optimiser=Adam(learning_rate=0.1, signed=True), steps=steps, stop=Stop(patience=steps + 1, decrease=0.0)),
     )
 

@@ -46,18 +46,18 @@ from attacker.cli import app as attacker
 from fedsim.cli import app as fedsim
 from fedsim.recording import DataSpec
 
-RATE = 0.1
-EXAMPLES = 3
-IMAGES = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
-ROWS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
-TABLES = {"small": networks.SHAPES, "torchvision": networks.TORCHVISION}
-NETWORKS = {name: shape for table in TABLES.values() for name, shape in table.items()}
+LEARNING_RATE = 0.1
+NUM_EXAMPLES = 3
+IMAGE_ATTACKS = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
+TABULAR_ATTACKS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
+NETWORK_TABLES = {"small": networks.SMALL_NETWORKS, "torchvision": networks.TORCHVISION_NETWORKS}
+NETWORKS = {name: shape for table in NETWORK_TABLES.values() for name, shape in table.items()}
 LARGEST_NETWORK = "MnistNet"
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=(*TABLES, *NETWORKS))
+    asked = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, *NETWORKS))
     logging.getLogger("attacker").setLevel(logging.ERROR)  # reasons for plain PyTorch are in the table
     rows = []
     for name in _list_networks(asked):
@@ -86,7 +86,7 @@ def _list_networks(asked: Options) -> list[str]:
     if asked.table in NETWORKS:
         return [asked.table]
     table = "small" if asked.quick and asked.table is None else asked.table
-    names = list(TABLES[table] if table else NETWORKS)
+    names = list(NETWORK_TABLES[table] if table else NETWORKS)
     return [name for name in names if not (asked.quick and name == LARGEST_NETWORK)]
 
 
@@ -94,7 +94,7 @@ def _measure_network(name: str, shape: tuple[int, ...], classes: int, asked: Opt
     torch.manual_seed(asked.seed)
     model, data = getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
     error, route = _measure_gradient_error(model, data, asked.seed)
-    attacks = IMAGES if data.is_image else ROWS
+    attacks = IMAGE_ATTACKS if data.is_image else TABULAR_ATTACKS
     with tempfile.TemporaryDirectory() as folder, measure_cpu() as clock:
         done, failure = attack_imported(name, model, data, attacks, Path(folder), asked.device)
     return {
@@ -112,8 +112,8 @@ def _measure_network(name: str, shape: tuple[int, ...], classes: int, asked: Opt
 
 def _measure_gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float, str]:
     rng = torch.Generator().manual_seed(seed)
-    x = torch.rand(EXAMPLES, *data.shape, generator=rng).double()
-    y = torch.randint(data.num_classes, (EXAMPLES,), generator=rng)
+    x = torch.rand(NUM_EXAMPLES, *data.shape, generator=rng).double()
+    y = torch.randint(data.num_classes, (NUM_EXAMPLES,), generator=rng)
     model = copy.deepcopy(model).double()
     reference = _reference(model, x, y)
     weights = {name: to_channels_last(p.detach()) for name, p in model.named_parameters()}
@@ -147,8 +147,8 @@ def attack_imported(
     try:
         _save_step(model, data, folder)
         (folder / "settings.toml").write_text(
-            f'num_examples = 1\n[model]\nname = "{reference}"\n[training]\nlearning_rate = {RATE}\nbatch_size = 1\nsteps = 1\n'
-            f'mode = "eval"\n[data]\nshape = {list(data.shape)}\nnum_classes = {data.num_classes}\n'
+            f'num_examples = 1\n[model]\nname = "{reference}"\n[training]\nlearning_rate = {LEARNING_RATE}\nbatch_size = 1\n'
+            f'steps = 1\nmode = "eval"\n[data]\nshape = {list(data.shape)}\nnum_classes = {data.num_classes}\n'
         )
         paths = [str(folder / part) for part in ("before.safetensors", "after.safetensors")]
         settings = str(folder / "settings.toml")
@@ -172,7 +172,7 @@ def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
     """Save the state dicts before and after a client's step, computed by plain PyTorch."""
     before = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
     own = copy.deepcopy(model)
-    optimiser = torch.optim.SGD(own.parameters(), lr=RATE)
+    optimiser = torch.optim.SGD(own.parameters(), lr=LEARNING_RATE)
     x = torch.rand(1, *data.shape, generator=torch.Generator().manual_seed(7))
     functional.cross_entropy(own(x), torch.tensor([1])).backward()
     optimiser.step()

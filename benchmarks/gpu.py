@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import PACKAGES, describe_machine
+from support.contract import VERSIONED_PACKAGES, describe_machine
 
 ROOT = Path(__file__).parents[1]
 PIECE_SECONDS = 540
@@ -229,7 +229,7 @@ def read_gpu_name() -> str:
 
 def read_versions() -> dict[str, str]:
     """Return the versions of Python, packages, CUDA and the driver."""
-    found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    found = {"python": platform.python_version(), **{package: version(package) for package in VERSIONED_PACKAGES}}
     found["cuda"] = str(torch.version.cuda)
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.contract import Options, measure_cpu, parse_options, print_results
-from support.splits import FILES, Images, load_images
+from support.splits import DATA_FILES, Images, load_images
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
@@ -30,8 +30,8 @@ from fedsim.recording import ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
-SIZES, STEPS, EACH = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
-RATE = 0.01
+BATCH_SIZES, LOCAL_STEPS, EXAMPLES_PER_STEP = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
+LEARNING_RATE = 0.01
 """The clients' learning rate."""
 
 
@@ -52,10 +52,10 @@ def main() -> None:
     asked = parse_options(__doc__ or "")
     rows = []
     for victim in _make_victims(asked):
-        for size in (1, 4, 16) if asked.quick else SIZES:
+        for size in (1, 4, 16) if asked.quick else BATCH_SIZES:
             rows.append(_measure(victim, [size], asked))
-        for steps in (2,) if asked.quick else STEPS[1:]:
-            rows.append(_measure(victim, [EACH] * steps, asked))
+        for steps in (2,) if asked.quick else LOCAL_STEPS[1:]:
+            rows.append(_measure(victim, [EXAMPLES_PER_STEP] * steps, asked))
     print_results("labels", rows, _summarise(rows), asked)
 
 
@@ -73,7 +73,7 @@ def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _make_victims(asked: Options) -> list[Victim]:
-    given = asked.data is not None and (asked.data / FILES["cifar10"]).exists()
+    given = asked.data is not None and (asked.data / DATA_FILES["cifar10"]).exists()
     name, count = ("cifar10", 3000) if given else ("mnist", 700)
     train = load_images(asked, name, count, part="tuning")
     test = load_images(asked, name, count, skip=count if train.part == "embedded" else 0)
@@ -147,7 +147,7 @@ def _observe_client(
     ends = np.cumsum(sizes)
     each = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     parts = [(data.x[rows], data.y[rows]) for rows in each]
-    training = Training(learning_rate=RATE, batch_size=sizes[0], steps=len(sizes))
+    training = Training(learning_rate=LEARNING_RATE, batch_size=sizes[0], steps=len(sizes))
     model = models.build(victim.spec, data.data)
     update = train(model, victim.weights, parts, training, data.data).update
     return Observation(

@@ -27,7 +27,7 @@ from support.contract import Options, ResultRow, parse_options, print_results
 
 from fedsim.recording.packing import positions as packed
 
-SIZE = 11_173_962
+RESNET18_PARAMETERS = 11_173_962
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
 def measure_positions(asked: Options) -> list[ResultRow]:
     """Bytes over ours, and CPU-seconds to pack and unpack, for shares of positions of the size of the usual sparsifiers."""
-    size = SIZE // 10 if asked.quick else SIZE
+    size = RESNET18_PARAMETERS // 10 if asked.quick else RESNET18_PARAMETERS
     rng = np.random.default_rng(asked.seed)
     rows = []
     for share in (0.001, 0.01, 0.1):
@@ -100,8 +100,8 @@ def _list_codecs(size: int) -> dict[str, tuple[Callable[[Any], Any], Callable[[A
     return ways
 
 
-JOBS = 20
-QUEUES = {
+NUM_JOBS = 20
+QUEUE_PROGRAMS = {
     "ours": """
 from attacker.service.jobs.job import JobSpec, Result
 from attacker.service.jobs.queue import Queue
@@ -139,7 +139,7 @@ else:
     while (task := queue.dequeue()) is not None: queue.execute(task)
 """,
 }
-WORK = """
+JOB_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 PATH, FILL, JOBS = Path(sys.argv[1]), sys.argv[2] == "fill", int(sys.argv[3])
@@ -158,17 +158,23 @@ def measure_queues(asked: Options) -> list[ResultRow]:
     late_ends: how many of two workers could end the same job, of which the first was taken for dead and only slow.
     """
     rows = []
-    for name, program in QUEUES.items():
+    for name, program in QUEUE_PROGRAMS.items():
         if name != "ours" and find_spec(name.partition(".")[0]) is None:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-c", WORK + program, folder]
-            _run(*command, "fill", str(JOBS))
-            killed = _run(*command, "work", str(JOBS), may_die=True) == -signal.SIGKILL
-            _run(*command, "work", str(JOBS))
+            command = [sys.executable, "-c", JOB_PROGRAM + program, folder]
+            _run(*command, "fill", str(NUM_JOBS))
+            killed = _run(*command, "work", str(NUM_JOBS), may_die=True) == -signal.SIGKILL
+            _run(*command, "work", str(NUM_JOBS))
             done = [path.read_text() for path in Path(folder).glob("done-*")]
-        row = {"table": "queue", "way": name, "killed": killed, "jobs": JOBS, "lost": JOBS - len(done)}
-        rows.append({**row, "twice": sum(len(text) > 1 for text in done), "late_ends": LATE[name]() if name in LATE else None})
+        row = {"table": "queue", "way": name, "killed": killed, "jobs": NUM_JOBS, "lost": NUM_JOBS - len(done)}
+        rows.append(
+            {
+                **row,
+                "twice": sum(len(text) > 1 for text in done),
+                "late_ends": LATE_END_COUNTERS[name]() if name in LATE_END_COUNTERS else None,
+            }
+        )
     return rows
 
 
@@ -202,11 +208,11 @@ def _count_late_ends_of_persistqueue() -> int:
     return sum(one is not None for one in ended)
 
 
-LATE = {"ours": _count_late_ends_of_ours, "persistqueue.SQLiteAckQueue": _count_late_ends_of_persistqueue}
+LATE_END_COUNTERS = {"ours": _count_late_ends_of_ours, "persistqueue.SQLiteAckQueue": _count_late_ends_of_persistqueue}
 
 
-TASKS = 8
-POOLS = {
+NUM_TASKS = 8
+POOL_PROGRAMS = {
     "concurrent.futures": """
 from concurrent.futures import ProcessPoolExecutor
 if __name__ == "__main__":
@@ -223,7 +229,7 @@ if __name__ == "__main__":
     except Exception as error: print(type(error).__name__)
 """,
 }
-TASK = """
+TASK_PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 TASKS = int(sys.argv[2])
@@ -234,7 +240,7 @@ def work(number):
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 """
-OURS = """
+OWN_POOL_PROGRAM = """
 import sys, threading
 from pathlib import Path
 from attacker.replay.executors import process_pool
@@ -244,7 +250,7 @@ job = ReplayJob(recording="", folder=sys.argv[1], attack="cpl", arguments={}, nu
 tasks = [Task(members=(Member(key=str(n), rows=()),)) for n in range(int(sys.argv[2]))]
 print(sum(bool(outcome.done) for _, outcome in process_pool.run_tasks(job, tasks, 2, lambda *_: None)))
 """
-WORKER = """
+OWN_WORKER_PROGRAM = """
 import json, os, signal, time
 from pathlib import Path
 from attacker.replay.executors.worker_loop import serve
@@ -265,13 +271,15 @@ serve(prepare)
 def measure_pools(asked: Options) -> list[ResultRow]:
     """Tasks that were answered of several, where the worker of one was killed once."""
     rows = []
-    for name in ("ours", *POOLS):
+    for name in ("ours", *POOL_PROGRAMS):
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "worker.py").write_text(WORKER)
+            Path(folder, "worker.py").write_text(OWN_WORKER_PROGRAM)
             script = Path(folder, "pool.py")
-            script.write_text(OURS if name == "ours" else TASK + POOLS[name] + "    print(answered)\n")
+            script.write_text(
+                OWN_POOL_PROGRAM if name == "ours" else TASK_PROGRAM + POOL_PROGRAMS[name] + "    print(answered)\n"
+            )
             done = subprocess.run(
-                [sys.executable, str(script), folder, str(TASKS)],
+                [sys.executable, str(script), folder, str(NUM_TASKS)],
                 capture_output=True,
                 text=True,
                 timeout=300,
@@ -282,7 +290,7 @@ def measure_pools(asked: Options) -> list[ResultRow]:
                 {
                     "table": "pool",
                     "way": name,
-                    "tasks": TASKS,
+                    "tasks": NUM_TASKS,
                     "answered": int(words[-1]) if words[-1].isdigit() else words[-1],
                     "error": " ".join(words[:-1]),
                 }

@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 from attacker.attacks import Attack, Case, cpl, rgap
 from attacker.scoring.metrics import is_recovered
 
-NETWORKS = ("lenet_dlg", "lenet_cpl")
-EXACT = 1e-6
+NETWORK_NAMES = ("lenet_dlg", "lenet_cpl")
+MAX_EXACT_MSE = 1e-6
 
 
 def main() -> None:
@@ -32,8 +32,8 @@ def main() -> None:
     sources = [load_images(replace(asked, data=None), "cifar10", pairs // 2), load_images(asked, "cifar10", pairs // 2)]
     _attack_pairs(rgap(), [_make_pair(0, sources, asked)], asked)  # the first call loads code
     rows, ours, searches = [], [], []
-    for network in range(len(NETWORKS)):
-        own = [_make_pair(i, sources, asked) for i in range(network, pairs, len(NETWORKS))]
+    for network in range(len(NETWORK_NAMES)):
+        own = [_make_pair(i, sources, asked) for i in range(network, pairs, len(NETWORK_NAMES))]
         found = [_attack_pairs(rgap(), [pair], asked) for pair in own]
         every = len(own) // searched
         search = _attack_pairs(cpl(restarts=1), own[::every], asked)
@@ -41,11 +41,11 @@ def main() -> None:
         ours.append(_join_results(found))
         searches.append((same, search))
         for name, one in (("rgap", ours[-1]), ("rgap", same), ("cpl", search)):
-            rows.append(_make_row(NETWORKS[network], name, one))
+            rows.append(_make_row(NETWORK_NAMES[network], name, one))
     mse = torch.cat([one.mse for one in ours])
     seconds = [s for one in ours for s in one.seconds]
     summary = {
-        "success": float((mse <= EXACT).double().mean()),
+        "success": float((mse <= MAX_EXACT_MSE).double().mean()),
         "pairs": len(mse),
         "mse_max": float(mse.max()),
         "cpu_seconds": sum(seconds) / len(mse),
@@ -76,8 +76,8 @@ def _make_pair(i: int, sources: Sequence[Images], asked: Options) -> PeelCase:
     """Return pair i, whose weights are drawn with the seed plus i."""
     found = sources[(i // 2) % 2]
     x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
-    one = make_client(NETWORKS[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
-    return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORKS[i % 2]}-{i}"))
+    one = make_client(NETWORK_NAMES[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
+    return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORK_NAMES[i % 2]}-{i}"))
 
 
 def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], asked: Options) -> Found:
@@ -98,7 +98,7 @@ def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
         "network": network,
         "attack": attack,
         "pairs": len(found.mse),
-        "success": float((found.mse <= EXACT).double().mean()),
+        "success": float((found.mse <= MAX_EXACT_MSE).double().mean()),
         "recovered": int(found.recovered.sum()),
         "mse_median": float(found.mse.median()),
         "mse_max": float(found.mse.max()),

@@ -37,9 +37,9 @@ from fedsim.engine import engines
 from fedsim.recording import DataSpec, Observation, Recording, Training
 from fedsim.server import record
 
-APP = Path(__file__).parents[1] / "tests" / "foreign" / "quickstart"
-DATA = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
-CLIENTS, EXAMPLES, QUICK_EXAMPLES, RATE = 10, 1600, 60, 0.1
+APP_FOLDER = Path(__file__).parents[1] / "tests" / "foreign" / "quickstart"
+DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
+NUM_CLIENTS, NUM_EXAMPLES, NUM_EXAMPLES_QUICK, LEARNING_RATE = 10, 1600, 60, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class AppSetting:
         """The training settings that the server prescribes."""
         epochs = 1 if self.steps is None else None
         return Training(
-            learning_rate=RATE, batch_size=self.batch_size, epochs=epochs, steps=self.steps, momentum=0.9, mode="train"
+            learning_rate=LEARNING_RATE, batch_size=self.batch_size, epochs=epochs, steps=self.steps, momentum=0.9, mode="train"
         )
 
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 def draw_images(asked: Options) -> Images:
     """Return the images of all clients; of its own, each client holds out a fifth."""
-    return load_images(asked, "cifar10", QUICK_EXAMPLES if asked.quick else EXAMPLES)
+    return load_images(asked, "cifar10", NUM_EXAMPLES_QUICK if asked.quick else NUM_EXAMPLES)
 
 
 def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
@@ -91,11 +91,11 @@ def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
 def measure_settings(settings: Sequence[AppSetting], drawn: Images, asked: Options) -> list[dict[str, Any]]:
     """Run the app on images with each of the settings, attack it, and return a row for each client that was attacked."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    sys.path.insert(0, str(APP))
+    sys.path.insert(0, str(APP_FOLDER))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "examples.npz"
         pixels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA.num_classes)
+        np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA_SPEC.num_classes)
         os.environ["QUICKSTART_DATA"] = str(path)
         return [
             row for setting in settings for row in _measure_setting(setting, Path(folder) / setting.name.replace(" ", "-"), asked)
@@ -107,9 +107,9 @@ def _measure_setting(setting: AppSetting, folder: Path, asked: Options) -> list[
     import server_app
 
     random.seed(asked.seed)
-    strategy = record(FedAvg(fraction_evaluate=0.0), folder, model="task:Net", training=setting.training, data=DATA)
+    strategy = record(FedAvg(fraction_evaluate=0.0), folder, model="task:Net", training=setting.training, data=DATA_SPEC)
     clients = client_app.make_app(batch_size=setting.batch_size, limit=None, momentum=0.9, steps=setting.steps)
-    engines.run_local(server_app.make_app(strategy, rounds=1, lr=RATE, seed=asked.seed + 2), clients, CLIENTS)
+    engines.run_local(server_app.make_app(strategy, rounds=1, lr=LEARNING_RATE, seed=asked.seed + 2), clients, NUM_CLIENTS)
     recording = Recording(folder / "recording")
     chosen = recording.read_rows()[: setting.attacked]
     names = frozenset(row.client for row in chosen)
@@ -160,12 +160,12 @@ def _find_truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, 
     def measure_difference(client: int) -> float:
         network = task.Net()
         network.load_state_dict(dict(observation.weights))
-        loader, _ = task.load_data(client, CLIENTS, setting.batch_size)
-        task.train(network, loader, 1, RATE, momentum=0.9, steps=setting.steps)
+        loader, _ = task.load_data(client, NUM_CLIENTS, setting.batch_size)
+        task.train(network, loader, 1, LEARNING_RATE, momentum=0.9, steps=setting.steps)
         trained = {name: p.detach() - observation.weights[name] for name, p in network.named_parameters()}
         return sum(float((trained[name] - u).square().sum()) for name, u in observation.update.items())
 
-    x, y = task.load_data(min(range(CLIENTS), key=measure_difference), CLIENTS, 1)[0].dataset.tensors
+    x, y = task.load_data(min(range(NUM_CLIENTS), key=measure_difference), NUM_CLIENTS, 1)[0].dataset.tensors
     count = len(x) if setting.steps is None else setting.steps * setting.batch_size
     return x[:count] / 2 + 0.5, y[:count]
 

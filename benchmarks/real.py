@@ -29,19 +29,19 @@ from fedsim import data as datasets
 from fedsim.recording import DataSpec, Training
 
 NETWORKS = {"resnet18": "resnet18", "mobilenet": "mobilenet_v3_small", "vit": "vit_b_16"}
-PIXELS = (64, 128, 224)
-TABLES = tuple(f"{network}-{pixels}" for network in NETWORKS for pixels in PIXELS)
-BATCHES = (1, 4, 16)
+IMAGE_SIDES = (64, 128, 224)
+TABLES = tuple(f"{network}-{pixels}" for network in NETWORKS for pixels in IMAGE_SIDES)
+BATCH_SIZES = (1, 4, 16)
 STORED_PIXELS = 128
 """Side of the ImageNet images in --data; larger images would only be enlarged ones."""
-CLASSES = 10
+NUM_CLASSES = 10
 
 
 def main() -> None:
     """Run the benchmark."""
     asked = parse_options(__doc__ or "", tables=TABLES)
     network, _, pixels = (asked.table or TABLES[0]).partition("-")
-    rows = [_measure(asked, network, int(pixels), batch) for batch in (BATCHES[:2] if asked.quick else BATCHES)]
+    rows = [_measure(asked, network, int(pixels), batch) for batch in (BATCH_SIZES[:2] if asked.quick else BATCH_SIZES)]
     last = rows[-1]
     print_results(
         f"real {network}-{pixels}",
@@ -97,7 +97,9 @@ def _load_examples(asked: Options, pixels: int, count: int) -> Images:
         chosen = order.repeat(-(-count // len(order)))[:count]
         x, y = loaded.train[chosen.numpy()]
         found = Images("photos", x, torch.as_tensor(y), loaded.spec)
-    return replace(found, x=x.clamp(0, 1), y=found.y % CLASSES, data=DataSpec(shape=(3, pixels, pixels), num_classes=CLASSES))
+    return replace(
+        found, x=x.clamp(0, 1), y=found.y % NUM_CLASSES, data=DataSpec(shape=(3, pixels, pixels), num_classes=NUM_CLASSES)
+    )
 
 
 def _make_client(asked: Options, network: str, data: DataSpec, batch: int) -> LocalClient:

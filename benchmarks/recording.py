@@ -38,7 +38,7 @@ from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
 from fedsim.server import record
 
-CLIENTS, STEPS, BATCH = 10, 2, 16
+NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 
 
 def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
@@ -51,8 +51,15 @@ def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> st
 
 
 def make_experiment(data: str, rounds: int, seed: int) -> Experiment:
-    training = {"learning_rate": 0.05, "batch_size": BATCH, "steps": STEPS, "mode": "train", "buffers": "shared"}
-    raw = {"seed": seed, "rounds": rounds, "model": "resnet18", "data": data, "clients": {"count": CLIENTS}, "training": training}
+    training = {"learning_rate": 0.05, "batch_size": BATCH_SIZE, "steps": LOCAL_STEPS, "mode": "train", "buffers": "shared"}
+    raw = {
+        "seed": seed,
+        "rounds": rounds,
+        "model": "resnet18",
+        "data": data,
+        "clients": {"count": NUM_CLIENTS},
+        "training": training,
+    }
     return validate(raw, source="benchmark")
 
 
@@ -67,7 +74,7 @@ def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], N
     """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording."""
     e = make_experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
-    parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
+    parts = split(loaded.train, NUM_CLIENTS, seed=seed, name="iid")
     network = models.build(FederationRun(experiment=e, out=out).make_model_spec(), loaded.spec, seed=seed)
     app, server = ClientApp(), ServerApp()
 
@@ -77,17 +84,17 @@ def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], N
         network.train()
         optimiser = torch.optim.SGD(network.parameters(), lr=e.training.learning_rate)
         mine = parts[int(context.node_config["partition-id"])]
-        for step in range(STEPS):
-            x, y = loaded.train[mine[step * BATCH : (step + 1) * BATCH]]
+        for step in range(LOCAL_STEPS):
+            x, y = loaded.train[mine[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]]
             optimiser.zero_grad()
             torch.nn.functional.cross_entropy(network(x), y).backward()
             optimiser.step()
-        metrics = MetricRecord({"num-examples": STEPS * BATCH})
+        metrics = MetricRecord({"num-examples": LOCAL_STEPS * BATCH_SIZE})
         return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS, min_train_nodes=CLIENTS)
+        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=NUM_CLIENTS, min_train_nodes=NUM_CLIENTS)
         x, y = loaded.test[:]
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -103,10 +110,10 @@ def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], N
         )
 
     engine.set_verbosity(False)
-    engine.run_local(server, app, CLIENTS)
+    engine.run_local(server, app, NUM_CLIENTS)
 
 
-WAYS = {"plain": run_plain, "recorded": run_recorded}
+RUN_FUNCTIONS = {"plain": run_plain, "recorded": run_recorded}
 
 
 def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
@@ -120,17 +127,17 @@ def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: A
         turn.recv()
         clock[:] = time.perf_counter(), time.process_time()
 
-    WAYS[way](data, rounds, seed, Path(out), send_turn)
+    RUN_FUNCTIONS[way](data, rounds, seed, Path(out), send_turn)
 
 
 def measure_cost(asked: Options) -> None:
     """Measure plain Flower and our recording federation in separate processes, which run a round each in turn."""
     rounds = 2 if asked.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
-        data = write_images(asked, Path(scratch), CLIENTS * STEPS * BATCH, BATCH)
+        data = write_images(asked, Path(scratch), NUM_CLIENTS * LOCAL_STEPS * BATCH_SIZE, BATCH_SIZE)
         context = multiprocessing.get_context("spawn")
         turns, processes = {}, []
-        for way in WAYS:
+        for way in RUN_FUNCTIONS:
             turns[way], theirs = context.Pipe()
             arguments = (way, data, rounds, asked.seed, f"{scratch}/{way}", theirs)
             processes.append(context.Process(target=_run_stepwise, args=arguments))
@@ -256,7 +263,7 @@ def measure_scale(asked: Options) -> None:
 
 # --- the same training with and without ---
 
-TRAINED, HELD_OUT = 2000, 500
+NUM_TRAINED, NUM_HELD_OUT = 2000, 500
 
 
 def make_learning_experiment(data: str, rounds: int, seed: int) -> Experiment:
@@ -328,7 +335,7 @@ def measure_accuracy(asked: Options) -> None:
     torch.set_num_threads(1)
     rounds, share = (2, 10) if asked.quick else (12, 1)
     with tempfile.TemporaryDirectory() as scratch:
-        data = write_images(asked, Path(scratch), TRAINED // share, HELD_OUT // share)
+        data = write_images(asked, Path(scratch), NUM_TRAINED // share, NUM_HELD_OUT // share)
         e = make_learning_experiment(data, rounds, asked.seed)
         ways = {"plain": _learn_plain, "recorded": partial(_learn_plain, recorded=True), "ours": _learn_recorded}
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -22,8 +22,7 @@ import torch
 from support.contract import Options, measure_cpu, parse_options, print_results
 from support.rgap.limits import measure_limits
 from support.rgap.linear import measure_linear
-from support.rgap.rank_trials import PAPER as PAPER_NETWORKS
-from support.rgap.rank_trials import make_paper_network, measure_right_share
+from support.rgap.rank_trials import PAPER_NETWORKS, make_paper_network, measure_right_share
 from support.single_cases import make_client
 from support.splits import Images, load_images
 
@@ -31,11 +30,11 @@ from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.networks.chain import read_chain
 
-IDENTICAL = 1e-4
-SUCCESS = 1e-3
-INDICES = (-484, 405, 405, -208, 316)
+MAX_IDENTICAL_MSE = 1e-4
+MAX_SUCCESS_MSE = 1e-3
+PAPER_INDICES = (-484, 405, 405, -208, 316)
 """Indices in the paper's table 2, of five networks; the second and the third are equal here."""
-PAPER = {
+PAPER_RESULTS = {
     ("cifar10", "cnn6"): {"rgap": (0.010, 0.017), "dlg": (0.050, 1.4), "hgap": (6.9e-3, 7.9e-3)},
     ("cifar10", "cnn6_d"): {"rgap": (1.39, 0.73), "dlg": (0.053, 0.013), "hgap": (0.053, 0.013)},
     ("mnist", "cnn6"): {"rgap": (1.9e-4, 7.0e-4), "dlg": (4.2e-4, 4.8e-4), "hgap": (1.4e-4, 1.9e-4)},
@@ -60,7 +59,7 @@ def measure_table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
     }
-    indices = [analyse_rank(read_chain(make_paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in INDICES]
+    indices = [analyse_rank(read_chain(make_paper_network(PAPER_NETWORKS[i]), (3, 32, 32)), prove=0).index for i in PAPER_INDICES]
     summary = {
         "cnn6_mse_max": ours["cnn6", "rgap"]["mse_max"],
         "cnn6_cpu_seconds": ours["cnn6", "rgap"]["cpu_seconds"],
@@ -95,7 +94,7 @@ def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
         rows.append(_measure_attack(found.take_first(count), network, attack, run, asked))
         print(f"{name} {network} {attack}: {rows[-1]['mse']:.2g}", file=sys.stderr)
     for network in ("cnn6", "cnn6_d"):
-        for attack, (mean, deviation) in PAPER[name, network].items():
+        for attack, (mean, deviation) in PAPER_RESULTS[name, network].items():
             rows.append(
                 {"data": name, "network": network, "attack": attack, "source": "R-GAP table 1", "mse": mean, "sd": deviation}
             )
@@ -124,8 +123,8 @@ def _measure_attack(found: Images, network: str, name: str, attack: Attack, aske
         "sd": float(mse.std()) if len(mse) > 1 else 0.0,
         "mse_median": float(mse.median()),
         "mse_max": float(mse.max()),
-        "same": float((mse <= IDENTICAL).double().mean()),
-        "success": float((mse <= SUCCESS).double().mean()),
+        "same": float((mse <= MAX_IDENTICAL_MSE).double().mean()),
+        "success": float((mse <= MAX_SUCCESS_MSE).double().mean()),
         "cpu_seconds": sum(seconds) / len(seconds),
         "cpu_max": max(seconds),
     }
@@ -138,7 +137,7 @@ def _attack_case(attack: Attack, case: Case, x: torch.Tensor, asked: Options) ->
     return float((found[0].x[0] - x).double().square().mean()), clock.seconds
 
 
-MEMORY = """
+MEMORY_PROGRAM = """
 import sys, torch
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
@@ -154,7 +153,7 @@ def measure_peak_memory(asked: Options) -> float | None:
     """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux."""
     if not Path("/proc/self/status").exists():
         return None
-    script = MEMORY.format(folder=str(Path(__file__).parent), seed=asked.seed)
+    script = MEMORY_PROGRAM.format(folder=str(Path(__file__).parent), seed=asked.seed)
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     return float(out.splitlines()[-1])
 
@@ -187,7 +186,7 @@ def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dic
     mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(found, x, strict=True)])
     wall = sum(one.seconds for one in found)
     row = {"images": count, "device": asked.device, "wall_seconds": wall, "cpu_seconds": clock.seconds}
-    row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= IDENTICAL).double().mean())}
+    row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= MAX_IDENTICAL_MSE).double().mean())}
     return [row], {"many_seconds": wall, "many_mse_max": row["mse_max"], "many_same": row["same"]}
 
 

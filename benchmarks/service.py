@@ -25,24 +25,24 @@ from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-API = "/api/v1"
-STEP = {"learning_rate": 0.01, "batch_size": 1, "steps": 1}
-SCORED: dict[str, Any] = {
+API_PREFIX = "/api/v1"
+ONE_STEP_TRAINING = {"learning_rate": 0.01, "batch_size": 1, "steps": 1}
+SCORED_EXPERIMENT: dict[str, Any] = {
     "rounds": 3,
     "model": "lenet_cpl",
     "data": {"name": "photos", "size": 32},
     "clients": {"count": 8},
-    "training": STEP,
+    "training": ONE_STEP_TRAINING,
 }
-CLIENTS_OF_TINY = 2
-TINY: dict[str, Any] = {
+NUM_TINY_CLIENTS = 2
+TINY_EXPERIMENT: dict[str, Any] = {
     "rounds": 1,
     "model": {"name": "mlp", "hidden": [8]},
     "data": "digits",
-    "clients": {"count": CLIENTS_OF_TINY},
+    "clients": {"count": NUM_TINY_CLIENTS},
     "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
 }
-LIVE = """
+LIVE_EXPERIMENT = """
 seed = 0
 rounds = {rounds}
 model = {{ name = "mlp", hidden = [32] }}
@@ -50,7 +50,7 @@ data = {{ name = "photos", size = 32 }}
 clients = {{ count = 20 }}
 training = {{ learning_rate = 0.01, batch_size = 1, steps = 1 }}
 """
-RULES = """
+RULES_FILE_TEXT = """
 [[rule]]
 name = "live"
 attack = "exact"
@@ -58,9 +58,9 @@ recordings = ["live"]
 null = false
 priority = 5
 """
-ENDLESS = {"recording": "scored", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
+ENDLESS_JOB = {"recording": "scored", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
 TIMEOUT_SECONDS = 1800.0
-ENDED = ("done", "failed", "cancelled", "set_aside")
+FINAL_STATES = ("done", "failed", "cancelled", "set_aside")
 """Final states of a job."""
 
 
@@ -78,19 +78,26 @@ def attack_and_score(run: Path) -> None:
 
 def list_paths(service: ServiceProcess) -> list[str]:
     """Return the paths that a page requests while a user watches a run, each about equally often."""
-    run = f"{API}/recordings/scored"
+    run = f"{API_PREFIX}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
     cases = service.list_items(f"{run}/cases?attack={source}")
     detail = f"{run}/cases/{source}/{cases[0]['case']}"
     image = service.ask(detail)["examples"][0]["image"]
-    lists = [f"{API}/recordings", f"{API}/jobs", run, f"{run}/grid?attack={source}", f"{run}/observations", f"{run}/leakage"]
+    lists = [
+        f"{API_PREFIX}/recordings",
+        f"{API_PREFIX}/jobs",
+        run,
+        f"{run}/grid?attack={source}",
+        f"{run}/observations",
+        f"{run}/leakage",
+    ]
     return [*lists, f"{run}/cases?attack={source}", f"{run}/training", detail, image]
 
 
 def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any]]:
     """Measure the latency of reads while an attack runs, which would take hours."""
-    job = service.ask(f"{API}/jobs", ENDLESS)["id"]
-    while not service.ask(f"{API}/jobs/{job}")["progress"]["share"]:
+    job = service.ask(f"{API_PREFIX}/jobs", ENDLESS_JOB)["id"]
+    while not service.ask(f"{API_PREFIX}/jobs/{job}")["progress"]["share"]:
         time.sleep(0.2)
     paths, rows = list_paths(service), []
     for rate in (200.0, None):
@@ -99,7 +106,7 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
         p50, p99 = np.percentile(taken, [50, 99])
         what = "reads at 200 a second" if rate else "reads as fast as 4 clients can"
         rows.append({"what": what, "per_second": len(taken) / elapsed, "p50_ms": p50, "p99_ms": p99, "max_ms": taken.max()})
-    assert service.ask(f"{API}/jobs/{job}")["state"] == "running"
+    assert service.ask(f"{API_PREFIX}/jobs/{job}")["state"] == "running"
     return rows
 
 
@@ -118,7 +125,7 @@ def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
 def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
     """Measure how many rounds attacks lag behind a live federation of 20 clients, whose rounds a rule attacks."""
     experiment = root.parent / "live.toml"
-    experiment.write_text(LIVE.format(rounds=rounds))
+    experiment.write_text(LIVE_EXPERIMENT.format(rounds=rounds))
     code = "from fedsim.cli import main; main()"
     command = [sys.executable, "-c", code, "run", str(experiment), "--engine", "ray", "--out", str(root / "live")]
     log = root.parent / "live.log"
@@ -132,7 +139,7 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
             now = time.perf_counter()
             for n in list_rounds(root / "live"):
                 there.setdefault(n, now)
-            for job in service.list_items(f"{API}/jobs?recording=live&state=done"):
+            for job in service.list_items(f"{API_PREFIX}/jobs?recording=live&state=done"):
                 done.setdefault(int(job["spec"]["rounds"]), time.perf_counter())
             lags.append(len(there) - len(done))
             if len(there) == rounds and at_end is None:  # the last one has just come: at best it alone is not attacked yet
@@ -163,7 +170,7 @@ def list_rounds(run: Path) -> list[int]:
 def is_answered(root: Path, job: dict[str, Any]) -> bool:
     """Return whether the results that a job reports are on disk."""
     folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
-    return all(len(list(folder.glob("*.safetensors"))) == CLIENTS_OF_TINY for folder in folders)
+    return all(len(list(folder.glob("*.safetensors"))) == NUM_TINY_CLIENTS for folder in folders)
 
 
 def is_kill_allowed(left: list[dict[str, Any]]) -> bool:
@@ -185,14 +192,14 @@ def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
 def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
     """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs."""
     spec = {"recording": "tiny", "attack": "exact", "null": False}
-    ids = [service.ask(f"{API}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
+    ids = [service.ask(f"{API_PREFIX}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
     draw, first, kills, killed, begun = random.Random(seed), dict[str, tuple[str, int]](), 0, 0, time.perf_counter()
     twice: set[str] = set()
     while True:
-        jobs = [job for job in service.list_items(f"{API}/jobs?recording=tiny") if job["id"] in set(ids)]
+        jobs = [job for job in service.list_items(f"{API_PREFIX}/jobs?recording=tiny") if job["id"] in set(ids)]
         done = {job["id"]: (job["ended"], job["attempts"]) for job in jobs if job["state"] == "done"}
         twice |= {id for id, how in done.items() if first.setdefault(id, how) != how}
-        left = [job for job in jobs if job["state"] not in ENDED]
+        left = [job for job in jobs if job["state"] not in FINAL_STATES]
         if (len(jobs) == count and not left) or time.perf_counter() - begun > TIMEOUT_SECONDS:
             break
         if kills < 3 and len(done) >= count * (kills + 1) / 4:
@@ -220,17 +227,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "root"
         root.mkdir()
-        (root.parent / "rules.toml").write_text(RULES)
-        federate(SCORED, root / "scored")
-        federate(TINY, root / "tiny")
+        (root.parent / "rules.toml").write_text(RULES_FILE_TEXT)
+        federate(SCORED_EXPERIMENT, root / "scored")
+        federate(TINY_EXPERIMENT, root / "tiny")
         attack_and_score(root / "scored")
         service = ServiceProcess(root, "--workers", "1", "--truth", "own", "--rules", str(root.parent / "rules.toml"))
         try:
             print("reads while an attack runs", file=sys.stderr)
             rows = [*measure_reads(service, seconds), measure_memory(service, requests)]
-            (job,) = service.list_items(f"{API}/jobs?state=running")
-            service.ask(f"{API}/jobs/{job['id']}/cancel", {})
-            while service.ask(f"{API}/jobs/{job['id']}")["state"] == "running":
+            (job,) = service.list_items(f"{API_PREFIX}/jobs?state=running")
+            service.ask(f"{API_PREFIX}/jobs/{job['id']}/cancel", {})
+            while service.ask(f"{API_PREFIX}/jobs/{job['id']}")["state"] == "running":
                 time.sleep(0.1)
             print("a live federation", file=sys.stderr)
             rows.append(measure_lag(service, root, rounds))

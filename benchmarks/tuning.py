@@ -28,7 +28,7 @@ from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching import smooth_images
 from attacker.scoring.metrics import is_recovered, mse
 
-NETWORKS: dict[str, tuple[int, int]] = {
+NETWORK_EFFORT: dict[str, tuple[int, int]] = {
     "lenet_cpl": (4, 1200),
     "mlp": (4, 600),
     "cnn6": (2, 600),
@@ -36,16 +36,16 @@ NETWORKS: dict[str, tuple[int, int]] = {
     "resnet20_4": (2, 600),
 }
 """Number of images of each data set, and of steps, by network, for a few CPU-minutes."""
-SETTINGS: tuple[dict[str, Any], ...] = (
+SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
     {"signed": True, "tv": 1e-4},
     {"signed": False, "tv": 1e-4},
     {"signed": False, "tv": 1e-3},
     {"signed": False, "tv": 1e-2},
 )
 
-SMOOTH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relative": True}
-SEARCHES: tuple[dict[str, Any], ...] = (SMOOTH, {**SMOOTH, "tv": 1e-6}, {**SMOOTH, "features": True})
-SEARCHED = 200
+SMOOTH_SEARCH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relative": True}
+SEARCH_SETTINGS: tuple[dict[str, Any], ...] = (SMOOTH_SEARCH, {**SMOOTH_SEARCH, "tv": 1e-6}, {**SMOOTH_SEARCH, "features": True})
+NUM_SKIPPED_IMAGES = 200
 """Images of the tuning part that `searches` passes over."""
 
 
@@ -60,11 +60,11 @@ def main() -> None:
 def measure_signs(asked: Options) -> TableAndSummary:
     """Measure Inverting Gradients by sign, total variation and steps, with one example per client."""
     rows = []
-    for name, (count, steps) in NETWORKS.items():
+    for name, (count, steps) in NETWORK_EFFORT.items():
         for data in draw_images(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
             seen = make_client(name, data.data, seed=asked.seed)
             originals = make_batch_cases(data, seen, 1)
-            for setting in SETTINGS[:1] if asked.quick else SETTINGS:
+            for setting in SIGN_SETTINGS[:1] if asked.quick else SIGN_SETTINGS:
                 attack = inverting_gradients(steps=20 if asked.quick else steps, **setting)
                 rows.append(
                     {"network": name, "data": data.name, **setting, "steps": steps, **summarise_attack(attack, originals, asked)}
@@ -75,9 +75,9 @@ def measure_signs(asked: Options) -> TableAndSummary:
 def measure_searches(asked: Options) -> TableAndSummary:
     """Measure CPL's search on batches of 8, in which most examples share their class with others, by start and smoothness."""
     rows = []
-    for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else SEARCHED):
+    for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
         originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))
-        for setting in SEARCHES[:1] if asked.quick else SEARCHES:
+        for setting in SEARCH_SETTINGS[:1] if asked.quick else SEARCH_SETTINGS:
             search = cpl(optimiser="wolfe", steps=2 if asked.quick else 50, **setting)
             rows.append(
                 {"data": data.name, **setting, "steps": search.search.steps, **summarise_attack(search, originals, asked)}

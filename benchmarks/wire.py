@@ -21,7 +21,7 @@ from fedsim.recording import ModelSpec, Training
 from fedsim.recording.codec import decode, encode
 from fedsim.training.local import train
 
-DEFENSES = (
+DEFENSE_SPECS = (
     "",
     "sign()",
     "sign('mean')",
@@ -35,8 +35,8 @@ DEFENSES = (
     "top_k(0.1)",
     "top_k(0.01) | qsgd(levels=1, norm='linf')",
 )
-CODECS = ("dense", "sparse", "bits", "levels")
-SUMMARY = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio": "top_k(0.01"}
+CODEC_NAMES = ("dense", "sparse", "bits", "levels")
+SUMMARY_KEYS = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio": "top_k(0.01"}
 """Keys of the summary: the largest ratio of all defenses whose specification begins with this text, each with its codec."""
 
 
@@ -47,14 +47,14 @@ def main() -> None:
     dense = records.to_arrays(update).count_bytes()
     turns = 1 if asked.quick else 5
     rows = []
-    for text in DEFENSES:
+    for text in DEFENSE_SPECS:
         spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(asked.seed)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), rng)
-        codecs = CODECS if not text else (spec.choose_codec(),)  # whatever a codec is given must come through
+        codecs = CODEC_NAMES if not text else (spec.choose_codec(),)  # whatever a codec is given must come through
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
-    summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY.items()}
+    summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY_KEYS.items()}
     print_results("wire", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "numpy", "flwr")
+VERSIONED_PACKAGES = ("torch", "numpy", "flwr")
 
 ResultRow = dict[str, Any]
 """A row of a benchmark's table, or its summary, by column."""
@@ -83,7 +83,7 @@ def describe_machine() -> str:
 
 def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
     """Print the rows as a table, then the summary; with --json one object on the last line."""
-    versions = {package: version(package) for package in PACKAGES} | {"python": platform.python_version()}
+    versions = {package: version(package) for package in VERSIONED_PACKAGES} | {"python": platform.python_version()}
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

@@ -30,19 +30,21 @@ from support.contract import Options
 
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)
-TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
+PARTS_OF_TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
 """The part of each tenth of the range of content hashes."""
-TUNED = Path(__file__).parents[1] / "tuned.json"
-FILES = {
+TUNED_FILE = Path(__file__).parents[1] / "tuned.json"
+DATA_FILES = {
     "cifar10": "cifar10/train.npz",
     "cifar100": "cifar100/cifar100_4k.npz",
     "lfw": "lfw/lfw32.npz",
     "mnist": "mnist/mnist10k.npz",
     "imagenet": "imagenet128/train.npz",
 }
-PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
-EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(("photos", "cifar10", "cifar100", "lfw", "imagenet"), PHOTOS)
-EMBEDDED["mnist"] = ("digits", {})
+EMBEDDED_PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
+EMBEDDED_DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(
+    ("photos", "cifar10", "cifar100", "lfw", "imagenet"), EMBEDDED_PHOTOS
+)
+EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
 """Embedded data sets for missing files. They were used to choose settings, so that their rows are marked, and not published."""
 
 
@@ -81,13 +83,13 @@ class Images:
 
 
 def load_images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
-    """Draw `count` examples of one part of a data set of `FILES`, in the order of their hashes.
+    """Draw `count` examples of one part of a data set of `DATA_FILES`, in the order of their hashes.
 
     skip: number of examples of the part to leave out first, so that two draws share none.
     If --data has no such file, draw from the embedded data set, whose part is "embedded". Raises ValueError if the part
     has too few examples, and TunedOn if an example of the report part is listed in `tuned.json`.
     """
-    path = asked.data / FILES[name] if asked.data and name in FILES else None
+    path = asked.data / DATA_FILES[name] if asked.data and name in DATA_FILES else None
     if path is None or not path.exists():
         return _load_embedded(name, count, skip, missing=path)
     loaded = _load(path)
@@ -120,7 +122,7 @@ def hash_example(value: NDArray[Any]) -> str:
 
 def find_part(key: str) -> Part:
     """Return the part of the example with this digest; listed examples are in the tuning part."""
-    return "tuning" if key in _read_tuned() else TENTHS[int(key, 16) % 10]
+    return "tuning" if key in _read_tuned() else PARTS_OF_TENTHS[int(key, 16) % 10]
 
 
 def refuse_tuned(keys: Iterable[str]) -> None:
@@ -130,7 +132,7 @@ def refuse_tuned(keys: Iterable[str]) -> None:
             raise TunedOn(f"example {key} chose {_read_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
 
 
-def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
+def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> None:
     """Add examples to `tuned.json`. purpose: the setting that they were used to choose."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[purpose] = sorted({*known.get(purpose, []), *keys})
@@ -141,7 +143,7 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
 @cache
 def _read_tuned() -> dict[str, str]:
     """Return the purpose of each listed example, by digest."""
-    known = json.loads(TUNED.read_text()) if TUNED.exists() else {}
+    known = json.loads(TUNED_FILE.read_text()) if TUNED_FILE.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
 
 
@@ -161,8 +163,8 @@ def _load(path: Path) -> _Loaded:
 
 def _load_embedded(name: str, count: int, skip: int, *, missing: Path | None) -> Images:
     if missing is not None:
-        print(f"{missing} does not exist: {EMBEDDED[name][0]} instead, which has helped to choose settings")
-    kind, arguments = EMBEDDED[name]
+        print(f"{missing} does not exist: {EMBEDDED_DATA_SETS[name][0]} instead, which has helped to choose settings")
+    kind, arguments = EMBEDDED_DATA_SETS[name]
     found = datasets.load(kind, **arguments)
     order = np.random.default_rng(0).permutation(len(found.train))
     chosen = np.resize(order, skip + count)[skip:]  # repeats where the embedded data set is too small

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.defenses.federation import DataFiles, federate, make_settings, measure_units
-from support.defenses.grid import GRID, PAIRS, fill_template
+from support.defenses.grid import DECLARED_PAIRS, GRID, fill_template
 from support.defenses.measured import Kept, Measured, attack_all
-from support.defenses.outcomes import FEWEST_CASES, Change, Declared, Scored, compare
+from support.defenses.outcomes import MIN_CASES, Change, Declared, Scored, compare
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.verdict import judge_attack
@@ -59,7 +59,7 @@ def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None
     """The interval contains 0, which used to count as "flat", but also a decrease of 10 dB."""
     wide = change(28.0, 20.0)
     assert wide.from_none.low < 0 < wide.from_none.high
-    few = change(30.0, cases=FEWEST_CASES - 1)
+    few = change(30.0, cases=MIN_CASES - 1)
     for one in (wide, few):
         assert one.outcome == "undecided"
         assert not any(one.is_as_declared(declared) for declared in ("flat", "falls", "gone"))
@@ -90,7 +90,7 @@ def test_examples_attacked_on_one_side_only_are_refused() -> None:
 
 def test_an_entry_declares_for_every_pair_and_has_one_federation_a_setting() -> None:
     for entry in GRID:
-        assert len(entry.declared) == len(PAIRS)
+        assert len(entry.declared) == len(DECLARED_PAIRS)
         assert len(entry.settings) == (1 if entry.cohorts else 3)
         assert not hasattr(entry, "trained")
     assert fill_template("gaussian({10 rms})", norm=2.0, rms=0.5) == "gaussian(5)"

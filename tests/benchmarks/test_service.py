@@ -29,8 +29,8 @@ def answer(root: Path, id: str, files: int) -> None:
 
 def test_jobs_that_are_set_aside_are_not_lost_and_those_without_answers_are(tmp_path: Path) -> None:
     jobs = [job("a", "done"), job("b", "done"), job("c", "set_aside", 3), job("d", "failed"), job("e", "queued")]
-    answer(tmp_path, "a", service.CLIENTS_OF_TINY)
-    answer(tmp_path, "b", service.CLIENTS_OF_TINY - 1)
+    answer(tmp_path, "a", service.NUM_TINY_CLIENTS)
+    answer(tmp_path, "b", service.NUM_TINY_CLIENTS - 1)
     assert service.count_lost(tmp_path, [*"abcdef"], jobs) == len("bdef")
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from support import splits
 
-SCRIPTS = sorted(path for path in splits.TUNED.parent.rglob("*.py") if path.name != "splits.py")
+SCRIPTS = sorted(path for path in splits.TUNED_FILE.parent.rglob("*.py") if path.name != "splits.py")
 LOADS_BY_ITSELF = re.compile(
     r'np\.load\(|numpy\.load\(|data / "(?!adult)|datasets\.load\(f?"(npz|cifar|lfw|mnist|fashion|imagefolder)'
 )
-KEYS = sorted({key for keys in json.loads(splits.TUNED.read_text()).values() for key in keys})
+KEYS = sorted({key for keys in json.loads(splits.TUNED_FILE.read_text()).values() for key in keys})
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
@@ -40,7 +40,7 @@ def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
 
 def test_a_listed_example_is_drawn_for_tuning_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(200 * 3, dtype=np.uint8).reshape(200, 3)
-    monkeypatch.setattr(splits, "TUNED", tmp_path / "tuned.json")
+    monkeypatch.setattr(splits, "TUNED_FILE", tmp_path / "tuned.json")
     splits._read_tuned.cache_clear()
     drawn = splits.draw(values, 10, part="report")
     key = splits.hash_example(values[drawn[0]])

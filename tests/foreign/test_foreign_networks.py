@@ -22,7 +22,7 @@ from attacker.attacks.simulation.gradients import build_gradient, sum_squares
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
-SHAPES = networks.SHAPES
+SHAPES = networks.SMALL_NETWORKS
 PROBLEMS, EXAMPLES = 2, 3
 
 
@@ -162,5 +162,5 @@ def test_nothing_warns_while_routes_are_tried() -> None:
 def test_a_network_goes_from_two_state_dicts_to_a_report_with_three_attacks(name: str, tmp_path: Path) -> None:
     """By the commands that users call; the other networks go the same way in benchmarks/foreign.py."""
     model, data = network(name)
-    attacks = foreign.IMAGES if data.is_image else foreign.ROWS
+    attacks = foreign.IMAGE_ATTACKS if data.is_image else foreign.TABULAR_ATTACKS
     assert foreign.attack_imported(name, model, data, attacks, tmp_path, "cpu") == (3, "")

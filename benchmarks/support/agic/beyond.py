@@ -16,9 +16,9 @@ from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links
 from attacker.scoring.metrics import is_recovered, psnr
 
-PRIOR = 3e-5
+TV_WEIGHT = 3e-5
 """Weight of the total variation, without which several examples per epoch are not determined."""
-WAYS: dict[str, ResultRow] = {
+LOCAL_STEP_SETTINGS: dict[str, ResultRow] = {
     "one batch": {},
     "one batch at surrogate weights": {"surrogate": True},
     "simulated": {"local_steps": "simulated"},
@@ -40,8 +40,8 @@ def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         count = 1 if asked.quick else 4
         found = load_images(asked, "cifar10", passing * count)
         cases = _make_trained_cases(found, passing, epochs, rate, asked.seed)
-        for way, options in WAYS.items():
-            attack = cpl(tv=PRIOR, steps=steps).copy_with(**options)
+        for way, options in LOCAL_STEP_SETTINGS.items():
+            attack = cpl(tv=TV_WEIGHT, steps=steps).copy_with(**options)
             said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
             rows.append(said | _make_row(attack, cases, found, passing, asked))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}

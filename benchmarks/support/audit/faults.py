@@ -15,7 +15,7 @@ from defenses.base import Defense, Update, identity, stateless
 from defenses.spec import DEFENSES
 from fedsim.recording.files import read_json_lines
 
-NOISY = "clip(0.5) | gaussian(0.05)"
+NOISE_DEFENSE = "clip(0.5) | gaussian(0.05)"
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,25 @@ def imprinted(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(64, size), nn.ReLU(), nn.Linear(size, num_classes))
 
 
-TWO_EPOCHS = {"batch_size": 8, "epochs": 2, "learning_rate": 0.05}
+TWO_EPOCH_TRAINING = {"batch_size": 8, "epochs": 2, "learning_rate": 0.05}
 FAULTS = (
     Fault("defense returns its input", "defense-not-applied", {"defense": "top_k(0.1)"}, {"top_k": lambda share: identity}),
-    Fault("noise reseeded by a constant", "noise-reused", {"defense": NOISY}, {"gaussian": constant_noise}),
-    Fault("some coordinates without noise", "noise-missing", {"defense": NOISY}, {"gaussian": partial_noise}),
-    Fault("epsilon reset every round", "epsilon-understated", {"defense": NOISY}, {}, reset_epsilon),
+    Fault("noise reseeded by a constant", "noise-reused", {"defense": NOISE_DEFENSE}, {"gaussian": constant_noise}),
+    Fault("some coordinates without noise", "noise-missing", {"defense": NOISE_DEFENSE}, {"gaussian": partial_noise}),
+    Fault("epsilon reset every round", "epsilon-understated", {"defense": NOISE_DEFENSE}, {}, reset_epsilon),
     Fault(
         "composition misses the second use of the data",
         "epsilon-understated",
-        {"gradient": "dp_sgd(max_norm=1, noise=1.0)", "training": TWO_EPOCHS},
+        {"gradient": "dp_sgd(max_norm=1, noise=1.0)", "training": TWO_EPOCH_TRAINING},
         {},
         count_one_use,
     ),
     Fault("tampered weights", "weights-tampered", {"model": f"{__name__}:imprinted"}, {}),
 )
-SOUND: tuple[dict[str, Any], ...] = (
+SOUND_SETTINGS: tuple[dict[str, Any], ...] = (
     {"defense": "clip(0.2)"},
     {"defense": "clip_each(0.1)"},
-    {"defense": NOISY},
+    {"defense": NOISE_DEFENSE},
     {"defense": "clip(0.5) | laplace(0.05)"},
     {"defense": "gaussian(snr_db=0)"},
     {"defense": "top_k(0.1)"},
@@ -116,7 +116,7 @@ SOUND: tuple[dict[str, Any], ...] = (
     {"defense": "sign()"},
     {"defense": "qsgd(levels=8)"},
     {"defense": "uniform(4)"},
-    {"gradient": "dp_sgd(max_norm=1, noise=1.0)", "training": TWO_EPOCHS},
+    {"gradient": "dp_sgd(max_norm=1, noise=1.0)", "training": TWO_EPOCH_TRAINING},
 )
 
 

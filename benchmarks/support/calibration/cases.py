@@ -22,8 +22,8 @@ from fedsim import models
 from fedsim.recording import DataSpec, Training
 from fedsim.training.local import train
 
-NETWORKS = "support.calibration.networks"
-TABLES = ("breast_cancer", "adult")
+NETWORKS_MODULE = "support.calibration.networks"
+TABULAR_DATA_SETS = ("breast_cancer", "adult")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Image
     count = cell.cases * cell.examples
     if cell.data == "noise":
         return _draw_noise(count, asked.seed + skip)
-    if cell.data in TABLES:
+    if cell.data in TABULAR_DATA_SETS:
         return _load_rows(cell.data, asked, count, part=part, skip=skip)
     found = load_images(asked, cell.data, count, part=part, skip=skip)
     if cell.half or cell.side:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from support.calibration.cases import Answered, Cell, attack_cell
-from support.calibration.grid import CELLS, UNSEEN
+from support.calibration.grid import CELLS, UNFITTED_NETWORK_CELLS
 from support.calibration.reliability import Floats, brier, draw_diagram, make_bins, measure_calibration_error
 from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import get_curve_family
 
-PICTURE = Path(__file__).parents[3] / "docs" / "reliability.png"
-SEED = 100
+DIAGRAM_FILE = Path(__file__).parents[3] / "docs" / "reliability.png"
+SEED_OFFSET = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
-QUICK = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
+QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells of each group in a quick run, with one case each."""
 
 
@@ -28,7 +28,7 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
     torch.set_num_threads(1)
     answers = _attack_cells(asked, _select_cells(asked))
     if not asked.quick:
-        draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, PICTURE)
+        draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, DIAGRAM_FILE)
     return summarise_answers(answers)
 
 
@@ -88,9 +88,9 @@ def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str,
 
 def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
     if not asked.quick:
-        every = [(group, cell) for group, cells in {**CELLS, "unseen": UNSEEN}.items() for cell in cells]
+        every = [(group, cell) for group, cells in {**CELLS, "unseen": UNFITTED_NETWORK_CELLS}.items() for cell in cells]
         return [(group, replace(cell, cases=-(-cell.cases // 2))) for group, cell in every]
-    return [(group, replace(cell, cases=1)) for group, count in QUICK.items() for cell in CELLS[group][:count]]
+    return [(group, replace(cell, cases=1)) for group, count in QUICK_CELL_COUNTS.items() for cell in CELLS[group][:count]]
 
 
 def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
@@ -104,5 +104,5 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
 
 
 def _attack_cells(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
-    asked = replace(asked, seed=asked.seed + SEED)
+    asked = replace(asked, seed=asked.seed + SEED_OFFSET)
     return [one for _, cell, at in place_cells(cells) for one in attack_cell(cell, asked, part="report", skip=at)]

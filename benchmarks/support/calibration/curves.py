@@ -1,7 +1,7 @@
 """The fit of the calibration curves of confidence on the tuning part: attacker/attacks/confidence/calibration.json.
 
-Beside every curve stands its calibration error where the cells of one network, data set and defense were left out of its fit.
-Where that error is large, the probabilities in the middle are left undecided.
+Every curve is also cross-validated: its calibration error is measured on the cells of one network, data set and defense that were
+left out of the fit. If that error is large, the curve reports probabilities in the middle as undecided.
 """
 
 import json
@@ -19,66 +19,69 @@ from support.calibration.grid import CELLS
 from support.calibration.reliability import measure_calibration_error
 from support.contract import Options, ResultRow
 
-from attacker.attacks.confidence.curves import CALIBRATION_FILE, get_curve_family
-from attacker.attacks.confidence.curves import MIN_PROBABILITY as LEAST_SAID
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, get_curve_family
 from attacker.scoring.statistics import Floats
 
-RECORDS = Path(__file__).parents[3] / "build" / "confidence.jsonl"
-SEEDS = (1, 2)
-RIDGE = 0.002
-"""Penalty on squared weights of features of variance 1, an answer, of which there are `FEW` at least."""
-FEW = 300
-SMOOTHING = 1.0
-"""Answers of either outcome that are added at the mean evidence of all: no curve is surer than its number of answers allows."""
-MIN_PROBABILITY, MOST = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
-"""Evidence beyond which an answer is no surer: what the posterior leaves is then no longer why answers are wrong."""
-LOWER_IS_BETTER = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
-SEARCH = ("misfit", "error", "step", "roughness", "outside", "equations")
-FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("optimisation", "images"): SEARCH,
+ANSWERS_FILE = Path(__file__).parents[3] / "build" / "confidence.jsonl"
+ATTACK_SEEDS = (1, 2)
+RIDGE_PENALTY = 0.002
+"""Penalty on the squared weights of standardised features, per answer."""
+MIN_PENALISED_ANSWERS = 300
+"""Smallest number of answers that the penalty is multiplied by, so that curves with few answers are regularised, too."""
+SMOOTHING_ANSWERS = 1.0
+"""Number of artificial answers, half of each outcome, that are added at the mean evidence, so that few answers give no extreme
+probability."""
+MIN_EVIDENCE, MAX_EVIDENCE = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
+"""Smallest and largest evidence that changes a probability; beyond it, errors of answers have other causes than the posterior."""
+LOWER_IS_BETTER_FEATURES = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
+SEARCH_FEATURES = ("misfit", "error", "step", "roughness", "outside", "equations")
+ROUTE_FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("optimisation", "images"): SEARCH_FEATURES,
     ("optimisation", "rows"): ("misfit", "error", "step", "outside", "examples"),
-    ("optimisation from a closed form", "images"): SEARCH,
-    ("joint over rounds", "images"): (*SEARCH, "linked"),
+    ("optimisation from a closed form", "images"): SEARCH_FEATURES,
+    ("joint over rounds", "images"): (*SEARCH_FEATURES, "linked"),
     ("linear", "images"): ("misfit", "doubt", "outside"),
     ("linear", "rows"): ("misfit", "doubt", "outside"),
     ("layers", "images"): ("misfit", "doubt", "outside"),
     ("prior alone", "images"): (),
     ("prior alone", "rows"): (),
 }
-ALIKE = ("optimisation from a closed form", "joint over rounds")
-"""Routes that have few answers of their own: those of plain searches are added, and count a third as much."""
-FACTS = ("examples", "drift")
-LIMITS: Mapping[tuple[str, str], Mapping[str, float]] = {
+ROUTES_FITTED_WITH_SEARCHES = ("optimisation from a closed form", "joint over rounds")
+"""Routes with few answers of their own. Answers of plain searches are added to their fit with a weight of one third."""
+RANGE_CHECKED_FEATURES = ("examples", "drift")
+"""Evidence for which the range in the fit is stored with the curve."""
+MAX_DECIDED_EVIDENCE: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("linear", "rows"): {"misfit": -2.5},
 }
-"""Evidence above which answers are undecided: there, one data set, network and defense says nothing of another.
+"""Evidence above which answers are undecided, because the share of right answers does not carry over between settings.
 
-Linear answers that miss more of the gradient's power were right in 0 to 60 % of a kind.
+Of the linear answers with a larger misfit, between 0 and 60 % were right, depending on network, data set and defense.
 """
-BANDS = ((0.5, 0.5), (0.4, 0.6), (0.3, 0.7), (0.2, 0.8), (0.1, 0.9))
-ROUGH = 0.04
-"""Calibration error, with the cells of one network, data set and defense left out, above which a route is unsure of a band."""
-SOME = 100
-"""Answers of a route's own from which their calibration error can be told."""
+UNDECIDED_BANDS = ((0.5, 0.5), (0.4, 0.6), (0.3, 0.7), (0.2, 0.8), (0.1, 0.9))
+"""Intervals of probabilities that a curve may report as undecided, from the narrowest to the widest."""
+MAX_CALIBRATION_ERROR = 0.04
+"""Largest cross-validated calibration error of the probabilities outside the undecided band."""
+MIN_OWN_ANSWERS = 100
+"""Smallest number of a route's own answers for which the calibration error is computed; with fewer, the widest band is used."""
 EVIDENCE_FLOOR = -20.0
-"""Below any evidence, all of which are logarithms."""
-ENDS = ((MIN_PROBABILITY, -np.inf), (MOST, np.inf))
+"""A number below any evidence. Evidence consists of logarithms."""
+EVIDENCE_BOUNDS = ((MIN_EVIDENCE, -np.inf), (MAX_EVIDENCE, np.inf))
 
 
 def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with `--quick` attack a corner of the grid, and write nothing.
 
-    Answers are kept in `RECORDS`. Where there is no such file, all cells of `support.calibration.grid` are attacked first, which
-    takes half an hour of one core.
+    Answers are stored in `ANSWERS_FILE`. If it does not exist, all cells of `support.calibration.grid` are attacked first, which
+    takes half an hour on one core.
     """
     if asked.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
         records = [asdict(one) for cell in corner for one in attack_cell(cell, asked, part="tuning", skip=0)]
     else:
-        if not RECORDS.exists():
+        if not ANSWERS_FILE.exists():
             _record_answers(asked)
-        records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    curves = [curve for key in FEATURES if (curve := fit_route(records, *key)) is not None]
+        records = [json.loads(line) for line in ANSWERS_FILE.read_text().splitlines()]
+    curves = [curve for key in ROUTE_FEATURES if (curve := fit_route(records, *key)) is not None]
     if not asked.quick:
         CALIBRATION_FILE.write_text(
             json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n"
@@ -90,10 +93,10 @@ def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 def _record_answers(asked: Options) -> None:
     """Attack all cells with examples of the tuning part, and write one record per reconstruction."""
     torch.set_num_threads(1)
-    RECORDS.parent.mkdir(parents=True, exist_ok=True)
-    partial = RECORDS.with_suffix(".partial")
+    ANSWERS_FILE.parent.mkdir(parents=True, exist_ok=True)
+    partial = ANSWERS_FILE.with_suffix(".partial")
     with partial.open("w") as file:
-        for seed in SEEDS:
+        for seed in ATTACK_SEEDS:
             taken: dict[str, int] = {}
             for cell in (cell for cells in CELLS.values() for cell in cells):
                 skip = taken.get(cell.data, 0) + 150 * (seed - 1)
@@ -101,24 +104,24 @@ def _record_answers(asked: Options) -> None:
                 for one in attack_cell(cell, replace(asked, seed=seed), part="tuning", skip=skip):
                     file.write(json.dumps(asdict(one)) + "\n")
                 file.flush()
-    partial.rename(RECORDS)
+    partial.rename(ANSWERS_FILE)
 
 
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
-    """Return the curve of a route as calibration.json holds it; None where there are no answers."""
-    features = FEATURES[route, kind]
+    """Return the curve of a route in the form of calibration.json; None if there are no answers."""
+    features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
     if not own:
         return None
-    if route in ALIKE:
+    if route in ROUTES_FITTED_WITH_SEARCHES:
         own += [r for r in records if r["route"] == "optimisation" and r["is_image"] == (kind == "images")]
-    limits = LIMITS.get((route, kind), {})
+    limits = MAX_DECIDED_EVIDENCE.get((route, kind), {})
     own = [kept for r in own if (kept := _select_within(r, limits))["recovered"]]
     y = np.array([float(right) for r in own for right in r["recovered"]])
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
     x = _select_outcomes(own, features).reshape(len(y), len(features))
-    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in ENDS)) if features else x
+    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in EVIDENCE_BOUNDS)) if features else x
     low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
     weights, intercept = fit_logistic(x, y, features, count)
     unsure = (0.5, 0.5)
@@ -129,7 +132,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
         error = measure_calibration_error(said[decided], right[decided])
         print(f"{route}, {kind}: left out: {decided.sum()} of {len(said)} decided outside {unsure}, ECE {error:.3f}")
     print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
-    known = [name for name in FACTS if all(name in r["evidence"] for r in own)]
+    known = [name for name in RANGE_CHECKED_FEATURES if all(name in r["evidence"] for r in own)]
     facts = {name: [float(_select_outcomes(own, [name]).min()), float(_select_outcomes(own, [name]).max())] for name in known}
     facts |= {name: [EVIDENCE_FLOOR, most] for name, most in limits.items()}
     return {
@@ -140,7 +143,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
 
 
 def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
-    """Return a record of those answers alone that are within the limits of their route."""
+    """Return the record without the answers whose evidence exceeds a limit of their route."""
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
     ]
@@ -154,11 +157,14 @@ def _select_outcomes(records: Sequence[ResultRow], features: Sequence[str]) -> F
 
 
 def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -> tuple[Floats, float]:
-    """Return weights and intercept of a ridge regression whose weights have the sign that `LOWER_IS_BETTER` says."""
+    """Return weights and intercept of a logistic regression with a ridge penalty.
+
+    Weights of `LOWER_IS_BETTER_FEATURES` are at most 0, all others at least 0. count: weight of each answer.
+    """
     middle, spread = x.mean(axis=0), x.std(axis=0).clip(min=1e-6)
     z = np.vstack([(x - middle) / spread, np.zeros((2, x.shape[1]))])
-    target, weight = np.append(y, [0.0, 1.0]), np.append(count, [SMOOTHING / 2] * 2)
-    penalty = RIDGE * max(FEW, len(y))
+    target, weight = np.append(y, [0.0, 1.0]), np.append(count, [SMOOTHING_ANSWERS / 2] * 2)
+    penalty = RIDGE_PENALTY * max(MIN_PENALISED_ANSWERS, len(y))
 
     def compute_loss(p: Floats) -> tuple[float, Floats]:
         score = z @ p[:-1] + p[-1]
@@ -166,7 +172,7 @@ def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -
         value = (weight * (np.logaddexp(0, score) - target * score)).sum() + penalty * (p[:-1] ** 2).sum()
         return float(value), np.append(z.T @ off + 2 * penalty * p[:-1], off.sum())
 
-    bounds = [(None, 0.0) if name in LOWER_IS_BETTER else (0.0, None) for name in features]
+    bounds = [(None, 0.0) if name in LOWER_IS_BETTER_FEATURES else (0.0, None) for name in features]
     found = minimize(compute_loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
     weights = found[:-1] / spread
     return weights, float(found[-1] - weights @ middle)
@@ -175,7 +181,10 @@ def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -
 def _predict_left_out(
     x: Floats, y: Floats, features: Sequence[str], kinds: NDArray[np.str_], count: Floats
 ) -> tuple[Floats, Floats]:
-    """Return what the curve that all others fit says of each network, data set and defense, and what came true."""
+    """Return the cross-validated probabilities of a route's own answers, and the outcomes.
+
+    Answers of each network, data set and defense (`kinds`) are predicted by a curve fitted to all other answers.
+    """
     said = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):
         rest = kinds != name
@@ -184,16 +193,19 @@ def _predict_left_out(
             low, high = x[rest].min(axis=0), x[rest].max(axis=0)
             said[~rest] = expit(x[~rest].clip(low, high) @ weights + intercept)
     own = count == 1
-    return said[own].clip(LEAST_SAID, 1 - LEAST_SAID), y[own]
+    return said[own].clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY), y[own]
 
 
 def _find_rough_band(said: Floats, right: Floats) -> tuple[float, float]:
-    """Return the narrowest of `BANDS` outside of which what was said is within `ROUGH` of what came true; of few, the widest."""
-    for band in BANDS if len(said) >= SOME else ():
+    """Return the narrowest band outside of which the calibration error is at most `MAX_CALIBRATION_ERROR`.
+
+    If there is none, or there are too few answers, it is the widest band. said: probabilities. right: outcomes, 0 or 1.
+    """
+    for band in UNDECIDED_BANDS if len(said) >= MIN_OWN_ANSWERS else ():
         decided = ~_is_between(said, band)
-        if measure_calibration_error(said[decided], right[decided]) <= ROUGH:
+        if measure_calibration_error(said[decided], right[decided]) <= MAX_CALIBRATION_ERROR:
             return band
-    return BANDS[-1]
+    return UNDECIDED_BANDS[-1]
 
 
 def _is_between(said: Floats, band: tuple[float, float]) -> NDArray[np.bool_]:

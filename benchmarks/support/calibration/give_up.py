@@ -1,8 +1,8 @@
-"""When a search can be given up: losses early in a search, and whether it recovered an example; for tuning.py and calibration.py.
+"""Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
-`early` is the best loss after a share of the steps, relative to the loss at the start. A search is given up if that is above
-`hopeless`, and the loss above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an
-example. As the rule does not change a search before it ends it, full searches show what the rule would have done.
+`early` is the best loss after a share of the steps, relative to the loss at the start. The rule ends a search if `early` is above
+`hopeless` and the loss is above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an
+example. Full searches are enough to evaluate the rule, because it changes nothing in a search before it ends it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from support.calibration.cases import NETWORKS, Cell, draw_examples, judge_reconstruction, make_cases
+from support.calibration.cases import NETWORKS_MODULE, Cell, draw_examples, judge_reconstruction, make_cases
 from support.calibration.confidence import place_cells
 from support.calibration.grid import format_noise, format_prune
 from support.contract import Options, ResultRow
@@ -21,18 +21,18 @@ from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.statistics import estimate_share
 
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
+STEP_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the steps after which a search may be given up, among which the tuning part chooses."""
-STEPS = (300, 1200)
-CASES = 16
+SEARCH_STEPS = (300, 1200)
+CASES_PER_CLIENT = 16
 """Number of cases of each client and number of steps."""
-CONVNET, STRIDED, RESNET = (f"{NETWORKS}:{name}" for name in ("convnet", "strided", "resnet8"))
-CLIENTS: Sequence[Mapping[str, Any]] = (
+CONVNET_NAME, STRIDED_NAME, RESNET_NAME = (f"{NETWORKS_MODULE}:{name}" for name in ("convnet", "strided", "resnet8"))
+CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw"},
     {"data": "cifar10"},
     {"data": "cifar100", "arguments": {"activation": "relu"}},
-    {"data": "cifar10", "network": CONVNET},
-    {"data": "lfw", "network": STRIDED},
+    {"data": "cifar10", "network": CONVNET_NAME},
+    {"data": "lfw", "network": STRIDED_NAME},
     {"data": "lfw", "batch": 4},
     {"data": "cifar100", "batch": 2},
     {"data": "lfw", "defense": format_noise(1e-3)},
@@ -40,15 +40,16 @@ CLIENTS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw", "defense": format_prune(0.1)},
     {"data": "cifar100", "epochs": 2, "rate": 0.1},
     {"data": "cifar10", "batch": 8, "defense": format_noise(3e-2)},
-    {"data": "lfw", "network": RESNET},
-    {"data": "cifar10", "network": RESNET, "batch": 4},
+    {"data": "lfw", "network": RESNET_NAME},
+    {"data": "cifar10", "network": RESNET_NAME, "batch": 4},
 )
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A full search. early: best loss after each of `SHARES`, relative to the loss at the start; None if it had ended before.
+    """A full search.
 
+    early: best loss after each of `STEP_SHARES`, relative to the loss at the start; None if the search had ended before.
     first: the loss at the start, relative to that of a zero gradient. steps: maximum number of iterations.
     recovered: whether the search recovered an example.
     """
@@ -67,7 +68,7 @@ class Watched:
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
     found = run_watched(asked, "report")
-    rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in STEPS]
+    rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
     successes = [one.is_given_up(GIVE_UP, HOPELESS) for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
@@ -88,8 +89,8 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
     """Return, by steps and share of them, the largest loss of successes, and the failures above it, on the tuning part."""
     found = run_watched(asked, "tuning")
     rows = []
-    for steps in STEPS:
-        for after in SHARES:
+    for steps in SEARCH_STEPS:
+        for after in STEP_SHARES:
             early = {
                 kind: [e for one in found if one.steps == steps and one.recovered is kind and (e := one.early[after]) is not None]
                 for kind in (True, False)
@@ -111,10 +112,13 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
 def run_watched(asked: Options, part: Part) -> list[Watched]:
     """Return full searches for the cases of all clients, with examples of one part."""
     found: list[Watched] = []
-    for steps in STEPS:
-        cells = [Cell(attack="inverting_gradients", settings={"steps": steps}, half=True, cases=CASES, **one) for one in CLIENTS]
+    for steps in SEARCH_STEPS:
+        cells = [
+            Cell(attack="inverting_gradients", settings={"steps": steps}, half=True, cases=CASES_PER_CLIENT, **one)
+            for one in CLIENT_SETTINGS
+        ]
         if asked.quick:
-            cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(STEPS) else []
+            cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(SEARCH_STEPS) else []
         for _, cell, at in place_cells([("", cell) for cell in cells]):
             found += _search_cell(cell, asked, part, at)
     return found
@@ -126,7 +130,7 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
     steps = cell.settings["steps"]
     attack = replace(inverting_gradients(steps=steps, give_up=0.0), device=asked.device)
     first = _compute_first_losses(attack, made, asked.seed)
-    at = {after: max(1, round(after * steps)) for after in SHARES}
+    at = {after: max(1, round(after * steps)) for after in STEP_SHARES}
     for case, x, one in zip(made, truth, attack(made, rng=torch.Generator().manual_seed(asked.seed)), strict=True):
         early = {after: float(one.loss[k - 1]) / first[case.key] if k < one.iterations else None for after, k in at.items()}
         yield Watched(steps, first[case.key], early, any(judge_reconstruction(cell, one, x, data).recovered))

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from itertools import product
 
-from support.calibration.cases import NETWORKS, Cell
+from support.calibration.cases import NETWORKS_MODULE, Cell
 
-RESNET, CONVNET, STRIDED = (f"{NETWORKS}:{name}" for name in ("resnet8", "convnet", "strided"))
-SHORT = {"optimiser": "wolfe", "tv": 3e-5}
-SIGNED = {"steps": 600}
-LONG = {"steps": 1000, "signed": False, "tv": 1e-3}
-UNSIGNED = {"steps": 400, "signed": False, "tv": 1e-3}
+RESNET_NAME, CONVNET_NAME, STRIDED_NAME = (f"{NETWORKS_MODULE}:{name}" for name in ("resnet8", "convnet", "strided"))
+WOLFE_SETTINGS = {"optimiser": "wolfe", "tv": 3e-5}
+SIGNED_SETTINGS = {"steps": 600}
+LONG_UNSIGNED_SETTINGS = {"steps": 1000, "signed": False, "tv": 1e-3}
+UNSIGNED_SETTINGS = {"steps": 400, "signed": False, "tv": 1e-3}
 
 
 def format_noise(std: float) -> str:
@@ -22,36 +22,36 @@ def format_prune(keep: float) -> str:
     return f"top_k({keep})"
 
 
-SINGLE = [
+SINGLE_IMAGE_CELLS = [
     Cell(attack="cpl", settings={"steps": 40}, data="lfw", cases=4),
     Cell(attack="cpl", settings={"steps": 12}, data="cifar10", cases=6),
-    Cell(attack="inverting_gradients", settings=LONG, data="lfw", cases=3),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", cases=4),
+    Cell(attack="inverting_gradients", settings=LONG_UNSIGNED_SETTINGS, data="lfw", cases=3),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="cifar10", cases=4),
     Cell(attack="cpl", settings={"steps": 30}, data="cifar100", half=True, cases=8),
     Cell(attack="cpl", settings={"steps": 40}, data="mnist", network="lenet_dlg", half=True, cases=6),
     Cell(attack="dlg", settings={"steps": 60}, data="cifar10", network="lenet_dlg", half=True, cases=8),
     Cell(attack="dlg", settings={"steps": 30}, data="lfw", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=SIGNED, half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=SIGNED_SETTINGS, half=True, cases=6),
     Cell(attack="inverting_gradients", settings={"steps": 2400}, network="lenet_dlg", data="lfw", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=LONG, data="cifar100", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=LONG_UNSIGNED_SETTINGS, data="cifar100", half=True, cases=6),
 ]
-BATCHES = [
-    Cell(attack="cpl", settings={**SHORT, "steps": 50}, data="lfw", batch=16, half=True, cases=2),
-    Cell(attack="cpl", settings={**SHORT, "steps": 30}, data="lfw", batch=2, cases=3),
-    Cell(attack="cpl", settings={**SHORT, "steps": 60}, data="cifar100", batch=4, half=True, cases=4),
-    Cell(attack="cpl", settings={**SHORT, "steps": 60}, data="lfw", batch=8, half=True, cases=3),
+BATCH_CELLS = [
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 50}, data="lfw", batch=16, half=True, cases=2),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 30}, data="lfw", batch=2, cases=3),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 60}, data="cifar100", batch=4, half=True, cases=4),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 60}, data="lfw", batch=8, half=True, cases=3),
     Cell(attack="cpl", settings={"steps": 40}, data="cifar10", batch=4, half=True, cases=3),
-    Cell(attack="inverting_gradients", settings=SIGNED, batch=4, half=True, cases=3),
+    Cell(attack="inverting_gradients", settings=SIGNED_SETTINGS, batch=4, half=True, cases=3),
     Cell(
         attack="inverting_gradients",
-        settings=LONG,
+        settings=LONG_UNSIGNED_SETTINGS,
         data="lfw",
         batch=4,
         half=True,
         cases=3,
     ),
 ]
-DEFENDED = [
+DEFENDED_CELLS = [
     *(
         Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, defense=format_noise(std), cases=6)
         for std in (1e-4, 1e-3, 3e-3, 1e-2)
@@ -79,19 +79,19 @@ DEFENDED = [
         )
         for keep, knows in product((0.5, 0.2, 0.05), (True, False))
     ),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", half=True, defense=format_noise(1e-3), cases=5),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", half=True, defense=format_prune(0.1), cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="lfw", half=True, defense=format_noise(1e-3), cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="cifar10", half=True, defense=format_prune(0.1), cases=5),
 ]
-LOCAL = [
+LOCAL_STEP_CELLS = [
     *(
         Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, epochs=epochs, rate=rate, cases=5)
         for epochs, rate in ((2, 1e-3), (4, 1e-2), (2, 0.1))
     ),
     Cell(attack="cpl", settings={"steps": 25}, data="cifar10", steps=2, rate=1e-2, half=True, cases=4),
-    Cell(attack="cpl", settings={**SHORT, "steps": 30}, data="cifar100", steps=4, rate=1e-3, half=True, cases=3),
-    Cell(attack="inverting_gradients", settings=SIGNED, epochs=2, batch=2, rate=0.1, half=True, cases=4),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", steps=2, rate=0.01, half=True, cases=4),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", epochs=2, rate=0.1, half=True, cases=6),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 30}, data="cifar100", steps=4, rate=1e-3, half=True, cases=3),
+    Cell(attack="inverting_gradients", settings=SIGNED_SETTINGS, epochs=2, batch=2, rate=0.1, half=True, cases=4),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="lfw", steps=2, rate=0.01, half=True, cases=4),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="lfw", epochs=2, rate=0.1, half=True, cases=6),
     Cell(
         attack="cpl",
         settings={"steps": 20, "local_steps": "simulated", "optimiser": "wolfe"},
@@ -101,24 +101,35 @@ LOCAL = [
         cases=4,
     ),
 ]
-RELU = [
-    Cell(attack="inverting_gradients", settings=LONG, network="cnn6", data="lfw", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=LONG, arguments={"activation": "relu"}, data="lfw", half=True, cases=8),
-    Cell(attack="inverting_gradients", settings=LONG, network=RESNET, data="lfw", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=LONG, network=CONVNET, data="cifar100", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings={"steps": 600}, network=STRIDED, data="cifar10", half=True, cases=6),
-    Cell(attack="cpl", settings={"steps": 40}, network=STRIDED, data="lfw", half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network="lenet_rog", data="lfw", half=True, cases=5),
-    Cell(attack="cpl", settings={"steps": 30}, network=CONVNET, data="cifar10", half=True, cases=5),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="mnist", half=True, batch=2, cases=4),
+RELU_CELLS = [
+    Cell(attack="inverting_gradients", settings=LONG_UNSIGNED_SETTINGS, network="cnn6", data="lfw", half=True, cases=6),
+    Cell(
+        attack="inverting_gradients",
+        settings=LONG_UNSIGNED_SETTINGS,
+        arguments={"activation": "relu"},
+        data="lfw",
+        half=True,
+        cases=8,
+    ),
+    Cell(attack="inverting_gradients", settings=LONG_UNSIGNED_SETTINGS, network=RESNET_NAME, data="lfw", half=True, cases=6),
+    Cell(
+        attack="inverting_gradients", settings=LONG_UNSIGNED_SETTINGS, network=CONVNET_NAME, data="cifar100", half=True, cases=6
+    ),
+    Cell(attack="inverting_gradients", settings={"steps": 600}, network=STRIDED_NAME, data="cifar10", half=True, cases=6),
+    Cell(attack="cpl", settings={"steps": 40}, network=STRIDED_NAME, data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, network="lenet_rog", data="lfw", half=True, cases=5),
+    Cell(attack="cpl", settings={"steps": 30}, network=CONVNET_NAME, data="cifar10", half=True, cases=5),
+    Cell(
+        attack="inverting_gradients", settings=UNSIGNED_SETTINGS, network=CONVNET_NAME, data="mnist", half=True, batch=2, cases=4
+    ),
     Cell(attack="cpl", settings={"steps": 40}, arguments={"activation": "tanh"}, data="mnist", half=True, cases=6),
     Cell(attack="cpl", settings={"steps": 30}, data="cifar10", warm=40, half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="lfw", warm=40, half=True, cases=6),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network=RESNET, data="lfw", batch=4, half=True, cases=2),
-    Cell(attack="cpl", settings={**SHORT, "steps": 20}, network=RESNET, data="cifar10", half=True, cases=3),
-    Cell(attack="inverting_gradients", settings={"steps": 600}, network=RESNET, data="cifar10", half=True, cases=3),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, network=CONVNET_NAME, data="lfw", warm=40, half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, network=RESNET_NAME, data="lfw", batch=4, half=True, cases=2),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 20}, network=RESNET_NAME, data="cifar10", half=True, cases=3),
+    Cell(attack="inverting_gradients", settings={"steps": 600}, network=RESNET_NAME, data="cifar10", half=True, cases=3),
 ]
-EXACT = [
+EXACT_CELLS = [
     *(
         Cell(attack="exact", settings={"fallback": "none"}, network=name, data=data, half=True, cases=10)
         for name, data in (("lenet_dlg", "cifar10"), ("lenet_cpl", "lfw"))
@@ -194,14 +205,14 @@ EXACT = [
         for width in (12, 7, 5, 3)
     ),
 ]
-FEATURES = [
+FEATURE_CELLS = [
     *(
         Cell(attack="exact", settings={"fallback": "none"}, network=name, data=data, batch=batch, half=True, cases=cases)
         for name, data, batch, cases in (
             ("lenet_cpl", "lfw", 4, 4),
             ("lenet_dlg", "cifar10", 8, 2),
             ("lenet_cpl", "cifar100", 2, 4),
-            (STRIDED, "lfw", 4, 3),
+            (STRIDED_NAME, "lfw", 4, 3),
         )
     ),
     *(
@@ -212,7 +223,7 @@ FEATURES = [
     Cell(attack="exact", settings={"fallback": "none"}, data="mnist", batch=4, arguments={"channels": 6}, half=True, cases=3),
     Cell(attack="exact", settings={"fallback": "none"}, data="noise", batch=4, arguments={"channels": 8}, cases=2),
 ]
-STARTED = [
+WARM_START_CELLS = [
     Cell(attack="exact", settings={"steps": 10}, data="lfw", batch=4, half=True, cases=2),
     Cell(attack="exact", settings={"steps": 10}, data="cifar10", batch=8, arguments={"channels": 8}, half=True, cases=1),
     Cell(attack="exact", settings={"steps": 10}, data="cifar100", batch=2, defense=format_noise(1e-3), half=True, cases=2),
@@ -239,7 +250,7 @@ STARTED = [
     ),
     Cell(
         attack="inverting_gradients",
-        settings={**UNSIGNED, "closed_form_start": True},
+        settings={**UNSIGNED_SETTINGS, "closed_form_start": True},
         network="cnn6_d",
         data="cifar10",
         half=True,
@@ -249,15 +260,27 @@ STARTED = [
     Cell(attack="exact", settings={"steps": 25}, network="mlp", arguments={"hidden": (32,)}, data="cifar10", batch=8, cases=2),
 ]
 JOINT_SETTINGS = {"optimiser": "lbfgs", "distance": "euclidean", "beta": 1.0, "tv": 0.0}
-JOINT = [
+JOINT_CELLS = [
     Cell(attack="agic", settings={**JOINT_SETTINGS, "steps": 25}, data="lfw", batch=2, rounds=6, rate=0.1, half=True, cases=4),
     Cell(
         attack="agic", settings={**JOINT_SETTINGS, "steps": 20}, data="cifar10", batch=2, rounds=4, rate=0.1, half=True, cases=5
     ),
     Cell(attack="agic", settings={"steps": 400}, data="cifar100", batch=2, rounds=4, rate=0.1, half=True, cases=5),
     Cell(attack="agic", settings={"steps": 300}, data="lfw", batch=1, rounds=4, rate=0.1, half=True, cases=5),
-    Cell(attack="agic", settings={"steps": 400}, network=RESNET, data="cifar10", batch=1, rounds=4, rate=0.1, half=True, cases=4),
-    Cell(attack="agic", settings={"steps": 300}, network=CONVNET, data="lfw", batch=2, rounds=4, rate=0.1, half=True, cases=4),
+    Cell(
+        attack="agic",
+        settings={"steps": 400},
+        network=RESNET_NAME,
+        data="cifar10",
+        batch=1,
+        rounds=4,
+        rate=0.1,
+        half=True,
+        cases=4,
+    ),
+    Cell(
+        attack="agic", settings={"steps": 300}, network=CONVNET_NAME, data="lfw", batch=2, rounds=4, rate=0.1, half=True, cases=4
+    ),
     Cell(
         attack="agic",
         settings={**JOINT_SETTINGS, "steps": 25},
@@ -270,7 +293,7 @@ JOINT = [
         cases=4,
     ),
 ]
-ROWS = [
+TABULAR_CELLS = [
     *(
         Cell(attack=attack, settings=settings, network="mlp", data=data, cases=12)
         for (attack, settings), data in product(
@@ -298,70 +321,82 @@ ROWS = [
         for data, batch, defense in product(("breast_cancer", "adult"), (1, 2, 4), ("", format_noise(1e-4), format_noise(1e-2)))
     ),
 ]
-NULLS = [
+NULL_CELLS = [
     replace(cell, null=True, cases=2 * cell.cases)
-    for cell in (*SINGLE[::2], BATCHES[1], RELU[4], RELU[9], ROWS[0], ROWS[1], ROWS[7], EXACT[0])
+    for cell in (
+        *SINGLE_IMAGE_CELLS[::2],
+        BATCH_CELLS[1],
+        RELU_CELLS[4],
+        RELU_CELLS[9],
+        TABULAR_CELLS[0],
+        TABULAR_CELLS[1],
+        TABULAR_CELLS[7],
+        EXACT_CELLS[0],
+    )
 ]
-NONE = {"fallback": "none"}
-OUTSIDE = [
+NO_FALLBACK = {"fallback": "none"}
+DIFFICULT_CELLS = [
     # more or fewer examples than the client reports
     Cell(attack="cpl", settings={"steps": 40}, data="mnist", half=True, claimed=2, cases=4),
     Cell(attack="cpl", settings={"steps": 40}, data="cifar10", half=True, batch=4, claimed=2, cases=2),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar100", half=True, batch=2, claimed=1, cases=4),
-    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="lfw", half=True, batch=2, claimed=1, cases=6),
-    Cell(attack="exact", settings=NONE, network="mlp", data="lfw", batch=4, claimed=2, cases=3),
-    Cell(attack="exact", settings=NONE, network="mlp", data="mnist", batch=2, claimed=6, cases=3),
-    Cell(attack="exact", settings=NONE, network="mlp", data="adult", batch=2, claimed=1, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, data="cifar100", half=True, batch=2, claimed=1, cases=4),
+    Cell(attack="exact", settings=NO_FALLBACK, network="lenet_dlg", data="lfw", half=True, batch=2, claimed=1, cases=6),
+    Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data="lfw", batch=4, claimed=2, cases=3),
+    Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data="mnist", batch=2, claimed=6, cases=3),
+    Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data="adult", batch=2, claimed=1, cases=6),
     # other sizes and data
     Cell(attack="cpl", settings={"steps": 40}, data="imagenet", side=24, cases=4),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="imagenet", side=32, cases=4),
-    Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="lfw", side=24, batch=2, cases=2),
-    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="imagenet", side=20, cases=4),
-    Cell(attack="exact", settings=NONE, network="mlp", data="imagenet", side=32, batch=8, cases=2),
+    Cell(attack="inverting_gradients", settings=UNSIGNED_SETTINGS, network=CONVNET_NAME, data="imagenet", side=32, cases=4),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 40}, data="lfw", side=24, batch=2, cases=2),
+    Cell(attack="exact", settings=NO_FALLBACK, network="lenet_dlg", data="imagenet", side=20, cases=4),
+    Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data="imagenet", side=32, batch=8, cases=2),
     Cell(attack="exact", settings={"steps": 25}, data="imagenet", side=16, batch=2, cases=3),
-    Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="mnist", half=True, batch=8, cases=2),
+    Cell(attack="cpl", settings={**WOLFE_SETTINGS, "steps": 40}, data="mnist", half=True, batch=8, cases=2),
     # two epochs, and defenses that the attack does not know
     Cell(attack="cpl", settings={"steps": 25}, data="mnist", half=True, epochs=2, rate=0.1, batch=2, cases=3),
     Cell(attack="exact", settings={"steps": 25}, data="cifar100", half=True, epochs=2, rate=0.05, cases=4),
-    Cell(attack="exact", settings=NONE, network="mlp", data="cifar10", epochs=2, rate=0.1, batch=2, cases=3),
+    Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data="cifar10", epochs=2, rate=0.1, batch=2, cases=3),
     Cell(
-        attack="exact", settings={**NONE, "knows_defense": False}, network="mlp", data="lfw", batch=2,
+        attack="exact", settings={**NO_FALLBACK, "knows_defense": False}, network="mlp", data="lfw", batch=2,
         defense=format_prune(0.3), cases=4,
     ),
     Cell(
-        attack="exact", settings={**NONE, "knows_defense": False}, network="lenet_dlg", data="lfw", half=True,
+        attack="exact", settings={**NO_FALLBACK, "knows_defense": False}, network="lenet_dlg", data="lfw", half=True,
         defense=format_prune(0.5), cases=6,
     ),
     Cell(
         attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, batch=2,
         defense=f"clip(1.0) | {format_noise(3e-3)}", cases=3,
     ),
-    # few channels, which layers are peeled of
+    # networks with few channels, for the route that peels off layers
     *(
-        Cell(attack="exact", settings=NONE, network="lenet_dlg", arguments={"channels": width}, data=data, half=True, cases=6)
+        Cell(
+            attack="exact", settings=NO_FALLBACK, network="lenet_dlg", arguments={"channels": width}, data=data, half=True,
+            cases=6,
+        )
         for width, data in ((4, "lfw"), (3, "cifar10"), (5, "mnist"), (4, "noise"))
     ),
-    Cell(attack="exact", settings=NONE, network="cnn6_d", data="cifar100", two_classes=True, half=True, cases=6),
+    Cell(attack="exact", settings=NO_FALLBACK, network="cnn6_d", data="cifar100", two_classes=True, half=True, cases=6),
     Cell(
-        attack="exact", settings=NONE, network="lenet_dlg", arguments={"channels": 4}, data="cifar10", half=True, epochs=2,
+        attack="exact", settings=NO_FALLBACK, network="lenet_dlg", arguments={"channels": 4}, data="cifar10", half=True, epochs=2,
         rate=0.01, cases=4,
     ),
-    # rows behind noise, and more of them than units
+    # tabular rows with noise on the gradient, and batches with more rows than the layer has units
     *(
-        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=batch, defense=format_noise(std), cases=5)
+        Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data=data, batch=batch, defense=format_noise(std), cases=5)
         for data, batch, std in product(("breast_cancer", "adult"), (1, 2), (1e-5, 1e-3, 3e-3))
     ),
     *(
-        Cell(attack="exact", settings=NONE, network="mlp", arguments={"hidden": (16,)}, data=data, batch=4, cases=4)
+        Cell(attack="exact", settings=NO_FALLBACK, network="mlp", arguments={"hidden": (16,)}, data=data, batch=4, cases=4)
         for data in ("breast_cancer", "adult")
     ),
     *(
-        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=2, epochs=2, rate=0.05, cases=4)
+        Cell(attack="exact", settings=NO_FALLBACK, network="mlp", data=data, batch=2, epochs=2, rate=0.05, cases=4)
         for data in ("breast_cancer", "adult")
     ),
 ]  # fmt: skip
 """Difficult cells: wrong counts, other image sizes, epochs, unknown defenses, narrow networks."""
-UNSEEN = [
+UNFITTED_NETWORK_CELLS = [
     Cell(
         attack="cpl",
         settings={"steps": 40},
@@ -371,14 +406,27 @@ UNSEEN = [
         half=True,
         cases=8,
     ),
-    Cell(attack="cpl", settings={"steps": 40}, network=f"{NETWORKS}:smooth", data="cifar10", half=True, cases=8),
-    Cell(attack="inverting_gradients", settings=UNSIGNED, network=f"{NETWORKS}:smooth", data="lfw", half=True, cases=8),
+    Cell(attack="cpl", settings={"steps": 40}, network=f"{NETWORKS_MODULE}:smooth", data="cifar10", half=True, cases=8),
     Cell(
-        attack="inverting_gradients", settings=SIGNED, network=f"{NETWORKS}:smooth", data="cifar100", batch=2, half=True, cases=5
+        attack="inverting_gradients",
+        settings=UNSIGNED_SETTINGS,
+        network=f"{NETWORKS_MODULE}:smooth",
+        data="lfw",
+        half=True,
+        cases=8,
     ),
     Cell(
         attack="inverting_gradients",
-        settings=UNSIGNED,
+        settings=SIGNED_SETTINGS,
+        network=f"{NETWORKS_MODULE}:smooth",
+        data="cifar100",
+        batch=2,
+        half=True,
+        cases=5,
+    ),
+    Cell(
+        attack="inverting_gradients",
+        settings=UNSIGNED_SETTINGS,
         network="lenet_dlg",
         arguments={"pooling": "mean"},
         data="lfw",
@@ -391,16 +439,16 @@ UNSEEN = [
 ]
 """Cells with networks on which no curve was fitted."""
 CELLS = {
-    "single": SINGLE,
-    "batches": BATCHES,
-    "defended": DEFENDED,
-    "local": LOCAL,
-    "relu": RELU,
-    "exact": EXACT,
-    "features": FEATURES,
-    "started": STARTED,
-    "joint": JOINT,
-    "rows": ROWS,
-    "nulls": NULLS,
-    "outside": OUTSIDE,
+    "single": SINGLE_IMAGE_CELLS,
+    "batches": BATCH_CELLS,
+    "defended": DEFENDED_CELLS,
+    "local": LOCAL_STEP_CELLS,
+    "relu": RELU_CELLS,
+    "exact": EXACT_CELLS,
+    "features": FEATURE_CELLS,
+    "started": WARM_START_CELLS,
+    "joint": JOINT_CELLS,
+    "rows": TABULAR_CELLS,
+    "nulls": NULL_CELLS,
+    "outside": DIFFICULT_CELLS,
 }

@@ -23,17 +23,17 @@ from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec
 from fedsim.recording.codec import encode
 
-DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
-PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
+DATA_SPEC = DataSpec(shape=(1, 8, 8), num_classes=4)
+ROUND_EXAMPLES = ((0, 3), (1, 2), (3, 1), (2, 0))
 """Indices of the examples in four rounds, which are two passes over the same four examples."""
-CHOICES: Mapping[str, Sequence[Any]] = {
+ARGUMENT_VALUES: Mapping[str, Sequence[Any]] = {
     "closed_form_start": (True,),
     "features": (True,),
     "fallback": (*FALLBACKS, "none"),
     "compare": COMPARISONS,
 }
 """Values of arguments that change how an attack starts or links rounds."""
-CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
+UPDATE_CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros_like,
     "scaled": lambda u: 1000 * u,
@@ -50,8 +50,8 @@ def _list_specs() -> Iterator[AttackSpec]:
     for name in ATTACKS:
         yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
-        for argument in (name for name in CHOICES if name in known):
-            yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in CHOICES[argument])
+        for argument in (name for name in ARGUMENT_VALUES if name in known):
+            yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in ARGUMENT_VALUES[argument])
 
 
 def _measure_null(asked: Options, spec: AttackSpec) -> ResultRow:
@@ -60,7 +60,7 @@ def _measure_null(asked: Options, spec: AttackSpec) -> ResultRow:
     expected = _run_attack(attack, cases, asked.seed)
     changed = [
         words
-        for words, change in CHANGES.items()
+        for words, change in UPDATE_CHANGES.items()
         if not all(map(_is_same, expected, _run_attack(attack, [_change_update(case, change) for case in cases], asked.seed)))
     ]
     return {"null of": str(replace(spec, null=False)), "cases": len(cases), "changed by": ", ".join(changed)}
@@ -73,11 +73,11 @@ def _build_attack(spec: AttackSpec, device: str) -> Attack:
 
 def _make_cases(attack: Attack) -> list[Case]:
     """Return one case of all rounds for an attack on several rounds, otherwise one case per round."""
-    of = make_client("lenet_dlg", DATA, seed=0)
-    x = torch.rand(4, *DATA.shape, generator=torch.Generator().manual_seed(5))
+    of = make_client("lenet_dlg", DATA_SPEC, seed=0)
+    x = torch.rand(4, *DATA_SPEC.shape, generator=torch.Generator().manual_seed(5))
     size = 1 if Need.SINGLE_EXAMPLE in attack.needs else 2
     rounds = []
-    for number, labels in enumerate(PASSES, start=1):
+    for number, labels in enumerate(ROUND_EXAMPLES, start=1):
         rows = list(labels[:size])
         case = of.make_case([(x[rows], torch.tensor(rows))], "c")
         rounds.append(replace(case.observations[0], round=number))

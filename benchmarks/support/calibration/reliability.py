@@ -8,10 +8,10 @@ import numpy as np
 
 from attacker.scoring.statistics import Floats
 
-BINS = 10
+NUM_BINS = 10
 
 
-def make_bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, Any]]:
+def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[str, Any]]:
     """Return one row for each interval of equal width that holds answers: their number, what was said, what came true."""
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
@@ -23,7 +23,7 @@ def make_bins(said: Floats, right: Floats, count: int = BINS) -> list[dict[str, 
     return rows
 
 
-def measure_calibration_error(said: Floats, right: Floats, count: int = BINS) -> float:
+def measure_calibration_error(said: Floats, right: Floats, count: int = NUM_BINS) -> float:
     """Return the mean over answers of how far what was said in their bin is from what came true (Naeini et al. 2015)."""
     rows = make_bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))

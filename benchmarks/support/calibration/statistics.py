@@ -32,8 +32,8 @@ from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
 
-CLUSTERS, SIZES, CORRELATIONS = (4, 6, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+CLUSTER_COUNTS, CLUSTER_SIZES, CORRELATIONS = (4, 6, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
+TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 # --- intervals ---
@@ -41,15 +41,15 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Return the coverage of nominal 95 % intervals by design: of shares the mean, least and greatest over true shares."""
-    repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTERS, SIZES)
+    repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
     for count, size, correlation in product(clusters, sizes, CORRELATIONS):
         if size == 1 and correlation:
             continue
         design = {"clusters": count, "size": size, "correlation": correlation}
         shape = repetitions, count, size
-        held = [measure_coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in SHARES]
-        every += [(count, value, of) for value, of in zip(SHARES, held, strict=True)]
+        held = [measure_coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in TRUE_SHARES]
+        every += [(count, value, of) for value, of in zip(TRUE_SHARES, held, strict=True)]
         rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
         for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= FEWEST_CLUSTERS else ():
             common, own = draw(size=(repetitions, count, 1)), draw(size=shape)
@@ -101,14 +101,14 @@ def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[...,
 
 # --- verdicts ---
 
-SETS = ("cifar10", "cifar100", "lfw")
-SIZES_OF_RUNS = (1, 3, 8, 16)
-MODELS = ("lenet_cpl", "mlp")
+DATA_SETS = ("cifar10", "cifar100", "lfw")
+RUN_SIZES = (1, 3, 8, 16)
+MODEL_NAMES = ("lenet_cpl", "mlp")
 AttackCall = tuple[str, dict[str, Any]]
 Answers = list[tuple[Tensor, Tensor]]
-SEARCH: AttackCall = ("inverting_gradients", {"steps": 25, "restarts": 1})
-EXACT: AttackCall = ("exact", {})
-NOISE = "clip(1) | gaussian(0.003)"
+SEARCH_ATTACK: AttackCall = ("inverting_gradients", {"steps": 25, "restarts": 1})
+EXACT_ATTACK: AttackCall = ("exact", {})
+NOISE_DEFENSE = "clip(1) | gaussian(0.003)"
 GALLERY_IMAGES = 500
 """Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
@@ -201,18 +201,22 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
     The true gain of an attack is its mean difference to the null over all clients. If it is at least the gain that the verdict on
     some clients calls detectable, by any score, the verdict must be a leak. The closed form recovers every image.
     """
-    for name, model in product(SETS[:1] if asked.quick else SETS, MODELS[:1] if asked.quick else MODELS):
+    for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
         gallery = _load_gallery(asked, name)
         clients = _Clients(asked, name, model, "", 8 if asked.quick else 16)
-        nulls = [clients.run_attack(SEARCH, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
-        for size in SIZES_OF_RUNS:
+        nulls = [clients.run_attack(SEARCH_ATTACK, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
+        for size in RUN_SIZES:
             for one, other in zip(nulls[1:], nulls, strict=False):
                 for part in _split_clients(len(clients.x), size, 6):
                     rows, null = (clients.score_part(found, part, gallery) for found in (one, other))
                     yield JudgedVerdict(
                         "real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null)
                     )
-        for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
+        for attack, defense in (
+            (SEARCH_ATTACK, ""),
+            (SEARCH_ATTACK, NOISE_DEFENSE),
+            *([(EXACT_ATTACK, "")] if model == "mlp" else []),
+        ):
             defended = replace(clients, defense=defense)
             yield from _judge_attack(defended, attack, defended.run_attack(attack, null=False, seed=0), nulls[0], gallery)
 
@@ -224,11 +228,11 @@ def _judge_attack(
     everyone = range(len(clients.x))
     whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
-    for size in SIZES_OF_RUNS:
+    for size in RUN_SIZES:
         for part in _split_clients(len(everyone), size, 3):
             verdict = judge_attack(clients.score_part(found, part, gallery), clients.score_part(null, part, gallery))
             seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
-            if seen or attack == EXACT:
+            if seen or attack == EXACT_ATTACK:
                 design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
                 yield JudgedVerdict("real", design, "leak", verdict)
 

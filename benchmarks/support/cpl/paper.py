@@ -4,7 +4,7 @@ from typing import Any
 
 PaperTable = dict[tuple[str, ...], dict[str, Any]]
 
-LIMITS = (10, 20, 30, 50, 100, 300)
+ITERATION_LIMITS = (10, 20, 30, 50, 100, 300)
 _TABLE_1 = {
     ("lfw", "patterned"): (0, 0.34, 0.98, 1, 1, 1),
     ("lfw", "random"): (0, 0, 0, 0.562, 0.823, 0.857),
@@ -13,7 +13,9 @@ _TABLE_1 = {
     ("cifar100", "patterned"): (0, 0, 0.12, 0.85, 0.981, 0.981),
     ("cifar100", "random"): (0, 0, 0, 0, 0.23, 0.85),
 }
-TABLE_1: PaperTable = {key: {f"at {limit}": asr for limit, asr in zip(LIMITS, row, strict=True)} for key, row in _TABLE_1.items()}
+TABLE_1: PaperTable = {
+    key: {f"at {limit}": asr for limit, asr in zip(ITERATION_LIMITS, row, strict=True)} for key, row in _TABLE_1.items()
+}
 
 
 def _make_rows(names: tuple[str, ...], table: dict[tuple[str, ...], tuple[float | None, ...]]) -> PaperTable:
@@ -50,7 +52,7 @@ TABLE_3 = _make_rows(
     },
 )
 
-STARTS = ("random", "patterned", "patterned4", "dark", "light", "red", "green", "blue", "insider")
+START_NAMES = ("random", "patterned", "patterned4", "dark", "light", "red", "green", "blue", "insider")
 _TABLE_4 = {
     "cifar10": (
         (91.14, 28.3, 24.8, 34, 52.3, 35.9, 77.5, 79.1, 23.2),
@@ -62,7 +64,7 @@ _TABLE_4 = {
 TABLE_4: PaperTable = {
     (data, start): {"iterations": taken, "asr_c": asr}
     for data, (every, rates) in _TABLE_4.items()
-    for start, taken, asr in zip(STARTS, every, rates, strict=True)
+    for start, taken, asr in zip(START_NAMES, every, rates, strict=True)
 }
 
 TABLE_5 = _make_rows(
@@ -95,7 +97,7 @@ TABLE_6 = _make_rows(
     },
 )
 
-SHARES = (0, 1, 10, 20, 30, 40, 50, 70, 80, 90)
+PRUNED_PERCENT = (0, 1, 10, 20, 30, 40, 50, 70, 80, 90)
 _TABLE_7 = {
     "lfw": (
         (25, 25, 24.9, 24.9, 25, 24.8, 25, 24.6, 24.5, 300),
@@ -125,7 +127,7 @@ _TABLE_7 = {
 TABLE_7: PaperTable = {
     (data, f"{share} %"): {"iterations": taken, "asr_c": asr, "ssim": similar, "mse": error}
     for data, columns in _TABLE_7.items()
-    for share, taken, asr, similar, error in zip(SHARES, *columns, strict=True)
+    for share, taken, asr, similar, error in zip(PRUNED_PERCENT, *columns, strict=True)
 }
 
 TABLE_8 = _make_rows(

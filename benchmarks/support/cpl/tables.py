@@ -35,8 +35,8 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import is_recovered
 from defenses.papers import cpl_noise, cpl_prune
 
-IMAGES = ("lfw", "cifar10", "cifar100", "mnist")
-SIZES, BATCHES = (2, 4, 8, 16), 10
+DATA_SETS = ("lfw", "cifar10", "cifar100", "mnist")
+BATCH_SIZES, NUM_BATCHES = (2, 4, 8, 16), 10
 """For table 6: batch sizes, and number of batches of each size."""
 POOL_SIZE = 400
 """Number of images from which attacked images, and those that an insider owns, are chosen."""
@@ -45,8 +45,8 @@ POOL_SIZE = 400
 def measure_termination(asked: Options) -> TableAndSummary:
     """Measure table 1: the success rate as a function of the maximum number of iterations."""
     rows = []
-    limits = [most for most in paper.LIMITS if most <= choose_max_iterations(asked)]
-    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES[:3]), choose_count(asked, 5)):
+    limits = [most for most in paper.ITERATION_LIMITS if most <= choose_max_iterations(asked)]
+    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS[:3]), choose_count(asked, 5)):
         for start in ("patterned", "random"):
             for source, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
                 shares = {f"at {most}": sum(count <= most for count in taken) / len(data) for most in limits}
@@ -79,7 +79,7 @@ def _is_right(answer: Reconstruction, x: Tensor) -> bool:
 
 def measure_base(asked: Options) -> TableAndSummary:
     """Measure table 2: CPL, DLG and Inverting Gradients, and the ratio of CPL's iterations to DLG's."""
-    names = ("cifar10", "lfw") if asked.device == "cpu" else IMAGES
+    names = ("cifar10", "lfw") if asked.device == "cpu" else DATA_SETS
     rows: list[dict[str, Any]] = []
     for data in load_data_sets(asked, names, choose_count(asked, 6)):
         seen = make_paper_client(data, asked)
@@ -145,7 +145,7 @@ def measure_starts(asked: Options) -> TableAndSummary:
         with TemporaryDirectory() as folder:
             auxiliary = f"{folder}/own.npz"
             np.savez(auxiliary, images=(others.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), labels=others.y.numpy())
-            for start in ("patterned", "insider") if asked.quick else paper.STARTS:
+            for start in ("patterned", "insider") if asked.quick else paper.START_NAMES:
                 settings = {"auxiliary": auxiliary} if start == "insider" else {}
                 attacks = make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked), **settings)
                 both = attacks if start == "patterned" else {"cpl": attacks["cpl"]}
@@ -166,7 +166,7 @@ def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
 def measure_spread(asked: Options) -> TableAndSummary:
     """Measure table 5: the variation of the iterations of successful searches."""
     rows = []
-    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 8, quick=2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 8, quick=2)):
         for start in ("patterned", "random"):
             for name, taken in _count_iterations(make_single_cases(data, make_paper_client(data, asked)), start, asked).items():
                 numbers = {"successes": len(taken), "images": len(data), "iterations": mean(taken) if taken else None}
@@ -181,8 +181,8 @@ def measure_spread(asked: Options) -> TableAndSummary:
 def measure_local_training(asked: Options) -> TableAndSummary:
     """Measure table 6: batch sizes, and local iterations on faces."""
     rows, most = [], 20 if asked.quick else choose_max_iterations(asked)
-    for size in (2,) if asked.quick else SIZES:
-        for name in ("lfw",) if asked.quick else IMAGES[:3]:
+    for size in (2,) if asked.quick else BATCH_SIZES:
+        for name in ("lfw",) if asked.quick else DATA_SETS[:3]:
             rows += of_batch(asked, name, size)
     data = load_data_sets(asked, ("lfw",), choose_count(asked, 2))[0]
     for steps in (3,) if asked.quick else (1, 3, 5, 7, 9):
@@ -193,7 +193,7 @@ def measure_local_training(asked: Options) -> TableAndSummary:
 
 def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
     """Measure one cell of table 6: the closed form `features`, the tuned search, and on a GPU the paper's search."""
-    data = load_data_sets(asked, (name,), size * (1 if asked.quick else BATCHES))[0]
+    data = load_data_sets(asked, (name,), size * (1 if asked.quick else NUM_BATCHES))[0]
     seen = make_paper_client(data, asked)
     search = make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {}))
     attacks = {"features": exact(route="features", fallback="none"), "cpl tuned": search}
@@ -229,8 +229,8 @@ def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 def measure_compression(asked: Options) -> TableAndSummary:
     """Measure table 7: only the largest entries are sent. The attack is the paper's, or models the defense."""
     rows = []
-    shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
-    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 2)):
+    shares = (0, 50) if asked.quick else paper.PRUNED_PERCENT if asked.device != "cpu" else (0, 40, 90)
+    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
         for share in shares:
             originals = make_single_cases(data, make_paper_client(data, asked), cpl_prune(share) if share else "")
             rows += _make_attacks(originals, asked, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
@@ -264,7 +264,7 @@ def measure_squeezing(asked: Options) -> TableAndSummary:
     """Measure table 9: up to ten local steps on the same image before the update is sent."""
     rows = []
     every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
-    for data in load_data_sets(asked, _choose_data_sets(asked, *IMAGES), choose_count(asked, 2)):
+    for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 2)):
         for steps in every:
             rows += _measure_steps(data, steps, choose_max_iterations(asked), asked, steps=steps)
     told = insert_paper_rows(rows, paper.TABLE_9, "data", "steps")

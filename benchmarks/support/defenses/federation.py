@@ -23,13 +23,13 @@ from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
-CLIENTS = 16
-ROUNDS = 60
+NUM_CLIENTS = 16
+NUM_ROUNDS = 60
 LEARNING_RATE = 0.3
-RATE_OF_SUMS = 0.1
+SUM_LEARNING_RATE = 0.1
 """Learning rate of federations whose rounds have only a few examples."""
-TRAINED_ON, HELD_OUT, PUBLIC = 2560, 1000, 640
-MEAN, STD = 0.13, 0.3
+NUM_TRAINED, NUM_HELD_OUT, NUM_PUBLIC = 2560, 1000, 640
+PIXEL_MEAN, PIXEL_STD = 0.13, 0.3
 """Mean and standard deviation of the pixels of MNIST, with which the network normalises its input."""
 
 
@@ -65,9 +65,9 @@ def write_data(asked: Options, folder: Path, part: Part) -> DataFiles:
     Public images are taken from the validation split, so that no client has them. `--quick` and embedded data use fewer images.
     """
     share = 8 if asked.quick else 1
-    own = load_images(asked, "mnist", (TRAINED_ON + HELD_OUT) // share, part=part)
-    public = load_images(asked, "mnist", PUBLIC // share, part="validation")
-    cut = TRAINED_ON // share
+    own = load_images(asked, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
+    public = load_images(asked, "mnist", NUM_PUBLIC // share, part="validation")
+    cut = NUM_TRAINED // share
     files = {
         "private": own.of(range(cut)),
         "held_out": own.of(range(cut, len(own))),
@@ -95,7 +95,7 @@ def make_settings(
     attacked: number of clients recorded in the first round, or with a cohort the number of rounds recorded.
     batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
-    rounds = 4 if quick else ROUNDS
+    rounds = 4 if quick else NUM_ROUNDS
     recorded = {"rounds": "1", "clients": str(attacked)} if cohort is None else {"rounds": f"1-{min(attacked, rounds)}"}
     return {
         "seed": 0,
@@ -105,11 +105,11 @@ def make_settings(
             "name": "npz",
             "train": str(data.private),
             "test": str(data.held_out),
-            "mean": [MEAN],
-            "std": [STD],
+            "mean": [PIXEL_MEAN],
+            "std": [PIXEL_STD],
         },
-        "clients": {"count": CLIENTS, "fraction": 1.0 if cohort is None else cohort / CLIENTS},
-        "training": {"learning_rate": LEARNING_RATE if cohort is None else RATE_OF_SUMS, "batch_size": batch, "steps": 1},
+        "clients": {"count": NUM_CLIENTS, "fraction": 1.0 if cohort is None else cohort / NUM_CLIENTS},
+        "training": {"learning_rate": LEARNING_RATE if cohort is None else SUM_LEARNING_RATE, "batch_size": batch, "steps": 1},
         "record": recorded,
     }
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from support.defenses.outcomes import Declared
 
-ATTACKS = ("CPL", "IG")
-PAIRS = tuple((attack, knows) for attack in ATTACKS for knows in (False, True))
+DECLARED_ATTACKS = ("CPL", "IG")
+DECLARED_PAIRS = tuple((attack, knows) for attack in DECLARED_ATTACKS for knows in (False, True))
 """Pairs (attack, whether it knows the defense) for which the effect on the PSNR is declared."""
 
 
@@ -34,7 +34,7 @@ class Entry:
     cohorts: tuple[int, ...] = ()
 
 
-FALLS: tuple[Declared, Declared, Declared, Declared] = ("falls", "falls", "falls", "falls")
+FALLS_FOR_ALL: tuple[Declared, Declared, Declared, Declared] = ("falls", "falls", "falls", "falls")
 
 GRID = (
     Entry(
@@ -52,66 +52,66 @@ GRID = (
     Entry(
         "gaussian",
         ("gaussian({0.1 rms})", "gaussian({1 rms})", "gaussian({10 rms})"),
-        FALLS,
+        FALLS_FOR_ALL,
         "noise of ten times the update's power leaves little to anyone",
     ),
     Entry(
         "gaussian_snr",
         ("gaussian(snr_db=20)", "gaussian(snr_db=0)", "gaussian(snr_db=-20)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "the same, relative to each update",
     ),
-    Entry("laplace", ("laplace({0.1 rms})", "laplace({1 rms})", "laplace({10 rms})"), FALLS, "as Gaussian noise"),
-    Entry("top_k", ("top_k(0.5)", "top_k(0.1)", "top_k(0.003)"), FALLS, "fewer equations than pixels at the strongest"),
+    Entry("laplace", ("laplace({0.1 rms})", "laplace({1 rms})", "laplace({10 rms})"), FALLS_FOR_ALL, "as Gaussian noise"),
+    Entry("top_k", ("top_k(0.5)", "top_k(0.1)", "top_k(0.003)"), FALLS_FOR_ALL, "fewer equations than pixels at the strongest"),
     Entry(
         "random_k",
         ("random_k(0.9)", "random_k(0.3)", "random_k(0.003)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "fewer equations than pixels at the strongest, and not the ones that say most",
     ),
-    Entry("prune", ("prune(0.3)", "prune(0.8)", "prune(0.997)"), FALLS, "as top_k, by one threshold for all tensors"),
+    Entry("prune", ("prune(0.3)", "prune(0.8)", "prune(0.997)"), FALLS_FOR_ALL, "as top_k, by one threshold for all tensors"),
     Entry(
         "gradient_dropout",
         ("gradient_dropout(0.1)", "gradient_dropout(0.7)", "gradient_dropout(0.997)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "as random_k",
     ),
     Entry(
         "dgc",
         ("dgc(0.5)", "dgc(0.1)", "dgc(0.003)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "as top_k; biases go in whole, as published",
     ),
     Entry(
         "sign",
         ("sign(scale='mean', error_feedback=True)", "sign(scale='mean')", "sign()"),
-        FALLS,
+        FALLS_FOR_ALL,
         "one bit a coordinate, and no lengths",
     ),
-    Entry("qsgd", ("qsgd(levels=64)", "qsgd(levels=8)", "qsgd(levels=1)"), FALLS, "nearly all coordinates become zero"),
+    Entry("qsgd", ("qsgd(levels=64)", "qsgd(levels=8)", "qsgd(levels=1)"), FALLS_FOR_ALL, "nearly all coordinates become zero"),
     Entry(
         "uniform",
         ("uniform(8)", "uniform(4)", "uniform(2)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "three values a tensor at the strongest",
     ),
     Entry(
         "withhold",
         ("withhold(['6.bias'])", "withhold(['0.*'])", "withhold(['2.*', '4.*', '6.*', '9.*'])"),
-        FALLS,
+        FALLS_FOR_ALL,
         "the first convolution alone, without the head that tells the label",
     ),
     Entry(
         "dp_sgd",
         ("dp_sgd(max_norm=1, noise=0.01)", "dp_sgd(max_norm=1, noise=0.1)", "dp_sgd(max_norm=1, noise=1)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "noise as long as the gradient",
         key="gradient",
     ),
     Entry(
         "fed_cdp",
         ("fed_cdp(max_norm=1, noise=0.01)", "fed_cdp(max_norm=1, noise=0.1)", "fed_cdp(max_norm=1, noise=1)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "noise as long as each layer's gradient",
         key="gradient",
     ),
@@ -125,21 +125,21 @@ GRID = (
     Entry(
         "precode",
         ("precode(bottleneck=256, beta=0.001)", "precode(bottleneck=64, beta=0.01)", "precode(bottleneck=8, beta=0.1)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "a fresh sample in every forward pass",
         key="network",
     ),
     Entry(
         "dropout",
         ("dropout(p=0.05)", "dropout(p=0.3)", "dropout(p=0.7)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "a mask that no server knows",
         key="network",
     ),
     Entry(
         "mixup",
         ("mixup(alpha=0.1)", "mixup(alpha=0.4)", "mixup(alpha=1.0)"),
-        FALLS,
+        FALLS_FOR_ALL,
         "batches of two, and what is inverted are mixtures",
         key="inputs",
         batch=2,
@@ -151,14 +151,14 @@ GRID = (
             "instahide(k=3, public='{public}')",
             "instahide(k=6, public='{public}')",
         ),
-        FALLS,
+        FALLS_FOR_ALL,
         "what is inverted is a mixture with random signs",
         key="inputs",
     ),
     Entry(
         "secure_aggregation",
         ("true",),
-        FALLS,
+        FALLS_FOR_ALL,
         "the batch of all clients, and nobody's own",
         key="secure_aggregation",
         cohorts=(2, 4, 6, 8),

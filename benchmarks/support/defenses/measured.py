@@ -19,7 +19,7 @@ from attacker.scoring.paired import average_by_example, fill_failures
 from attacker.scoring.summary import Summary
 from attacker.scoring.verdict import Verdict, judge_attack
 
-UNUSED = ("environment", "notes", "pair")
+UNSTORED_FIELDS = ("environment", "notes", "pair")
 """Fields of score rows that are not stored: they are long, and no table shows them."""
 
 
@@ -112,7 +112,7 @@ def _hash_identity(identity: Mapping[str, Any], folder: Path) -> str:
 
 
 def _select_fields(rows: list[ScoreRow]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.to_dict().items() if key not in UNUSED} for row in rows]
+    return [{key: value for key, value in row.to_dict().items() if key not in UNSTORED_FIELDS} for row in rows]
 
 
 def _read(rows: list[dict[str, Any]]) -> list[ScoreRow]:

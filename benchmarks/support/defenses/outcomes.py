@@ -13,9 +13,9 @@ from attacker.scoring.statistics import Estimate, mean
 
 MARGIN_DB = 1.5
 """Largest difference of the mean PSNR, in dB, that counts as irrelevant."""
-FEWEST_CASES = 6
+MIN_CASES = 6
 """Smallest number of independent cases for which an interval is computed; with fewer the outcome is undecided."""
-MOST_DB = 58.9
+MAX_DB = 58.9
 """PSNR in dB of an image that differs from its original only by rounding to 8 bits; larger values are capped."""
 
 Declared = Literal["flat", "falls", "gone", "rises"]
@@ -52,7 +52,7 @@ class Change:
     def outcome(self) -> DefenseOutcome:
         """The outcome that the intervals show, see `Declared`."""
         low, high = self.from_none.low, self.from_none.high
-        if self.cases < FEWEST_CASES:
+        if self.cases < MIN_CASES:
             return "undecided"
         if high < -MARGIN_DB:
             return "gone" if self.over_null.high < MARGIN_DB else "falls"
@@ -84,5 +84,5 @@ def estimate_difference(one: Mapping[str, float], other: Mapping[str, float], ca
     """Estimate the mean difference `one` - `other` over examples, with a confidence interval over cases of equal weight."""
     by_case: dict[str, list[float]] = {}
     for example in one:
-        by_case.setdefault(case[example], []).append(min(one[example], MOST_DB) - min(other[example], MOST_DB))
+        by_case.setdefault(case[example], []).append(min(one[example], MAX_DB) - min(other[example], MAX_DB))
     return mean([fmean(values) for values in by_case.values()])

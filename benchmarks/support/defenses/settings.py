@@ -7,25 +7,25 @@ from support.defenses.grid import Entry
 
 from attacker.attacks import AttackSpec
 
-SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
+SINGLE_EXAMPLE_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 100}),
     "IG": ("inverting_gradients", {"steps": 300, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Attacks by name in the table, for updates of one step on one example."""
-BATCHES: dict[str, tuple[str, dict[str, Any]]] = {
+BATCH_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 200, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Attacks by name in the table, for batches of more than one example."""
-SUMS: dict[str, tuple[str, dict[str, Any]]] = {
+SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Attacks by name in the table, for secure sums of several clients."""
-IGNORABLE = ("CPL", "IG")
+DEFENSE_AWARE_ATTACKS = ("CPL", "IG")
 """Attacks that can model the defense or ignore it; closed forms use the gradient as received."""
 
 
@@ -36,11 +36,11 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
     whose sums are attacked are attacked by closed forms only.
     """
     if entry is None and cohort:
-        return {"exact": AttackSpec(name="exact", arguments=SINGLE["exact"][1])}
+        return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}
     found = {}
-    for name, (attack, arguments) in (SUMS if cohort else BATCHES if batch > 1 else SINGLE).items():
+    for name, (attack, arguments) in (SUM_ATTACKS if cohort else BATCH_ATTACKS if batch > 1 else SINGLE_EXAMPLE_ATTACKS).items():
         arguments = {**arguments, "steps": 20} if quick and "steps" in arguments else arguments
-        if entry is None or cohort or name not in IGNORABLE:
+        if entry is None or cohort or name not in DEFENSE_AWARE_ATTACKS:
             found[name] = AttackSpec(name=attack, arguments=arguments)
             continue
         for knows in (False, True):

@@ -295,7 +295,7 @@ def _of_torchvision(name: str, **arguments: int) -> nn.Module:
     return model
 
 
-SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+SMALL_NETWORKS: dict[str, tuple[tuple[int, ...], int]] = {
     "QuickstartNet": ((3, 32, 32), 10),
     "TutorialNet": ((3, 32, 32), 10),
     "MnistNet": ((1, 28, 28), 10),
@@ -311,7 +311,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 }
 """Input shape and number of classes of each network here that attacks take."""
 
-TORCHVISION: dict[str, tuple[tuple[int, ...], int]] = {
+TORCHVISION_NETWORKS: dict[str, tuple[tuple[int, ...], int]] = {
     "resnet18": ((3, 32, 32), 10),
     "mobilenet_v3_small": ((3, 32, 32), 10),
     "densenet121": ((3, 32, 32), 10),

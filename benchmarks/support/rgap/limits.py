@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from attacker.attacks import Attack, exact, rgap
 from fedsim.recording.codec import encode
 
-NOISE = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+NOISE_LEVELS = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Standard deviations of the noise, relative to the root mean square of each tensor."""
 DEFENSES = (
     "clip(1e-3)",
@@ -29,8 +29,8 @@ DEFENSES = (
     "top_k(0.5)",
     "sign(scale='mean')",
 )
-STEPS = (1, 2, 4, 8)
-SUCCESS = 1e-3
+LOCAL_STEPS = (1, 2, 4, 8)
+MAX_SUCCESS_MSE = 1e-3
 MAX_REPORTED_MSE = 1.0
 """Largest MSE that is reported."""
 
@@ -46,7 +46,7 @@ class Form:
     attack: Attack
 
 
-FORMS = (
+CLOSED_FORMS = (
     Form("layers, LeakyReLU, no bias", "cnn6", "cifar10", "logistic", rgap()),
     Form("layers, sigmoid, biases", "lenet_dlg", "cifar10", "cross_entropy", rgap()),
     Form("layers, sigmoid, biases", "lenet_cpl", "cifar10", "cross_entropy", rgap()),
@@ -58,14 +58,14 @@ FORMS = (
 def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a row for each closed form and disturbance, and as summary the largest noise at which all images are recovered."""
     rows, summary = [], {}
-    for form in FORMS[:1] if asked.quick else FORMS:
+    for form in CLOSED_FORMS[:1] if asked.quick else CLOSED_FORMS:
         count = 2 if asked.quick or form.words == "peeled" else 3
         found = load_images(asked, form.data, count)
         found = found.of_two_classes() if form.loss == "logistic" else found
         _measure_form(form, found.take_first(1), asked)  # the first call loads code
-        own = [_measure_form(form, found, asked, noise=noise) for noise in (NOISE[::4] if asked.quick else NOISE)]
+        own = [_measure_form(form, found, asked, noise=noise) for noise in (NOISE_LEVELS[::4] if asked.quick else NOISE_LEVELS)]
         own += [_measure_form(form, found, asked, defense=text) for text in (DEFENSES[::5] if asked.quick else DEFENSES)]
-        own += [_measure_form(form, found, asked, steps=steps) for steps in (STEPS[::2] if asked.quick else STEPS)]
+        own += [_measure_form(form, found, asked, steps=steps) for steps in (LOCAL_STEPS[::2] if asked.quick else LOCAL_STEPS)]
         bearable = [row["noise"] for row in own if row["noise"] is not None and row["success"] == 1]
         summary[f"{form.network}_noise"] = max(bearable, default=None)
         rows += [{key: value for key, value in row.items() if key != "noise"} for row in own]
@@ -91,7 +91,7 @@ def _measure_form(
         "images": len(found),
         "mse_median": median(errors),
         "mse_max": max(errors),
-        "success": sum(error <= SUCCESS for error in errors) / len(errors),
+        "success": sum(error <= MAX_SUCCESS_MSE for error in errors) / len(errors),
         "nothing": failed / len(errors),
         "cpu_seconds": seconds / len(errors),
         "noise": noise,

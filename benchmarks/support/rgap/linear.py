@@ -18,8 +18,8 @@ from fedsim import models
 from fedsim.recording import Training
 from fedsim.training.local import train
 
-SUCCESS = 1e-3
-BATCHES = (1, 2, 4, 8, 16)
+MAX_SUCCESS_MSE = 1e-3
+BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -27,7 +27,7 @@ def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
     rows = []
     for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
         for trained in (False, True):
-            rows += [_measure_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCHES)]
+            rows += [_measure_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCH_SIZES)]
     found = {row["batch"]: row["success"] for row in rows if not row["trained"] and row["data"] == rows[0]["data"]}
     mixtures = [_measure_mixture(size, asked) for size in ((2,) if asked.quick else (1, 2, 5))]
     summary = {f"batch{size}": share for size, share in found.items()}
@@ -57,14 +57,14 @@ def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dic
         own, labelled = _match_examples(guess, labels, x, y)
         errors += own
         right += labelled
-    print(f"{name} batch {size}: {sum(e <= SUCCESS for e in errors) / len(errors):.2f}", file=sys.stderr)
+    print(f"{name} batch {size}: {sum(e <= MAX_SUCCESS_MSE for e in errors) / len(errors):.2f}", file=sys.stderr)
     return {
         "data": found.name,
         "network": "mlp",
         "trained": trained,
         "batch": size,
         "batches": repeats,
-        "success": sum(error <= SUCCESS for error in errors) / len(errors),
+        "success": sum(error <= MAX_SUCCESS_MSE for error in errors) / len(errors),
         "labels": right / len(errors),
         "mse_median": sorted(errors)[len(errors) // 2],
         "cpu_seconds": seconds / repeats,
@@ -79,7 +79,7 @@ def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tupl
     distance = (guess[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
     for i, j in zip(*linear_sum_assignment(distance.numpy()), strict=True):
         errors[j] = min(1.0, float(distance[i, j]))
-        right += int(labels[i] == y[j] and errors[j] <= SUCCESS)
+        right += int(labels[i] == y[j] and errors[j] <= MAX_SUCCESS_MSE)
     return errors, right
 
 

@@ -14,8 +14,8 @@ from attacker.attacks.networks.chain import Chain, read_chain
 
 MAX_SYSTEM_ENTRIES = 2_500_000
 """Largest number of entries of a system that is stored as a matrix."""
-STRIDES = ((1, 1), (1, 1), (1, 2), (2, 2), (1, 3))
-PAPER = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
+TRIAL_STRIDES = ((1, 1), (1, 1), (1, 2), (2, 2), (1, 3))
+PAPER_NETWORKS = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
 """Networks for the indices of the paper's table 2: channels of each 4x4 convolution, stride 1, no padding, inputs 3x32x32."""
 
 
@@ -84,7 +84,7 @@ def _draw_convolution(rng: Random, before: int, after: int, *, bias: bool) -> li
     padding = _draw_padding(rng, kernel[0]), _draw_padding(rng, kernel[1])
     dilation = _draw_pair(rng, 1, 2) if rng.random() < 0.15 else (1, 1)
     layers: list[nn.Module] = [
-        nn.Conv2d(before, after, kernel, _draw_pair(rng, *rng.choice(STRIDES)), padding, dilation, bias=bias),
+        nn.Conv2d(before, after, kernel, _draw_pair(rng, *rng.choice(TRIAL_STRIDES)), padding, dilation, bias=bias),
         _draw_activation(rng),
     ]
     if rng.random() < 0.25:

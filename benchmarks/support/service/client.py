@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-SERVE = "from attacker.cli import main; main()"
+SERVE_PROGRAM = "from attacker.cli import main; main()"
 
 
 class ServiceProcess:
@@ -25,7 +25,18 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process, and return when it answers requests."""
-        command = [sys.executable, "-c", SERVE, "serve", str(self.root), "--port", "0", "--max-queued", "5000", *self.options]
+        command = [
+            sys.executable,
+            "-c",
+            SERVE_PROGRAM,
+            "serve",
+            str(self.root),
+            "--port",
+            "0",
+            "--max-queued",
+            "5000",
+            *self.options,
+        ]
         with (self.root.parent / "service.log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         assert self.process.stdout is not None

@@ -5,7 +5,7 @@ from math import prod
 import pytest
 import torch
 from support.rgap.rank_trials import (
-    PAPER,
+    PAPER_NETWORKS,
     RandomNetwork,
     compare_ranks,
     compute_rank,
@@ -45,7 +45,7 @@ def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, 
 
 @pytest.mark.parametrize(("index", "channels"), [(-484, (4,)), (405, (3,)), (-208, (9, 4)), (316, (6, 10, 4))])
 def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]) -> None:
-    assert PAPER[index] == channels
+    assert PAPER_NETWORKS[index] == channels
     report = analyse_rank(read_chain(make_paper_network(channels), (3, 32, 32)), prove=0)
     assert report.index == index
     assert report.layers[report.critical].index == index
