@@ -1,10 +1,12 @@
 """Whether an audit names planted faults, raises no false alarms, and comes to the right verdict in time.
 
     faults     six federations with a planted fault each: the audit must name it by a check, without any attack
+    bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
+               pruning, beside the Cramer-Rao bound on their error; labels are known
     sound      twelve federations with sound defenses: no check may be graded serious or worse
 
 Federations are of 8 clients and 6 rounds on the embedded digits, each client on its own part, with a network of one hidden layer.
-aims: faults_named 6, false_alarms 0.
+aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0.
 """
 
 import tempfile
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from support.audit.efficiency import measure_efficiency
 from support.audit.faults import FAULTS, SOUND_SETTINGS, plant_fault
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 
@@ -35,17 +38,20 @@ MIN_ALARM_GRADE = GRADES.index("serious")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("faults", "sound"))
+    asked = parse_options(__doc__ or "", tables=("faults", "sound", "bounds"))
     warnings.simplefilter("ignore")
     rows: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
-        if asked.table != "sound":
+        if asked.table in (None, "faults"):
             rows += [_measure_fault(asked, fault, Path(folder)) for fault in FAULTS]
-        if asked.table != "faults":
+        if asked.table in (None, "sound"):
             rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND_SETTINGS[:: 4 if asked.quick else 1]]
     faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
     summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
     summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
+    if asked.table in (None, "bounds"):
+        rows += (bounds := measure_efficiency(asked))
+        summary |= {"worst_ratio": max(row["ratio"] for row in bounds), "below_bound": sum(row["below"] for row in bounds)}
     print_results("audit", rows, summary, asked)
 
 

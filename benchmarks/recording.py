@@ -3,6 +3,7 @@
 python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
 python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
 python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
+python benchmarks/recording.py --codecs   ResNet-18's update through every codec: bytes over dense, time of packing
 """
 
 import multiprocessing
@@ -25,6 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from support import splits
+from support.codecs import measure_codecs
 from support.contract import Options, parse_options, print_results
 
 from defenses import DefenseSpec
@@ -347,6 +349,9 @@ def measure_accuracy(asked: Options) -> None:
     print_results("recording --accuracy", rows, summary, asked)
 
 
+TABLES = {"scale": measure_scale, "accuracy": measure_accuracy, "codecs": measure_codecs}
+
+
 if __name__ == "__main__":
-    asked = parse_options(__doc__ or "", flags=("scale", "accuracy"))
-    (measure_scale if "scale" in asked.flags else measure_accuracy if "accuracy" in asked.flags else measure_cost)(asked)
+    asked = parse_options(__doc__ or "", flags=tuple(TABLES))
+    next((measure for flag, measure in TABLES.items() if flag in asked.flags), measure_cost)(asked)

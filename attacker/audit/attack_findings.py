@@ -27,6 +27,7 @@ class AuditedAttack:
     recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `CONFIDENT`.
     psnr, null_psnr: medians in dB; None for data that are not images.
     leaked:         names of the scores that show a leak.
+    efficiency:     lower bound on the mean squared error over that of the attack; None if no bound is known.
     picture:        path of the best example beside its original, one with contrast if there is any; relative to the run.
     """
 
@@ -41,6 +42,7 @@ class AuditedAttack:
     psnr: float | None = None
     null_psnr: float | None = None
     leaked: tuple[str, ...] = ()
+    efficiency: float | None = None
     picture: str = ""
 
     @property
@@ -65,6 +67,7 @@ class AuditedAttack:
             confident=sum((row.confidence or 0.0) >= CONFIDENT for row in rows),
             psnr=summary.psnr.median if summary.psnr else None,
             null_psnr=summary.null.psnr.median if summary.null and summary.null.psnr else None,
+            efficiency=summary.efficiency,
             leaked=tuple(one.title for one in verdict.leaked) if verdict else (),
             picture=(best.pair or "") if best else "",
         )

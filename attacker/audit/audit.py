@@ -23,6 +23,8 @@ from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 
+BOUND_SECONDS = 30.0
+"""Time for bounds on the errors of the attacks, at the most."""
 MAX_CHECKED = 64
 """Number of updates that the checks read."""
 Run = Callable[[Replay], Replayed]
@@ -104,7 +106,7 @@ def audit(
     results = check_recording(recording)
     plan = list(plan_attacks(recording, out, seconds=seconds))
     told(plan)
-    scorer = Scorer(run, list(truth)) if truth else None
+    scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
     attacks: list[AuditedAttack] = []
     for one in plan:
@@ -118,6 +120,7 @@ def audit(
             folders = [replayed(one.replay(recording, out, null=null, model=model)).folder for null in (False, True)]
             attacks.append(_result(one, folders, scorer))
     results += judge_results(attacks, scored=scorer is not None)
+    results += _list_missing_bounds(scorer)
     results += _not_tried({one.spec.partition("(")[0] for one in attacks})
     return Audit(
         run=recording.manifest.name,
@@ -139,6 +142,14 @@ def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | No
     rows = [row for folder in folders for row in scorer.score(folder) if row.case in keys]
     (summary,) = summarise(rows)
     return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
+
+
+def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
+    """Return why there are no bounds: without truth, or for a defense or size that is not covered."""
+    if scorer is None:
+        return [NotChecked(rule="bounds", reason="bounds on the errors are computed at the true examples, which are not given")]
+    reasons = dict.fromkeys(scorer.bounds.reasons.values()) if scorer.bounds is not None else {}
+    return [NotChecked(rule="bounds", reason=reason) for reason in reasons]
 
 
 def _not_tried(tried: set[str]) -> list[NotChecked]:

@@ -1,19 +1,18 @@
 """Command `attacker audit`."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from attacker.commands.options import parse_duration
 from attacker.commands.replay import KEPT_ON_INTERRUPT
 from fedsim.commands.console import Json, err, out, print_json, report_errors
 
 if TYPE_CHECKING:
     from attacker.audit import Audit
 
-UNITS = {"s": 1, "m": 60, "h": 3600}
 EXIT_ABOVE = 4
 """Exit status of an audit whose grade is above that of `--fail-above`."""
 
@@ -76,14 +75,6 @@ def audit(
             _print_audit(found, files)
         if limit is not None and GRADES.index(found.grade) > limit:
             raise typer.Exit(EXIT_ABOVE)
-
-
-def parse_duration(option: str, text: str) -> float:
-    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError, naming the option, for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{option} {text!r} is no positive time: write it as 90s, 10m or 2h")
-    return float(match[1]) * UNITS[match[2]]
 
 
 def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:

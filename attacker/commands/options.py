@@ -1,10 +1,12 @@
 """Options that several commands share, and checks of their values."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+UNITS = {"s": 1, "m": 60, "h": 3600}
 AttackArguments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack; may be repeated.")
 ]
@@ -39,3 +41,11 @@ def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
             f"or show the reconstructions without scores: attacker report {run}"
         )
     return given or [run / "truth"]
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError, naming the option, for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{option} {text!r} is no positive time: write it as 90s, 10m or 2h")
+    return float(match[1]) * UNITS[match[2]]

@@ -8,7 +8,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from attacker.commands.options import resolve_truth
+from attacker.commands.options import parse_duration, resolve_truth
 from fedsim.commands.console import (
     ALLOW_FAILURES,
     EXIT_FAILURES,
@@ -40,6 +40,10 @@ def score(
             help="Weights of that network's convolutions (safetensors); by default torchvision's file in torch's hub cache."
         ),
     ] = None,
+    bounds: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Also compute lower bounds on the errors, and efficiencies, within this time: 60s."),
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the score rows as CSV, one line per example.")
     ] = None,
@@ -56,8 +60,10 @@ def score(
         from attacker.scoring import Scorer, summarise, write_csv
 
         run, sources = _find_sources(folder)
+        seconds = 0.0 if bounds is None else parse_duration("--bounds", bounds)
         described = (data, dict[str, Any]()) if data else None
-        scorer = Scorer(run, resolve_truth(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
+        folders = resolve_truth(run, truth)
+        scorer = Scorer(run, folders, described, lpips_net=lpips_net, lpips_weights=lpips_weights, bound_seconds=seconds)
         rows = _score_sources(scorer, sources)
         if csv is not None:
             write_csv(rows, csv)
@@ -162,6 +168,10 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         words = NOTHING_FINISHED if one.success is None else one.verdict.words if one.verdict else ""
         if words:
             out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
+        if one.efficiency is not None:
+            out.print(f"  attack efficiency {one.efficiency:.2g}: the bound on the mean squared error is {one.bound:.2g}")
+        if one.confidence is not None and one.confidence.auroc is not None:
+            out.print(f"  confidence: AUROC {one.confidence.auroc:.2f}, calibration error {one.confidence.error:.2f}")
 
 
 def _describe_cases(one: "Summary") -> list[str]:

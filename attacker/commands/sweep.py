@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from attacker.commands.audit import parse_duration
+from attacker.commands.options import parse_duration
 from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, report_errors, show_progress_bar
 
 if TYPE_CHECKING:

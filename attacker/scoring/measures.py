@@ -20,7 +20,9 @@ from attacker.scoring.perceptual import Lpips, explain_missing
 from fedsim.recording import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")
-MEASURE_FIELDS = (*MEASURES, "flat")
+EXACT_TOLERANCE = 1e-3
+"""Largest error of a number in a row that counts as matched exactly, as a share of its range."""
+MEASURE_FIELDS = (*MEASURES, "exact_match", "flat")
 
 MeasuredRow = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
@@ -75,9 +77,11 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
 
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
     """Return the measures of table rows (N, F) by name, one value per row."""
+    errors, right = measure_continuous_error(x, truth, spec.columns), measure_categorical_share(x, truth, spec.columns)
     return {
-        "continuous_error": _to_numbers(measure_continuous_error(x, truth, spec.columns)),
-        "categorical_right": _to_numbers(measure_categorical_share(x, truth, spec.columns)),
+        "continuous_error": _to_numbers(errors),
+        "categorical_right": _to_numbers(right),
+        "exact_match": (~(errors > EXACT_TOLERANCE) & ~(right < 1)).tolist(),
         "success": is_recovered(x, truth, spec).tolist(),
         "lpips_reason": ["not an image"] * len(truth),
     }

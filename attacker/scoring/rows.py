@@ -17,6 +17,8 @@ from fedsim.recording.files import read_json_lines, write_bytes
 if TYPE_CHECKING:
     import pandas
 
+MAX_CHANCE = 0.01
+"""Share of nulls that pass the calibrated threshold, see `ScoreRow.identified`."""
 FORMAT_VERSION = 1
 """Format version of a row. Rows without a version come from older programs and are read as version 0."""
 
@@ -32,14 +34,16 @@ class ScoreRow:
     network_code, attack_code: digests of code that is not part of this project.
     model ... secure_aggregation, ranges_from: public settings of the federation. codec: packing of the update. rounded: whether
     the client sent whole weights instead of an update, which are rounded to the weights' precision.
-    limits: properties of the local training that no attack simulates exactly.
+    limits: properties of the local training that no attack simulates exactly. threat: class A to H of the attacker, and
+    concessions: what mode and buffers of the training concede to it, see `attacker.scoring.threat`.
     case, client, state: key of the case, the client, and the state of the case, see `states.State`.
     rounds, batch, position, index: rounds of the case in which the example was used, its place at the first use, and its index in
     the data set. rounds_claimed, link_correct: the rounds that the attack claims for it, and whether all of them used it.
     iterations ... interrupted, notes: effort and remarks of the attack on this case. surplus: number of candidates beyond the
     number of examples, which were dropped.
     mse ... categorical_right: measures; `mse_raw` is computed before clamping. flat: whether the original is nearly of one
-    colour.
+    colour. exact_match: whether every category of a table row is right, and every number to 0.1 % of its range.
+    bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for.
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
     success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
     rank, gallery, rank_share, chance, case_chance: re-identification, see `Gallery.compare`.
@@ -68,6 +72,8 @@ class ScoreRow:
     secure_aggregation: Mapping[str, Any] | bool = False
     ranges_from: str = ""
     limits: tuple[str, ...] = ()
+    threat: str = ""
+    concessions: tuple[str, ...] = ()
     data: str = ""
     case: str
     state: CaseState = "done"
@@ -103,6 +109,8 @@ class ScoreRow:
     lpips_reason: str | None = None
     continuous_error: float | None = None
     categorical_right: float | None = None
+    exact_match: bool | None = None
+    bound_mse: float | None = None
     flat: bool | None = None
     success: bool | None = None
     failure: str | None = None
@@ -116,6 +124,12 @@ class ScoreRow:
     pair: str | None = None
     constant: Mapping[str, float] | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def identified(self) -> bool | None:
+        """Return whether the reconstruction passes the calibrated threshold: at most 1 % of reconstructions without information
+        would be as near to the original as it is. None if the distances to other examples were not compared."""
+        return False if self.failure is not None else None if self.chance is None else self.chance <= MAX_CHANCE
 
     @property
     def is_finished(self) -> bool:

@@ -27,6 +27,8 @@ from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
 from attacker.scoring.perceptual import load as load_backbone
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, CaseState, read_case
+from attacker.scoring.threat import classify_threat, list_concessions
+from attacker.scoring.truth.bounds import CaseBounds
 from attacker.scoring.truth.holdings import load_holdings
 from attacker.scoring.truth.originals import (
     Original,
@@ -37,6 +39,7 @@ from attacker.scoring.truth.originals import (
     list_uses,
     make_link_fields,
 )
+from fedsim.recording import Recording
 from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, hold_lock, make_private, to_json_lines, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes, to_printable
@@ -62,6 +65,8 @@ class Scorer:
            that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
            and rows give the reason.
+    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none. `bounds` says which are
+           missing, and why.
     untold: keys of the cases without truth, which get no rows, by name of the attack's folder.
     superseded: by name of the attack's folder and key of the case, why a case or some of its examples are not scored.
     Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
@@ -75,6 +80,7 @@ class Scorer:
         *,
         lpips_net: str = "alex",
         lpips_weights: Path | None = None,
+        bound_seconds: float = 0,
     ) -> None:
         self.run = run
         check_run(run)
@@ -86,6 +92,10 @@ class Scorer:
         self.readers = [TruthReader(folder) for folder in truth]
         self._holdings = load_holdings(self.readers, data)
         self.data = self._holdings.data
+        self.bounds: CaseBounds | None = None
+        if bound_seconds:
+            recording = Recording(run / "recording" if (run / "recording").is_dir() else run)
+            self.bounds = CaseBounds(recording, self.data, self.read_used, seconds=bound_seconds)
 
     @cached_property
     def lpips(self) -> Lpips | str:
@@ -180,6 +190,7 @@ class Scorer:
         """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`."""
         observed = list_uses(case)
         examples, truth, labels = self._read_originals(observed)
+        bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not facts["null"] else {}
         found, state, reason = _read_answer(folder, case["key"], truth)
         common = {**_make_shared_fields(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
         common |= {"client": case["client"], "environment": describe_environment()}
@@ -188,7 +199,10 @@ class Scorer:
         common |= {"notes": None if found is None else found.notes}
         room = self._count_places(observed, facts)
         counts = [room[example.index] for example in examples]
-        places = [self._make_place_fields(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
+        places = [
+            {**self._make_place_fields(example, label), "bound_mse": bounds.get(example.index)}
+            for example, label in zip(examples, labels.tolist(), strict=True)
+        ]
         if found is None:
             for example, place, constant in zip(examples, places, self._score_constants(truth), strict=True):
                 missing = _make_missing_fields(state, reason)
@@ -321,6 +335,8 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
         **{key: facts["run"][key] for key in RUN_FIELDS},
         "ranges_from": facts["run"].get("ranges_from", ""),
         "limits": tuple(facts["run"].get("limits", ())),
+        "threat": classify_threat(facts["run"], facts["spec"], facts["oracles"]),
+        "concessions": list_concessions(facts["run"]),
     }
 
 

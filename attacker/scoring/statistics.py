@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betainc
-from scipy.stats import norm, t
+from scipy.stats import norm, rankdata, t
 
 Floats = NDArray[np.float64]
 NUM_RESAMPLES = 2000
+CONFIDENCE_BINS = 10
 PSEUDO_CLUSTERS = 0.1
 """Chosen by simulation, see `_estimate_effective_number`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of
 0.02 to 0.98."""
@@ -209,3 +210,31 @@ def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float
 def _draw_resamples(count: int) -> Floats:
     """Return how often each cluster occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
     return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES).astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceQuality:
+    """How well confidences agree with what was recovered.
+
+    decided: number of examples with a confidence. auroc: probability that a recovered example has a higher confidence than one
+    that is not, where a tie counts half; None if all are recovered or none. error: expected calibration error, the mean
+    difference of confidence and share recovered over `CONFIDENCE_BINS` bins.
+    """
+
+    decided: int
+    auroc: float | None
+    error: float
+
+
+def judge_confidence(pairs: Sequence[tuple[float, bool]]) -> ConfidenceQuality | None:
+    """Compare confidences in [0, 1] with whether the example was recovered. None without any."""
+    if not pairs:
+        return None
+    values = np.array([confidence for confidence, _ in pairs])
+    right = np.array([recovered for _, recovered in pairs])
+    bins = np.minimum((values * CONFIDENCE_BINS).astype(np.int64), CONFIDENCE_BINS - 1)
+    gaps = np.abs(np.bincount(bins, values - right, minlength=CONFIDENCE_BINS))
+    ranks, count = rankdata(values), int(right.sum())
+    pairs_of_both = count * (len(right) - count)
+    auroc = float(ranks[right].sum() - count * (count + 1) / 2) / pairs_of_both if pairs_of_both else None
+    return ConfidenceQuality(decided=len(pairs), auroc=auroc, error=float(gaps.sum() / len(pairs)))

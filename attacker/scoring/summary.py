@@ -4,13 +4,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-from attacker.scoring.paired import average_by_example, fill_failures
+from attacker.scoring.paired import PSNR_OF_8_BITS, average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
-from attacker.scoring.statistics import Distribution, Estimate, estimate_share, find_clusters, mean
+from attacker.scoring.statistics import (
+    ConfidenceQuality,
+    Distribution,
+    Estimate,
+    estimate_share,
+    find_clusters,
+    judge_confidence,
+    mean,
+)
 from attacker.scoring.verdict import Verdict, judge_attack
 
 
@@ -27,6 +35,11 @@ class Summary:
     as at most 58.9 dB, see `PSNR_OF_8_BITS`.
     seconds, iterations: total time, and median number of iterations per case. failures: number of examples without
     reconstruction.
+    identified: share of examples whose reconstruction passes the calibrated threshold, see `ScoreRow.identified`.
+    exact_match: share of table rows that are matched exactly. bound: mean of the lower bounds on the mean squared error, and
+    efficiency: bound over the mean squared error of the same examples, where both are at least that of rounding to 8 bits; None
+    if no bounds were computed.
+    confidence: how well the attack's confidence tells recovered examples from others; None without any.
     linked_right: of the examples for which the attack claims several rounds, the share for which all are right; None without any.
     surplus: number of candidates beyond the number of examples, over all cases; they were dropped before comparison with truth.
     lpips_net: the backbone of LPIPS, if it was computed.
@@ -59,6 +72,11 @@ class Summary:
     surplus: int
     routes: Mapping[str, int]
     linked_right: Estimate | None = None
+    identified: Estimate | None = None
+    exact_match: Estimate | None = None
+    bound: float | None = None
+    efficiency: float | None = None
+    confidence: ConfidenceQuality | None = None
     null: "Summary | None" = None
     verdict: Verdict | None = None
 
@@ -118,6 +136,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         return estimate_share(list(values.values()), [clusters[index] for index in values]) if values else None
 
     efforts = [row for row in done if row.iterations is not None]
+    bound, efficiency = _compare_with_bounds(complete)
     return Summary(
         run=first.run,
         source=first.source,
@@ -143,5 +162,21 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         failures=sum(row.failure is not None for row in done),
         surplus=sum({row.case: row.surplus or 0 for row in done}.values()),
         linked_right=estimate_part("link_correct"),
+        identified=estimate_part("identified"),
+        exact_match=estimate_part("exact_match"),
+        bound=bound,
+        efficiency=efficiency,
+        confidence=judge_confidence([(row.confidence, bool(row.success)) for row in done if row.confidence is not None]),
         routes=dict(Counter({row.case: row.route for row in efforts if row.route}.values())),
     )
+
+
+def _compare_with_bounds(rows: Sequence[ScoreRow]) -> tuple[float | None, float | None]:
+    """Return the mean bound on the mean squared error, and the bound over that error: the efficiency of the attack."""
+    bounds, errors = average_by_example(rows, "bound_mse"), average_by_example(rows, "mse")
+    both = [index for index in bounds if index in errors]
+    if not both:
+        return None, None
+    bound, error = fmean(bounds[index] for index in both), fmean(errors[index] for index in both)
+    least = 10 ** (-PSNR_OF_8_BITS / 10)  # smaller errors do not matter
+    return bound, max(bound, least) / max(error, least)

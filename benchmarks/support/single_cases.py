@@ -24,9 +24,9 @@ class LocalClient:
     training: Training
     weights: Mapping[str, Tensor]
 
-    def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "") -> Case:
+    def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
         """Return the case that the server sees after local steps on `batches`. key: name of the case. defense: as in an
-        experiment.
+        experiment. noise_seed: of the defense's randomness.
 
         For a client that trains for epochs, `batches` are those of all epochs.
         """
@@ -36,7 +36,7 @@ class LocalClient:
         update = trained.update
         if spec.steps:
             built = spec.build()
-            update, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(0))
+            update, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(noise_seed))
         return Case(
             (
                 Observation(

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attacker.cli import app
-from attacker.commands.audit import EXIT_ABOVE, parse_duration
+from attacker.commands.audit import EXIT_ABOVE
+from attacker.commands.options import parse_duration
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun

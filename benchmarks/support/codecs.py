@@ -10,8 +10,6 @@ from time import process_time
 from typing import Any
 
 import torch
-from support.contract import Options, parse_options, print_results
-from support.splits import load_images
 from torch import Tensor
 
 from defenses import DefenseSpec
@@ -20,6 +18,8 @@ from fedsim.flower import records
 from fedsim.recording import ModelSpec, Training
 from fedsim.recording.codec import decode, encode
 from fedsim.training.local import train
+from support.contract import Options, print_results
+from support.splits import load_images
 
 DEFENSE_SPECS = (
     "",
@@ -40,9 +40,8 @@ SUMMARY_KEYS = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ra
 """Keys of the summary: the largest ratio of all defenses whose specification begins with this text, each with its codec."""
 
 
-def main() -> None:
-    """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
+def measure_codecs(asked: Options) -> None:
+    """Print bytes and seconds of every defense with its codec."""
     weights, update = _step(asked)
     dense = records.to_arrays(update).count_bytes()
     turns = 1 if asked.quick else 5
@@ -55,7 +54,7 @@ def main() -> None:
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
     summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY_KEYS.items()}
-    print_results("wire", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
+    print_results("recording --codecs", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
 
 
 def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -89,7 +88,3 @@ def _measure(codec: str, update: dict[str, Tensor], weights: dict[str, Tensor], 
         "decode_seconds": median(other for _, other in seconds),
         "seconds": median(sum(both) for both in seconds),
     }
-
-
-if __name__ == "__main__":
-    main()

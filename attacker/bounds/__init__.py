@@ -1,0 +1,21 @@
+"""Lower bounds on the error of any reconstruction, from the information that noisy, clipped or pruned messages hold."""
+
+from attacker.bounds.cramer_rao import ErrorBound, bound_error
+from attacker.bounds.information import FisherInformation, NoisyMessage
+from attacker.bounds.messages import NotBounded, UsedExamples, build_message
+from attacker.bounds.prior import GaussianPrior, fit_prior
+from attacker.bounds.two_layer import TwoLayerRates, compute_two_layer_rates
+
+__all__ = [
+    "ErrorBound",
+    "FisherInformation",
+    "GaussianPrior",
+    "NoisyMessage",
+    "NotBounded",
+    "TwoLayerRates",
+    "UsedExamples",
+    "bound_error",
+    "build_message",
+    "compute_two_layer_rates",
+    "fit_prior",
+]

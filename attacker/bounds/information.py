@@ -1,0 +1,63 @@
+"""The Fisher information that messages with noise hold on the examples they were computed from, as a linear operator."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class NoisyMessage:
+    """A message with independent noise on each coordinate.
+
+    simulate: maps examples x (N, *shape) to the message without noise, (M,); differentiable.
+    std:      standard deviation of Gaussian noise, (M,) or 0-d; positive. The scale of Laplace noise takes its place, since
+              both then hold the same information.
+    """
+
+    simulate: Callable[[Tensor], Tensor]
+    std: Tensor
+
+
+class FisherInformation:
+    """The information `sum over messages of J^T diag(1 / std^2) J` at examples x, where J is the Jacobian of a message.
+
+    Products with vectors need neither J nor the information as a matrix: each costs two derivatives of the simulation. Messages
+    of several rounds add up. Examples are flattened and concatenated, so that a vector has `size` = x.numel() entries.
+    """
+
+    def __init__(self, messages: Sequence[NoisyMessage], x: Tensor) -> None:
+        if not messages:
+            raise ValueError("the information needs at least one message, got none")
+        self.shape, self.size = x.shape, x.numel()
+        self._parts = [_Linearised(one, x) for one in messages]
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        """Return the product of the information with a vector (size,)."""
+        return torch.stack([one.multiply(vector.reshape(self.shape)).flatten() for one in self._parts]).sum(dim=0)
+
+    def to_dense(self) -> Tensor:
+        """Return the information as a matrix (size, size), by one product for each column."""
+        found = torch.stack([self.multiply(row) for row in torch.eye(self.size, dtype=self._parts[0].dtype)])
+        return (found + found.T) / 2
+
+
+class _Linearised:
+    """A message at examples x, with products of its Jacobian and the transposed Jacobian."""
+
+    def __init__(self, message: NoisyMessage, x: Tensor) -> None:
+        self.dtype = x.dtype
+        self._x = x.detach().clone().requires_grad_()
+        self._sent = message.simulate(self._x)
+        self._precision = message.std.detach().to(x.dtype).square().reciprocal()
+        self._dual = torch.zeros_like(self._sent, requires_grad=True)
+        (self._back,) = torch.autograd.grad(self._sent, self._x, self._dual, create_graph=True, materialize_grads=True)
+
+    def multiply(self, direction: Tensor) -> Tensor:
+        """Return J^T diag(1 / std^2) J times a direction of the shape of x."""
+        if not self._back.requires_grad:  # the message does not depend on x
+            return torch.zeros_like(direction)
+        (forward,) = torch.autograd.grad(self._back, self._dual, direction, retain_graph=True, materialize_grads=True)
+        (back,) = torch.autograd.grad(self._sent, self._x, forward * self._precision, retain_graph=True, materialize_grads=True)
+        return back

@@ -1,0 +1,126 @@
+"""The messages of clients as functions of their examples, with the noise that hides them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.simulation.client import build_facts, build_gradient, build_network, find_omitted, get_buffers
+from attacker.attacks.simulation.local_steps import LocalOptimiser
+from attacker.bounds.information import NoisyMessage
+from defenses._registry.calls import Step
+from defenses.base import Update
+from defenses.spec import DefenseSpec
+from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.recording.observation import Observation
+
+CLIPS, SELECTIONS = ("clip", "clip_each"), ("top_k", "prune")
+NOISES = {"gaussian": "std", "laplace": "scale"}
+RULES = ("dp_sgd", "fed_cdp")
+"""Gradient rules whose noise is known; other rules are not bounded."""
+ROUNDING = 2.0**-24
+"""Half the relative distance of two neighbouring float32 numbers: noise of a message that has no other."""
+
+
+class NotBounded(ValueError):
+    """Raised if no bound is known for a message. The text says why."""
+
+
+@dataclass(frozen=True)
+class UsedExamples:
+    """An observed update, and the rows of x that each of its local steps used."""
+
+    observation: Observation
+    steps: tuple[tuple[int, ...], ...]
+
+
+def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
+    """Return the update as a function of examples x (N, *shape), in float64, with labels y (N,).
+
+    What follows the noise in a chain of defenses is left out, since it cannot add information. Pruning is the selection of the
+    true update: that a coordinate was not selected is information that the bound does not count. Raises NotBounded for defenses
+    that it does not cover.
+    """
+    seen = used.observation
+    if seen.client == SUM_CLIENT:
+        raise NotBounded("bounds of secure sums are not known")
+    if seen.inputs.step is not None:
+        raise NotBounded("no bound is known for changed inputs")
+    rule_std = _find_rule_noise(used)
+    model = build_network(seen).double()
+    weights = {name: w.double() for name, w in seen.weights.items() if name in dict(model.named_parameters())}
+    buffers = {name: b.double() if b.is_floating_point() else b for name, b in get_buffers(model, [seen])[0].items()}
+    gradient = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
+    omitted = find_omitted(seen, model)
+    names = [name for name in weights if name not in omitted]
+
+    def train(x: Tensor) -> Update:
+        optimiser, at = LocalOptimiser(seen.training), weights
+        for step in used.steps:
+            change = optimiser.step(gradient(at, x[list(step)], y[list(step)], buffers), at)
+            at = {name: w + change[name] for name, w in at.items()}
+        return {name: at[name] - weights[name] for name in names}
+
+    chain = [] if rule_std else _list_until_noise(seen.defenses)
+    added = next((_get_scale(step) for step in chain if step.name in NOISES), rule_std)
+    sizes = {name: weights[name].numel() for name in names}
+    if added:
+        std = torch.tensor(added, dtype=torch.float64)
+    else:
+        scales = {name: float(seen.update[name].abs().max()) * ROUNDING for name in names}
+        std = torch.cat([torch.full((sizes[name],), max(scales[name], 1e-30), dtype=torch.float64) for name in names])
+
+    def simulate(x: Tensor) -> Tensor:
+        update = train(x)
+        for step in chain:
+            update = _apply(step, update)
+        return torch.cat([update[name].flatten() for name in names])
+
+    return NoisyMessage(simulate, std)
+
+
+def _find_rule_noise(used: UsedExamples) -> float:
+    """Return the standard deviation of the gradient rule's noise in the update; 0 without noise."""
+    seen, step = used.observation, used.observation.gradient.step
+    if step is None:
+        return 0.0
+    if step.name not in RULES:
+        raise NotBounded(f"no bound is known for the gradient rule {step.name}")
+    if len(used.steps) > 1:
+        raise NotBounded(f"the noise of {step.name} over several local steps has no bound yet")
+    channel = seen.gradient.build().channel(build_facts(seen, build_network(seen)))
+    return float((channel.noise(seen.update) / sum(u.numel() for u in seen.update.values())).sqrt())
+
+
+def _list_until_noise(spec: DefenseSpec) -> list[Step]:
+    """Return the steps of a chain up to its first noise. Raises NotBounded for steps that are not covered."""
+    found = []
+    for step in spec.steps:
+        if step.name not in (*CLIPS, *SELECTIONS, *NOISES) or dict(step.arguments).get("error_feedback"):
+            raise NotBounded(f"no bound is known for the defense {step.name}")
+        found.append(step)
+        if step.name in NOISES:
+            _get_scale(step)
+            break
+    return found
+
+
+def _get_scale(step: Step) -> float:
+    scale = dict(step.arguments).get(NOISES[step.name])
+    if not isinstance(scale, int | float) or scale <= 0:
+        raise NotBounded(f"the noise of {step.name} depends on the data, so that it has no bound")
+    return float(scale)
+
+
+def _apply(step: Step, update: Update) -> Mapping[str, Tensor]:
+    """Apply a defense without noise, as a differentiable function; noise leaves the update as it is."""
+    if step.name in NOISES:
+        return update
+    defense = DefenseSpec((step,)).build()
+    apply = partial(defense.apply, state=defense.init(update), rng=Generator())
+    if step.name in CLIPS:
+        return apply(update)[0]
+    kept = apply({name: u.detach() for name, u in update.items()})[0]
+    return {name: u * (kept[name] != 0) for name, u in update.items()}

@@ -1,0 +1,56 @@
+"""Threat classes A to H of the attacker behind a score row, after Carletti et al. 2025.
+
+The classes are those of "SoK: Gradient inversion attacks in federated learning", which LeakPro enforces as well. A: gradients
+alone. B: also what anybody assumes of the data, such as ranges and smooth images. C: also the settings of local training. D: also
+data like the clients'. E: also batch-norm statistics of the clients. F: a server that changes the model. G: F with data like the
+clients'. H: G with clients of its own.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
+
+ThreatClass = Literal["C", "D", "E"]
+"""Classes of an honest-but-curious server. It prescribes the local training, so that none of its attacks is in A or B, and it
+never changes the model, so that none is in F, G or H."""
+
+
+def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -> ThreatClass:
+    """Return the lowest class that covers the knowledge of an attack.
+
+    run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: knowledge that no
+    class covers, except own images of the same class.
+    """
+    if _get_training(run).get("buffers") == "shared":
+        return "E"
+    return "D" if _has_other_decoder(spec) or any("images" in oracle for oracle in oracles) else "C"
+
+
+def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what mode and buffers of the training concede to the attacker, in words."""
+    training = _get_training(run)
+    found = []
+    if training.get("mode") == "eval":
+        found.append("mode eval: examples of a batch do not influence each other, and dropout is off")
+    if training.get("buffers") == "shared":
+        found.append("buffers shared: statistics of the clients' batches are sent in clear")
+    return tuple(found)
+
+
+def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    training = run.get("training")
+    return training if isinstance(training, Mapping) else {}
+
+
+def _has_other_decoder(spec: str) -> bool:
+    """Return whether an attack searches in the latent space of a decoder that was learned elsewhere."""
+    try:
+        call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if not isinstance(call, ast.Call):
+        return False
+    names = [one.value.value for one in call.keywords if one.arg == "decoder" and isinstance(one.value, ast.Constant)]
+    return any(name not in BUILT_IN_DECODERS for name in names)

@@ -1,0 +1,92 @@
+"""Bounds on the error of reconstructions, computed at the true examples of recorded updates."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import numpy as np
+import torch
+
+from attacker.bounds import (
+    FisherInformation,
+    GaussianPrior,
+    NotBounded,
+    UsedExamples,
+    bound_error,
+    build_message,
+    fit_prior,
+)
+from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, PROBES
+from attacker.scoring.truth.originals import Use
+from fedsim.data import Dataset
+from fedsim.recording import DamagedFile, Recording
+from fedsim.truth import Used
+
+PRIOR_EXAMPLES = 464
+"""Number of training examples that the prior is fitted to."""
+ReadUsed = Callable[..., Used]
+
+
+class CaseBounds:
+    """Bounds for the cases of one run, with the reasons why there are none.
+
+    seconds: time budget. A case whose expected time exceeds what is left has no bound.
+    """
+
+    def __init__(self, recording: Recording, data: Dataset, read_used: ReadUsed, *, seconds: float = float("inf")) -> None:
+        self.reasons: dict[str, str] = {}
+        self._recording, self._data, self._read_used = recording, data, read_used
+        self._left = seconds
+        self._found: dict[tuple[Use, ...], dict[int, float]] = {}
+        self._prior: GaussianPrior | None = None
+        self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
+
+    def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
+        """Return the bound on the mean squared error of each example of a case, by index in the data set.
+
+        key: of the case, under which `reasons` says why the result is empty.
+        """
+        uses = tuple(observed)
+        if uses not in self._found:
+            started = monotonic()
+            try:
+                self._found[uses] = self._bound(uses)
+            except (NotBounded, DamagedFile) as error:
+                self.reasons[key] = str(error)
+                self._found[uses] = {}
+            self._left -= monotonic() - started
+        return self._found[uses]
+
+    def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
+        if self._left <= 0:
+            raise NotBounded("the time for bounds is over")
+        used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
+        indices = sorted({index for one in used for step in one.steps for index in step})
+        place = {index: i for i, index in enumerate(indices)}
+        x, y = self._data.train[indices]
+        seen = [self._recording.read_observation(self._rows[use.round, use.attempt, use.clients[0]]) for use in uses]
+        if any(len(use.clients) > 1 for use in uses):
+            raise NotBounded("bounds of secure sums are not known")
+        if self._recording.manifest.network:
+            raise NotBounded(f"no bound is known for the network with {self._recording.manifest.network}")
+        messages = [
+            build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in own.steps)), y)
+            for one, own in zip(seen, used, strict=True)
+        ]
+        information = FisherInformation(messages, x.double())
+        self._check_time(information)
+        found = bound_error(information, self._find_prior())
+        return dict(zip(indices, found.mse.tolist(), strict=True))
+
+    def _check_time(self, information: FisherInformation) -> None:
+        """Measure one product, and raise NotBounded if all would take more time than is left."""
+        started = monotonic()
+        information.multiply(torch.ones(information.size, dtype=torch.float64))
+        needed = information.size if information.size <= MAX_DENSE else PROBES * MAX_ITERATIONS
+        if (expected := needed * (monotonic() - started)) > self._left:
+            raise NotBounded(f"the bound would take about {expected:.0f} s")
+
+    def _find_prior(self) -> GaussianPrior:
+        if self._prior is None:
+            chosen = np.sort(np.random.default_rng(0).permutation(len(self._data.train))[:PRIOR_EXAMPLES])
+            self._prior = fit_prior(self._data.train[chosen][0])
+        return self._prior

@@ -1,0 +1,134 @@
+"""Whether a sweep that is killed three times ends with the table of a sweep that was never interrupted.
+
+The grid compares twelve defenses by six attacks on the embedded digits: three clients, one round, updates of one example. One
+process runs it to its end. Another one starts anew in an empty folder, is killed (SIGKILL, with its workers) after a quarter of
+that time, three times, and then runs to its end. Both write sweep.csv.
+
+`cpu_seconds` is that of the process and its workers; `kills` how often the sweep was killed before its end, `finished` how many
+federations were finished at each kill. `--quick` takes three defenses and two attacks.
+aims: same_table 1, federations 13, attacks 6.
+"""
+
+import csv
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic
+
+from support.contract import Options, ResultRow, parse_options, print_results
+
+EXPERIMENT = """
+rounds = 1
+model = { name = "mlp", hidden = [32] }
+data = "digits"
+clients = { count = 3 }
+training = { learning_rate = 0.1, batch_size = 1, steps = 1 }
+"""
+DEFENSES = {
+    "clip": '["clip(0.05)"]',
+    "noise": '["gaussian(0.001)"]',
+    "laplace": '["laplace(0.001)"]',
+    "clip_and_noise": '["clip(0.5) | gaussian(0.001)"]',
+    "top_k": '["top_k(0.1)"]',
+    "random_k": '["random_k(0.3)"]',
+    "prune": '["prune(0.8)"]',
+    "dropout": '["gradient_dropout(0.5)"]',
+    "sign": '["sign()"]',
+    "qsgd": '["qsgd(levels=8)"]',
+    "uniform": '["uniform(4)"]',
+    "dp_sgd": '[{ gradient = "dp_sgd(max_norm=1, noise=0.1)" }]',
+}
+SEARCHES = "steps = 60"
+ATTACKS = {
+    "exact": 'fallback = "none"',
+    "cpl": SEARCHES,
+    "dlg": SEARCHES,
+    "idlg": SEARCHES,
+    "inverting_gradients": SEARCHES,
+    "hgap": SEARCHES,
+}
+WORKERS, KILLS = 2, 3
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = parse_options(__doc__ or "")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_grid(asked, folder)
+        whole = run_sweep(folder, folder / "whole", kill_after=None)
+        killed = run_interrupted(folder, whole["seconds"] / (KILLS + 1))
+        rows = [{"sweep": "not interrupted", "kills": 0, **whole}, {"sweep": "killed and continued", **killed}]
+        tables = [read_table(folder / one / "sweep.csv") for one in ("whole", "killed")]
+        summary = {
+            "same_table": int(tables[0] == tables[1]),
+            "federations": len({(row["defense"], row["strength"]) for row in tables[0]}),
+            "attacks": len({row["attack"] for row in tables[0]}),
+            "lines": len(tables[0]),
+            "refused": sum(bool(row["refused"]) for row in tables[0]),
+        }
+    print_results("sweep", rows, summary, asked)
+
+
+def write_grid(asked: Options, folder: Path) -> None:
+    """Write the grid and its experiment into a folder."""
+    defenses = list(DEFENSES.items())[: 3 if asked.quick else None]
+    attacks = list(ATTACKS.items())[: 2 if asked.quick else None]
+    lines = ['experiment = "base.toml"', f"seeds = [{asked.seed}]", "attacked = { clients = 2 }", "[defenses]"]
+    lines += [f"{name} = {strengths}" for name, strengths in defenses]
+    lines += ["[attacks]", *(f"{name} = {{ {arguments} }}" for name, arguments in attacks), ""]
+    (folder / "base.toml").write_text(EXPERIMENT)
+    (folder / "grid.toml").write_text("\n".join(lines))
+
+
+def run_interrupted(folder: Path, seconds: float) -> ResultRow:
+    """Return the time of a sweep that is killed `KILLS` times after so many seconds each, and then runs to its end."""
+    out, spent, cpu, finished = folder / "killed", 0.0, 0.0, []
+    for _ in range(KILLS):
+        one = run_sweep(folder, out, kill_after=seconds)
+        spent, cpu = spent + one["seconds"], cpu + one["cpu_seconds"]
+        finished.append(len(list(out.glob("*/sweep.json"))))
+    last = run_sweep(folder, out, kill_after=None)
+    told = {"seconds": spent + last["seconds"], "cpu_seconds": cpu + last["cpu_seconds"]}
+    return {"kills": KILLS, **told, "finished": ", ".join(map(str, finished))}
+
+
+def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow:
+    """Run `attacker sweep` in a process group, kill the group after so many seconds, and return its times.
+
+    The CPU time of workers that are killed with their parent is not known to the system, and is left out.
+    Raises RuntimeError if the sweep fails by itself, or ends before it is killed.
+    """
+    started, before = monotonic(), _measure_children()
+    code = "from attacker.cli import main; main()"
+    command = [sys.executable, "-c", code, "sweep", str(folder / "grid.toml"), "--out", str(out), "--workers", str(WORKERS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL, cwd=folder)
+    try:
+        status = process.wait(timeout=kill_after)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+    expected = 0 if kill_after is None else -signal.SIGKILL
+    if status != expected:
+        raise RuntimeError(f"the sweep ended with status {status}; expected was {expected}")
+    return {"seconds": monotonic() - started, "cpu_seconds": _measure_children() - before}
+
+
+def _measure_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the lines of sweep.csv."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Bounds on reconstruction: closed forms, dense matrices at small size, data processing, and rates of two-layer networks."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.bounds import (
+    FisherInformation,
+    GaussianPrior,
+    NoisyMessage,
+    NotBounded,
+    UsedExamples,
+    bound_error,
+    build_message,
+    compute_two_layer_rates,
+    fit_prior,
+)
+from attacker.bounds.prior import build_white_prior
+from defenses.gradients import GradientSpec
+from defenses.spec import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+
+DATA = DataSpec(shape=(6,), num_classes=3)
+X = torch.tensor([[0.2, 0.9, 0.4, 0.1, 0.7, 0.5], [0.6, 0.3, 0.8, 0.2, 0.1, 0.9]], dtype=torch.float64)
+Y = torch.tensor([0, 2])
+
+
+def make_used(defense: str = "", gradient: str = "plain", *, rate: float = 0.5, examples: int = 2) -> UsedExamples:
+    spec = ModelSpec(name="mlp", arguments={"hidden": [5]})
+    model = models.build(spec, DATA)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen = Observation(
+        round=1,
+        client="a",
+        cohort=("a",),
+        weights=weights,
+        payload=encode({name: torch.full_like(w, 0.01) for name, w in weights.items()}),
+        num_examples=examples,
+        model=spec,
+        data=DATA,
+        training=Training(learning_rate=rate, batch_size=examples, steps=1),
+        defenses=DefenseSpec.parse(defense),
+        gradient=GradientSpec.parse(gradient),
+    )
+    return UsedExamples(seen, (tuple(range(examples)),))
+
+
+def make_prior(size: int) -> GaussianPrior:
+    rows = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    return GaussianPrior(rows.new_zeros(size), rows[: size - 1], torch.linspace(0.1, 0.6, size - 1, dtype=rows.dtype), 0.3)
+
+
+def compute_covariance(prior: GaussianPrior) -> Tensor:
+    root = prior.scale(torch.eye(prior.mean.numel(), dtype=torch.float64))
+    return root @ root
+
+
+@pytest.mark.parametrize("max_dense", [1000, 0])
+def test_a_linear_message_with_gaussian_noise_has_the_bound_of_the_closed_form(max_dense: int) -> None:
+    matrix = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    std, prior = torch.tensor(0.3, dtype=torch.float64), make_prior(4)
+    found = bound_error(
+        FisherInformation([NoisyMessage(lambda x: matrix @ x[0], std)], X[:1, :4]), prior, max_dense=max_dense, probes=400
+    )
+    posterior = torch.linalg.inv(matrix.T @ matrix / std**2 + torch.linalg.inv(compute_covariance(prior)))
+    assert float(found.mse) == pytest.approx(float(posterior.trace()) / 4, rel=1e-9 if max_dense else 0.05)
+    assert abs(float(found.mse) - float(posterior.trace()) / 4) <= 4 * float(found.error) + 1e-12
+    assert found.prior == pytest.approx(float(compute_covariance(prior).trace()) / 4)
+
+
+def test_the_mean_squared_error_of_the_posterior_mean_is_the_bound() -> None:
+    rng = torch.Generator().manual_seed(0)
+    matrix, prior = torch.randn(5, 4, generator=rng, dtype=torch.float64), make_prior(4)
+    x = prior.scale(torch.randn(20_000, 4, generator=rng, dtype=torch.float64))
+    seen = x @ matrix.T + 0.4 * torch.randn(20_000, 5, generator=rng, dtype=torch.float64)
+    covariance = compute_covariance(prior)
+    gain = covariance @ matrix.T @ torch.linalg.inv(matrix @ covariance @ matrix.T + 0.16 * torch.eye(5, dtype=torch.float64))
+    error = float((seen @ gain.T - x).square().mean())
+    std = torch.tensor(0.4, dtype=torch.float64)
+    bound = bound_error(FisherInformation([NoisyMessage(lambda x: matrix @ x[0], std)], x[:1]), prior)
+    assert error == pytest.approx(float(bound.mse), rel=0.03)
+
+
+def test_the_information_of_a_network_is_the_dense_matrix_of_its_jacobian() -> None:
+    message = build_message(make_used("gaussian(0.01)"), Y)
+    jacobian = torch.autograd.functional.jacobian(message.simulate, X).flatten(1)
+    dense = jacobian.T @ jacobian / 0.01**2
+    assert float(message.std) == pytest.approx(0.01)
+    assert torch.allclose(FisherInformation([message], X).to_dense(), dense, rtol=1e-9, atol=1e-9 * float(dense.abs().max()))
+
+
+def test_rounds_add_information_and_noise_takes_it() -> None:
+    prior, message = build_white_prior(6, 0.3), build_message(make_used("gaussian(0.01)"), Y)
+    once, thrice = (bound_error(FisherInformation([message] * n, X), prior).mse for n in (1, 3))
+    louder = bound_error(FisherInformation([build_message(make_used("gaussian(0.1)"), Y)], X), prior).mse
+    weaker = NoisyMessage(message.simulate, message.std / math.sqrt(3))
+    assert bool((thrice < once).all())
+    assert bool((once < louder).all())
+    assert bool((louder < prior.variance).all())
+    assert torch.allclose(thrice, bound_error(FisherInformation([weaker], X), prior).mse, rtol=1e-9)
+
+
+@pytest.mark.parametrize("defense", ["clip(0.01) | gaussian(0.01)", "top_k(0.3) | gaussian(0.01)", "prune(0.7) | gaussian(0.01)"])
+def test_clipping_and_pruning_before_the_noise_raise_the_bound(defense: str) -> None:
+    prior = build_white_prior(6, 0.3)
+    plain, defended = (
+        bound_error(FisherInformation([build_message(make_used(text), Y)], X), prior).mse for text in ("gaussian(0.01)", defense)
+    )
+    assert bool((defended > plain).all())
+
+
+def test_pruning_alone_leaves_an_error_where_too_few_coordinates_are_sent() -> None:
+    prior = build_white_prior(6, 0.3)
+    few, all_sent = (
+        bound_error(FisherInformation([build_message(make_used(text), Y)], X), prior).mse for text in ("top_k(0.02)", "")
+    )
+    assert float(few.sum()) > 0.09  # at most 4 coordinates for 12 unknown values
+    assert float(all_sent.max()) < 1e-6
+
+
+def test_what_follows_the_noise_cannot_add_information() -> None:
+    sent, processed = (build_message(make_used(text), Y) for text in ("gaussian(0.01)", "gaussian(0.01) | top_k(0.1)"))
+    assert torch.equal(sent.simulate(X), processed.simulate(X))
+
+
+def test_the_noise_of_dp_sgd_is_that_of_the_update() -> None:
+    message = build_message(make_used("", "dp_sgd(max_norm=2.0, noise=0.3)"), Y)
+    assert float(message.std) == pytest.approx(0.5 * 2.0 * 0.3 / 2, rel=1e-6)  # learning rate, clipping norm, noise, batch size
+
+
+@pytest.mark.parametrize(
+    ("defense", "gradient"), [("sign()", "plain"), ("gaussian(snr_db=10)", "plain"), ("top_k(0.1, error_feedback=True)", "plain")]
+)
+def test_defenses_that_are_not_covered_are_refused(defense: str, gradient: str) -> None:
+    with pytest.raises(NotBounded):
+        build_message(make_used(defense, gradient), Y)
+
+
+def test_a_fitted_prior_has_the_covariance_of_its_examples() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = make_prior(4).scale(torch.randn(4000, 4, generator=rng, dtype=torch.float64))
+    fitted = fit_prior(x)
+    assert torch.allclose(compute_covariance(fitted), torch.cov(x.T), atol=1e-9)
+    few = fit_prior(x[:6])
+    assert few.variance == pytest.approx(float(torch.cov(x[:6].T).trace()) / 4)
+    with pytest.raises(ValueError, match="got 1"):
+        fit_prior(x[:1])
+
+
+def test_the_rates_of_two_layer_networks_hold_in_simulation() -> None:
+    rng, inputs, neurons, noise = torch.Generator().manual_seed(0), 8, 20_000, 0.5
+    w = torch.randn(neurons, inputs, generator=rng, dtype=torch.float64)
+    x = torch.randn(1, inputs, generator=rng, dtype=torch.float64)
+    x = x / x.norm()
+    rates = compute_two_layer_rates(inputs=inputs, neurons=neurons, noise=noise)
+    std = torch.tensor(noise, dtype=torch.float64)
+    information = FisherInformation([NoisyMessage(lambda x: (x @ w.T).clamp(min=0)[0], std)], x)
+    bound = bound_error(information, build_white_prior(inputs, 1e3))
+    assert math.sqrt(float(bound.mse) * inputs) == pytest.approx(rates.lower, rel=0.03)
+    errors = []
+    for _ in range(50):
+        seen = (x @ w.T).clamp(min=0)[0] + noise * torch.randn(neurons, generator=rng, dtype=torch.float64)
+        errors.append(float((2 / neurons * seen @ w - x[0]).square().sum()))
+    assert rates.lower < math.sqrt(sum(errors) / 50) < 1.1 * rates.upper
+    assert compute_two_layer_rates(inputs=8, neurons=100, noise=0.5, kept=0.25).lower == pytest.approx(
+        compute_two_layer_rates(inputs=8, neurons=25, noise=0.5).lower
+    )
+    with pytest.raises(ValueError, match="kept"):
+        compute_two_layer_rates(inputs=8, neurons=100, kept=0.0)

@@ -1,0 +1,124 @@
+"""AUROC and calibration of confidence, calibrated thresholds, exact matches, threat classes, and bounds in score rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer, ScoreRow, summarise
+from attacker.scoring.measures import EXACT_TOLERANCE, measure
+from attacker.scoring.rows import MAX_CHANCE
+from attacker.scoring.statistics import judge_confidence
+from attacker.scoring.threat import classify_threat, list_concessions
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Column, DataSpec, Recording
+
+
+@pytest.mark.parametrize(
+    ("pairs", "auroc", "error"),
+    [
+        ([(0.9, True), (0.1, False)], 1.0, 0.1),
+        ([(0.9, False), (0.1, True)], 0.0, 0.9),
+        ([(0.5, True), (0.5, False)], 0.5, 0.0),
+        ([(0.2, False), (0.4, True), (0.4, False), (0.8, True)], 0.875, (0.2 + 0.2 + 0.2) / 4),
+        ([(1.0, True)], None, 0.0),
+    ],
+)
+def test_confidence_is_judged_by_order_and_by_level(pairs: list[tuple[float, bool]], auroc: float | None, error: float) -> None:
+    found = judge_confidence(pairs)
+    assert found is not None
+    assert (found.decided, found.auroc) == (len(pairs), auroc)
+    assert found.error == pytest.approx(error)
+
+
+def test_without_confidences_there_is_nothing_to_judge() -> None:
+    assert judge_confidence([]) is None
+
+
+def test_a_row_is_matched_exactly_if_all_categories_and_numbers_are() -> None:
+    columns = (Column(name="age"), *(Column(name="sex", kind="categorical", category=one) for one in "fm"))
+    truth = torch.tensor([[0.5, 1.0, 0.0]]).repeat(4, 1)
+    x = truth.clone()
+    x[1, 0] += 0.9 * EXACT_TOLERANCE
+    x[2, 0] += 1.1 * EXACT_TOLERANCE
+    x[3, 1:] = torch.tensor([0.0, 1.0])
+    rows = measure(x, truth, DataSpec(shape=(3,), num_classes=2, columns=columns), "none")
+    assert [row["exact_match"] for row in rows] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("training", "spec", "oracles", "threat"),
+    [
+        ({"mode": "eval", "buffers": "local"}, "cpl()", (), "C"),
+        ({}, "cpl(decoder='smooth')", (), "C"),
+        ({}, "cpl(decoder='generator:build') without gradient", (), "D"),
+        ({}, "cpl(init='insider')", ("images of the same class",), "D"),
+        ({"buffers": "shared"}, "agic(bn=1.0)", (), "E"),
+        ({}, "not a call (", (), "C"),
+    ],
+)
+def test_a_threat_class_covers_what_an_attack_knows(
+    training: dict[str, Any], spec: str, oracles: tuple[str, ...], threat: str
+) -> None:
+    assert classify_threat({"training": training}, spec, oracles) == threat
+
+
+def test_modes_and_buffers_are_concessions() -> None:
+    assert list_concessions({"training": {"mode": "train", "buffers": "local"}}) == ()
+    both = list_concessions({"training": {"mode": "eval", "buffers": "shared"}})
+    assert [one.split(":")[0] for one in both] == ["mode eval", "buffers shared"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "noisy"
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [32]},
+        "data": "digits",
+        "clients": {"count": 8},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+        "defense": "gaussian(0.003)",
+    }
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    return out
+
+
+def score(run: Path, *, bound_seconds: float) -> list[ScoreRow]:
+    scorer = Scorer(run, [run / "truth"], bound_seconds=bound_seconds)
+    rows: list[ScoreRow] = []
+    for null in (False, True):
+        spec = AttackSpec(name="exact", arguments={"fallback": "none"}, null=null)
+        rows += scorer.score(Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run().folder)
+    return rows
+
+
+def test_rows_hold_bounds_threat_and_calibrated_success(run: Path) -> None:
+    rows = score(run, bound_seconds=60)
+    mine = [row for row in rows if not row.null]
+    assert {row.threat for row in rows} == {"C"}
+    assert all(row.bound_mse is not None and 0 < row.bound_mse < 0.1 for row in mine)
+    assert all(row.bound_mse is None for row in rows if row.null)
+    assert all(row.identified == (row.chance is not None and row.chance <= MAX_CHANCE) for row in rows if row.failure is None)
+    (summary,) = summarise(rows)
+    assert summary.bound is not None
+    assert summary.efficiency is not None
+    assert 0 < summary.efficiency < 1.2
+    assert summary.identified is not None
+    assert summary.null is not None
+    assert summary.null.identified is not None
+    assert summary.identified.value > summary.null.identified.value
+
+
+def test_without_time_there_are_no_bounds_and_a_reason(run: Path) -> None:
+    assert all(row.bound_mse is None for row in score(run, bound_seconds=0))
+    scorer = Scorer(run, [run / "truth"], bound_seconds=1e-9)
+    folder = next(path for path in (run / "reconstructions").iterdir() if "null" not in path.name and path.is_dir())
+    assert all(row.bound_mse is None for row in scorer.score(folder))
+    assert scorer.bounds is not None
+    assert len(scorer.bounds.reasons) == 8
