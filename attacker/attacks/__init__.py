@@ -3,6 +3,7 @@
 from attacker.attacks.base import Attack, Case, Memory, Need, Progress, find_unmet
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
@@ -27,4 +28,5 @@ __all__ = [
     "idlg",
     "inverting_gradients",
     "rgap",
+    "spans",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.linking import Links
+from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
@@ -61,6 +62,9 @@ class Need(Enum):
     FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
+    INPUT_LAYER = (
+        "it reads examples off the update of a linear layer with a bias that sees them directly, and this model has none"
+    )
     IMAGES = "it works on images, and these data are rows"
     IMAGE_PRIOR = "its prior is one of images, and these data are rows"
     IMAGE_CRITERION = "its criterion is one of images, and these data are rows"
@@ -83,6 +87,8 @@ class Need(Enum):
             return first.data.is_image
         if self is Need.OWN_IMAGES:
             return True
+        if self is Need.INPUT_LAYER:
+            return find_input_layer(first.model, first.data) is not None
         model = models.build_layout(first.model, first.data)
         return any(isinstance(module, nn.Linear) for module in model.modules())
 

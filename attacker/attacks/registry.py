@@ -9,6 +9,7 @@ from typing import Any
 from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
 from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.nulls import Blinded
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
@@ -25,6 +26,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,
         "rgap": rgap,
+        "spans": spans,
     },
 )
 

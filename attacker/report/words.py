@@ -20,6 +20,7 @@ PAPER_NAMES = {
     "idlg": "iDLG",
     "inverting_gradients": "Inverting Gradients",
     "rgap": "R-GAP",
+    "spans": "Spans",
 }
 
 

@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact by search": {"name": "exact", "route": "optimisation"},
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
+    "spans without zeros of ReLU": {"name": "spans", "relu": False},
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
 SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {

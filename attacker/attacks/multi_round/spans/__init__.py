@@ -1,0 +1,1 @@
+"""Attacks on the row spaces of first-layer updates over many rounds."""

@@ -1,0 +1,236 @@
+"""Attack `spans`: examples in closed form from the row spaces of one client's first-layer updates over many rounds."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.confidence import judge_prior
+from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
+from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, Found, add_separated, count_all_shared, recover
+from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
+from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
+from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
+from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
+from attacker.reconstruction import Reconstruction, Slot, list_slots
+from fedsim import models
+from fedsim.recording import codec
+from fedsim.recording.observation import Observation
+
+SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
+CERTAIN = 0.99
+"""Confidence in an example whose intersection is clear of noise. On the validation part of CIFAR-10, none of 2,000 such examples
+was wrong (benchmarks/rounds.py)."""
+MAX_CERTAIN_ERROR = 0.02
+"""Largest estimated error of the values of an example that counts as certain."""
+
+
+@dataclass(kw_only=True)
+class Spans:
+    """An attack that intersects the row spaces of a client's updates of a first linear layer.
+
+    relu:    whether to look for the remaining examples of a batch by the zeros of ReLU, see `separation`.
+    sees_gradient: False gives the null, grey examples.
+    """
+
+    name: str = "spans"
+    relu: bool = True
+    sees_gradient: bool = True
+    needs: frozenset[Need] = field(default=SPAN_NEEDS)
+    device: str = "cpu"
+
+    def null(self) -> "Spans":
+        return replace(self, sees_gradient=False)
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, each of one client. Raises ValueError with the reason if no example of a case can be isolated."""
+        if not self.sees_gradient:
+            return [build_grey(case, self.name, rng) for case in cases]
+        return [self._attack(case, rng, progress) for case in cases]
+
+    def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
+        started, first = perf_counter(), case.observations[0]
+        layer = require_input_layer(first)
+        spaces = compute_spaces(case, layer, rng, progress, self.device)
+        shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
+        low, high = find_limits(first, self.device)
+        found = recover(spaces, shared, low, high)
+        isolated = len(found.vectors)
+        if self.relu and (forwards := _list_forwards(case, layer, self.device)):
+            found = add_separated(found, spaces, forwards, low, high)
+        words = _describe(spaces, shared, isolated, len(found.vectors))
+        if not len(found.vectors):
+            raise ValueError(f"no example could be isolated: {'; '.join(words)}")
+        return build_reconstruction(
+            case,
+            convert_to_examples(found.vectors.cpu(), first.data),
+            label_examples(case, layer, found),
+            attack=self.name,
+            rng=rng,
+            route="spans",
+            confidence=judge_certainty(found),
+            slots=list_found_slots(case, found.holders),
+            seconds=perf_counter() - started,
+            evidence={
+                "clearance": tuple(found.clearance.clamp(max=1e9).tolist()),
+                "error": tuple(found.error.tolist()),
+            },
+            notes=words,
+        )
+
+
+def spans(*, relu: bool = True) -> Spans:
+    """Intersect the row spaces of first-layer updates over rounds: two batches that share one example meet in its line.
+
+    relu: look for the remaining examples of a batch by the zeros that ReLU causes in an update of one step.
+    """
+    return Spans(relu=relu)
+
+
+def require_input_layer(observation: Observation) -> InputLayer:
+    """Return the input layer of the observed model. Raises ValueError if updates do not lie in the span of its inputs."""
+    layer = find_input_layer(observation.model, observation.data)
+    if layer is None:
+        raise ValueError(Need.INPUT_LAYER.value)
+    if reason := explain_unlinear(observation.training, layer):
+        raise ValueError(reason)
+    return layer
+
+
+def compute_spaces(
+    case: Case, layer: InputLayer, rng: Generator, progress: Progress | None = None, device: str = "cpu"
+) -> list[RowSpace]:
+    """Return the row space of each observation of a case."""
+    found = []
+    for number, observation in enumerate(case.observations, start=1):
+        seen = read_rows(observation, layer, device)
+        own = seed_generator(rng, case, f"row space of round {observation.round}")
+        found.append(compute_row_space(seen.rows, seen.noise, observation.num_examples or None, own))
+        if progress is not None:
+            progress(number, len(case.observations), f"row spaces: rank {found[-1].rank} in round {observation.round}")
+    return found
+
+
+def find_limits(observation: Observation, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return the normalised inputs (F,) of examples of all zeros and of all ones."""
+    data = observation.data
+    low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten().to(device) for value in (0.0, 1.0))
+    return low, high
+
+
+def _list_forwards(case: Case, layer: InputLayer, device: str) -> Mapping[int, Callable[[], Tensor]]:
+    """Return functions that compute [W, b] of the observations with one step on a first layer with ReLU, by index."""
+    chain = _find_chain(case.observations[0])
+    if chain is None or chain.layers[0].weight != layer.weight or chain.layers[0].activation.name != "relu":
+        return {}
+
+    def make(observation: Observation) -> Callable[[], Tensor]:
+        return lambda: join_parameters(observation.weights, layer, device)
+
+    return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+
+
+def _find_chain(observation: Observation) -> Chain | None:
+    try:
+        return read_chain(models.build_layout(observation.model, observation.data), observation.data.shape)
+    except NotAChain:
+        return None
+
+
+def label_examples(case: Case, layer: InputLayer, found: Found) -> Tensor:
+    """Return labels (N,) of examples, from the first round that contains each; -1 is never returned.
+
+    If the network is no chain of layers, labels are those that the network predicts with the last weights sent.
+    """
+    first = case.observations[0]
+    chain = _find_chain(first)
+    labels = torch.zeros(len(found.vectors), dtype=torch.long)
+    if chain is None or chain.layers[0].weight != layer.weight:
+        return _predict(case.observations[-1], found)
+    holders = [own[0] if own else 0 for own in found.holders]
+    for t in sorted(set(holders)):
+        observation, own = case.observations[t], [i for i, holders_of in enumerate(found.holders) if t in holders_of]
+        own = own or [i for i, holder in enumerate(holders) if holder == t]
+        weights = {name: w.double() for name, w in observation.weights.items()}
+        update = codec.decode(observation.payload, observation.weights)
+        steps = find_schedule(observation)[1]
+        gradient = convert_to_gradient({k: u.double() for k, u in update.items()}, weights, observation.training, steps)
+        vectors = found.vectors[own].cpu()
+        said = assign_labels(
+            chain,
+            weights,
+            gradient,
+            vectors[:, :-1] / vectors[:, -1:],
+            loss=first.training.loss,
+            classes=first.data.num_classes,
+            examples=observation.num_examples or len(own),
+        )
+        for i, label in zip(own, said.tolist(), strict=True):
+            if holders[i] == t:
+                labels[i] = label
+    return labels
+
+
+def _predict(observation: Observation, found: Found) -> Tensor:
+    model = models.build(observation.model, observation.data).eval()
+    x = convert_to_examples(found.vectors.cpu(), observation.data).float()
+    state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, state, (observation.data.normalise(x),))
+    return models.predict_classes(logits)
+
+
+def judge_certainty(found: Found) -> Tensor:
+    """Return the confidence (N,) in examples: `CERTAIN` if they are clear of noise, NaN (undecided) otherwise."""
+    sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
+    return torch.where(sure, CERTAIN, torch.nan).float().cpu()
+
+
+def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
+    """Return the slots of examples in the observations that contain them. The places within an observation are arbitrary."""
+    places = [
+        iter(list_slots(one.round, one.client, find_schedule(one)[0], one.num_examples or None)) for one in case.observations
+    ]
+    slots = []
+    for example, own in enumerate(holders):
+        for t in own:
+            if (slot := next(places[t], None)) is not None:
+                slots.append(replace(slot, example=example))
+    return tuple(slots)
+
+
+def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
+    """Return the null: grey examples with random labels, one per reported example of each round."""
+    data = case.observations[0].data
+    count = sum(observation.num_examples or 0 for observation in case.observations) or 1
+    labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
+    judged = judge_prior(count, data)
+    return build_reconstruction(
+        case,
+        torch.full((count, *data.shape), 0.5),
+        labels,
+        attack=attack,
+        rng=rng,
+        route="prior alone",
+        confidence=judged.confidence,
+        explained=judged.explained,
+    )
+
+
+def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:
+    """Return sentences on the ranks, the shared examples and the examples that were isolated."""
+    ranks = [space.rank for space in spaces]
+    overlaps = Counter(shared[i, j].item() for i, j in torch.combinations(torch.arange(len(spaces))).tolist())
+    told = ", ".join(f"{pairs} pairs share {count}" for count, pairs in sorted(overlaps.items()) if count)
+    words = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", told or "no two rounds share an example"]
+    if full := sum(space.saturated for space in spaces):
+        words.append(f"{full} updates have full rank: there may be more examples than the layer is wide, which hides them")
+    words.append(f"{isolated} examples are alone in an intersection")
+    return (*words, f"{found - isolated} more follow from the zeros of ReLU") if found > isolated else tuple(words)

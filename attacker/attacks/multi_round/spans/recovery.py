@@ -1,0 +1,186 @@
+"""Recovery of examples as one-dimensional intersections of the row spaces of a client's updates.
+
+Two batches that share exactly one example intersect in the line through [x, 1], which is the example once its last entry is
+scaled to 1. Where two batches share more, a third one that holds only one of them leaves a line again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.multi_round.spans.row_space import (
+    SCREEN_MARGIN,
+    Intersection,
+    RowSpace,
+    compute_threshold,
+    count_shared,
+    intersect,
+    project,
+)
+from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ReluBatch, separate
+
+ReluForward = Callable[[], Tensor]
+"""Returns [W, b] (width, F + 1) of the layer before the step."""
+RANGE_SLACK = 0.02
+"""Largest distance of an example's values to [0, 1], besides its estimated error."""
+MAX_SCREENED_DISTANCE = 0.1
+"""Largest part of a unit vector outside of a row space at which it is tested whether the vector lies in it."""
+MIN_CLEARANCE = 2.0
+"""Smallest ratio of the shortest combination of rows that is no noise to the longest that is, for a certain example."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Examples recovered from row spaces, as vectors in units of noise.
+
+    vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
+    clearance: (N,) shortest combination that is no noise over the longest that is, in the intersection behind each example.
+    holders: for each example, the indices of the row spaces that contain it, ascending.
+    """
+
+    vectors: Tensor
+    clearance: Tensor
+    holders: tuple[tuple[int, ...], ...]
+
+    @property
+    def error(self) -> Tensor:
+        """Estimated standard deviation (N,) of the entries of [x, 1]."""
+        return self.vectors[:, -1].abs().reciprocal()
+
+
+def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
+    """Return the numbers of examples (N, N) that the batches behind row spaces share, with the ranks on the diagonal.
+
+    All pairs are screened in a common random projection. Pairs that pass are counted without it.
+    """
+    ranks = torch.tensor([space.rank for space in spaces])
+    shared = torch.diag(ranks)
+    if not len(spaces) or not int(ranks.max()):
+        return shared
+    projected = project([space.y for space in spaces], rng).cpu()
+    pairs = torch.combinations(torch.arange(len(spaces)))
+    close = pairs[count_shared(projected, ranks, pairs, margin=SCREEN_MARGIN) > 0]
+    for i, j in close.tolist():
+        shared[i, j] = shared[j, i] = len(intersect(spaces[i].y, spaces[j].y).y)
+    return shared
+
+
+def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> Found:
+    """Return the examples that are one-dimensional intersections of two or more row spaces, each once.
+
+    shared: numbers of shared examples of all pairs. low, high: smallest and largest normalised inputs (F - 1,).
+    """
+    vectors, clearances = [], []
+    for i, j in torch.combinations(torch.arange(len(spaces))).tolist():
+        if not shared[i, j]:
+            continue
+        both = intersect(spaces[i].y, spaces[j].y)
+        for line in _split_into_lines(both, spaces, shared, i, j):
+            if is_plausible(line.y[0], low, high):
+                vectors.append(line.y[0] * torch.sign(line.y[0, -1]))
+                clearances.append(line.next / max(line.largest, torch.finfo(torch.float64).eps))
+    if not vectors:
+        features = spaces[0].y.shape[1] if spaces else len(low) + 1
+        return Found(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
+    merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
+    return Found(merged, clearance, find_holders(merged, spaces))
+
+
+def _split_into_lines(both: Intersection, spaces: Sequence[RowSpace], shared: Tensor, i: int, j: int) -> list[Intersection]:
+    """Return one-dimensional intersections of `both`, the intersection of spaces i and j, with none or one further space."""
+    if len(both.y) == 1:
+        return [both]
+    lines = []
+    others = ((shared[i] > 0) & (shared[j] > 0)).nonzero()[:, 0].tolist()
+    for k in others:
+        if k in (i, j) or k < j:  # the triple is met once in each order; one is enough
+            continue
+        three = intersect(both.y, spaces[k].y)
+        if len(three.y) == 1:
+            lines.append(three)
+    return lines
+
+
+def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
+    """Return whether a multiple of [x, 1] with unit noise has a scale above the noise and values in the range of the data."""
+    scale = vector[-1]
+    if float(scale.abs()) < compute_threshold(len(vector)) / len(vector) ** 0.5:
+        return False
+    x, error = vector[:-1] / scale, 6 / float(scale.abs())
+    slack = RANGE_SLACK * (high - low) + error * (1 + x.abs())
+    return bool(((x >= low - slack) & (x <= high + slack)).all())
+
+
+def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return vectors (M, F) in units of noise of which no two are parallel, and the largest clearance of each.
+
+    Two vectors are parallel if a combination of both is noise only. The copies of a vector are averaged by their precision; the
+    average keeps the noise of the best copy, since copies from the same update have the same error.
+    """
+    order = vectors.norm(dim=1).argsort(descending=True).tolist()
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    threshold = compute_threshold(vectors.shape[1])
+    kept: list[int] = []
+    best: dict[int, float] = {}
+    for i in order:
+        near = (unit[kept] @ unit[i]).clamp(max=1) if kept else vectors.new_zeros(0)
+        same = -1
+        for place in (near > 1 - MAX_SCREENED_DISTANCE**2 / 2).nonzero()[:, 0].tolist():
+            two = torch.stack([vectors[kept[place]], vectors[i]])
+            if float(torch.linalg.svdvals(two)[-1]) <= threshold:
+                same = place
+                break
+        if same < 0:
+            kept.append(i)
+            best[i] = float(clearance[i])
+        else:
+            best[kept[same]] = max(best[kept[same]], float(clearance[i]))
+    return vectors[kept], torch.tensor([best[i] for i in kept], dtype=clearance.dtype)
+
+
+def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int, ...], ...]:
+    """Return for each vector (N, F), in units of noise, the indices of the row spaces that contain it."""
+    found: list[list[int]] = [[] for _ in vectors]
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    threshold = compute_threshold(vectors.shape[1])
+    for t, space in enumerate(spaces):
+        if not space.rank:
+            continue
+        basis = space.basis
+        outside = 1 - (unit @ basis.T).square().sum(dim=1)
+        for i in (outside < MAX_SCREENED_DISTANCE**2).nonzero()[:, 0].tolist():
+            stack = torch.cat([space.y, vectors[i : i + 1]])
+            if float(torch.linalg.svdvals(torch.linalg.qr(stack.T).R)[-1]) <= threshold:
+                found[i].append(t)
+    return tuple(map(tuple, found))
+
+
+def add_separated(
+    found: Found, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
+) -> Found:
+    """Return the examples found, and those that follow from the zeros of ReLU in batches of which some examples are known.
+
+    forwards: for batches of one step on a layer with ReLU, a function that returns [W, b] before the step, by index of the space.
+    Batches with the fewest unknown examples come first, and each new example makes others of its batches known.
+    """
+    tried: dict[int, int] = {}
+    while True:
+        known = {t: [i for i, holders in enumerate(found.holders) if t in holders] for t in forwards}
+        waiting = sorted((spaces[t].rank - len(known[t]), t) for t in forwards if tried.get(t) != len(known[t]))
+        new = None
+        for _, t in waiting:
+            tried[t] = len(known[t])
+            if 0 < spaces[t].rank - len(known[t]) <= MAX_UNKNOWN:
+                new = separate(ReluBatch(spaces[t], forwards[t]()), found.vectors[known[t]])
+                if len(new) and all(is_plausible(vector, low, high) for vector in new):
+                    break
+                new = None
+        if new is None:
+            return found
+        new = new * torch.sign(new[:, -1:])
+        vectors, clearance = merge_equal(
+            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
+        )
+        found = Found(vectors, clearance, find_holders(vectors, spaces))

@@ -1,0 +1,167 @@
+"""Row spaces of noisy matrices in units of their noise, and their intersections.
+
+A row space is represented by a matrix Y (rank, F) whose rows span it and whose entries have noise of standard deviation 1. The
+length of a vector a^T Y with |a| = 1 therefore tells how well that direction is known. A direction that two spaces share is a
+null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence the dimension of an intersection is r1 + r2 - rank of the stack,
+with the rank counted above the noise. Unlike an angle between spaces, this compares each direction with its own error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+OVERSAMPLING = 12
+"""Number of directions beyond the largest possible rank that are computed, from which noise is estimated."""
+MARGIN = 3.0
+"""Length of a vector of noise, in units of its expected length, up to which it counts as noise."""
+PAIRS_PER_CHUNK = 256
+"""Number of pairs of row spaces that are stacked at once."""
+SKETCH_FACTOR = 8
+"""Dimensions of the common random projection in which all pairs are screened, per dimension of the largest row space."""
+SCREEN_MARGIN = 2.0
+"""Factor by which the threshold is larger while pairs are screened, since a projection changes lengths."""
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """A row space in units of its noise.
+
+    y:           (rank, F) orthogonal rows, longest first, with noise of standard deviation 1 per entry.
+    coordinates: (width, rank), the rows of the matrix in terms of y, without scaling: matrix = coordinates @ unit rows of y.
+    noise:       (width,) estimated standard deviation of the entries of each row of the matrix.
+    gap:         length of the shortest row of y divided by the threshold below which it would count as noise.
+    saturated:   whether the rank is the largest possible one, so that there may be more examples than dimensions.
+    """
+
+    y: Tensor
+    coordinates: Tensor
+    noise: Tensor
+    gap: float
+    saturated: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.y)
+
+    @property
+    def basis(self) -> Tensor:
+        """The unit rows of y."""
+        return self.y / self.y.norm(dim=1, keepdim=True)
+
+
+def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Generator) -> RowSpace:
+    """Return the row space of a matrix (width, F) of noisy rows.
+
+    noise: (width,) lower estimate of the standard deviation of each row's entries. The estimate is replaced by what is measured
+           outside of the largest possible space, if that is larger.
+    most:  largest possible rank, such as the number of examples; None if it is not known, and then `noise` is used as it is.
+    """
+    live = rows.norm(dim=1) > 0
+    kept, level = rows[live], noise[live].clamp(min=torch.finfo(rows.dtype).tiny)
+    largest = min(kept.shape)
+    if not largest:
+        return RowSpace(rows.new_zeros(0, rows.shape[1]), rows.new_zeros(len(rows), 0), noise, 0.0, saturated=False)
+    values, vectors = _decompose(kept / level[:, None], most, rng)
+    if most is not None and most + 2 <= largest:
+        level = torch.maximum(level, _measure_noise(kept, vectors[:most]))
+        values, vectors = _decompose(kept / level[:, None], most, rng)
+    threshold = MARGIN * (len(kept) ** 0.5 + rows.shape[1] ** 0.5)
+    rank = min(int((values > threshold).sum()), largest if most is None else most)
+    whole = noise.clone()
+    whole[live] = level
+    basis = vectors[:rank]
+    gap = float(values[rank - 1]) / threshold if rank else 0.0
+    return RowSpace(values[:rank, None] * basis, rows @ basis.T, whole, gap, rank == largest)
+
+
+def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
+    """Return the root mean square (width,) of the parts of rows outside the span of `basis`."""
+    spare = max(1, min(rows.shape) - len(basis)) * rows.shape[1] / min(rows.shape)
+    left = rows - (rows @ basis.T) @ basis
+    return (left.square().sum(dim=1) / spare).sqrt()
+
+
+def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Return the largest singular values, descending, and their right singular vectors, by subspace iteration if they are few."""
+    count = min(rows.shape) if most is None else most + OVERSAMPLING
+    if 3 * count >= min(rows.shape):
+        values, vectors = torch.linalg.svd(rows, full_matrices=False)[1:]
+        return values, vectors
+    left = torch.randn(len(rows), count, generator=rng, dtype=rows.dtype).to(rows.device)
+    for _ in range(2):
+        right = torch.linalg.qr(rows.T @ left).Q
+        left = torch.linalg.qr(rows @ right).Q
+    values, vectors = torch.linalg.svd(left.T @ rows, full_matrices=False)[1:]
+    return values, vectors
+
+
+@dataclass(frozen=True)
+class Intersection:
+    """The intersection of row spaces, again in units of noise.
+
+    y:       (dimensions, F).
+    largest: length of the longest combination that counts as noise, in units of the threshold; below 1.
+    next:    length of the shortest combination that does not, in units of the threshold; above 1, infinite without one.
+    """
+
+    y: Tensor
+    largest: float
+    next: float
+
+
+def intersect(first: Tensor, second: Tensor) -> Intersection:
+    """Return the intersection of two row spaces y (rank, F) in units of noise.
+
+    Of each shared direction there are two noisy copies, one per space. Their mean, weighted by their variances, is returned.
+    """
+    stack = torch.cat([first, second])
+    r = torch.linalg.qr(stack.T).R
+    left, values, _ = torch.linalg.svd(r.T)
+    threshold = compute_threshold(stack.shape[1])
+    shared = values <= threshold
+    a, b = left[: len(first), shared].T, left[len(first) :, shared].T
+    one, other = a.square().sum(dim=1, keepdim=True), b.square().sum(dim=1, keepdim=True)
+    mean = other * (a @ first) - one * (b @ second)
+    scale = (one * other).sqrt().clamp(min=torch.finfo(stack.dtype).tiny)
+    above = values[~shared]
+    largest = float(values[shared].max()) / threshold if bool(shared.any()) else 0.0
+    return Intersection(mean / scale, largest, float(above.min()) / threshold if len(above) else float("inf"))
+
+
+def compute_threshold(features: int) -> float:
+    """Return the length up to which a vector of `features` entries with unit noise counts as noise."""
+    return MARGIN * features**0.5
+
+
+def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
+    """Return row spaces y (rank, F), padded with rows of zeros to the largest rank, after one random projection: (N, rank, d).
+
+    The projection has orthonormal columns and is scaled by 1, so that noise keeps its standard deviation.
+    """
+    rank, features = max(len(y) for y in spaces), spaces[0].shape[1]
+    dimensions = min(features, max(64, SKETCH_FACTOR * rank))
+    if dimensions < features:
+        drawn = torch.randn(features, dimensions, generator=rng, dtype=spaces[0].dtype).to(spaces[0].device)
+        columns = torch.linalg.qr(drawn).Q
+    else:
+        columns = torch.eye(features, dtype=spaces[0].dtype, device=spaces[0].device)
+    found = spaces[0].new_zeros(len(spaces), rank, dimensions)
+    for i, y in enumerate(spaces):
+        found[i, : len(y)] = y @ columns
+    return found
+
+
+def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: float = 1.0) -> Tensor:
+    """Return the number of shared dimensions (P,) of pairs (P, 2) of projected row spaces (N, rank, d).
+
+    ranks: (N,) ranks without padding. margin: factor of the threshold.
+    """
+    threshold = margin * compute_threshold(projected.shape[2])
+    found = []
+    for part in pairs.split(PAIRS_PER_CHUNK):
+        stack = torch.cat([projected[part[:, 0]], projected[part[:, 1]]], dim=1)
+        above = (torch.linalg.svdvals(stack) > threshold).sum(dim=1)
+        found.append((ranks[part].sum(dim=1) - above).clamp(min=0))
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)

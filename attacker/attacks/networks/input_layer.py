@@ -1,0 +1,67 @@
+"""The linear layer of a network that sees the examples themselves."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.networks.forward import run_forward_pass
+from fedsim import models
+from fedsim.models.building import BUILT_IN
+from fedsim.recording.observation import DataSpec, ModelSpec
+
+MAX_WEIGHTS = 2**26
+"""Largest number of parameters of a network that is built to find its input layer."""
+
+
+@dataclass(frozen=True)
+class InputLayer:
+    """A linear layer with bias whose input is the flattened normalised example. weight, bias: names of its parameters."""
+
+    weight: str
+    bias: str
+
+
+def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
+    """Return the first linear layer with bias that receives the flattened example itself; None if the model has none.
+
+    The rest of the model may have any form. The layer is found by a forward pass of two random examples.
+    """
+    key = repr((spec, data))
+    if key not in _FOUND or spec.name not in BUILT_IN:
+        _FOUND[key] = _search_input_layer(spec, data)
+    return _FOUND[key]
+
+
+_FOUND: dict[str, InputLayer | None] = {}
+"""Input layers of models that were searched before, since every row of a recording asks for its own."""
+
+
+def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
+    layout = models.build_layout(spec, data)
+    candidates = [
+        name
+        for name, module in layout.named_modules()
+        if isinstance(module, nn.Linear) and module.bias is not None and module.in_features == data.size
+    ]
+    if not candidates or sum(p.numel() for p in layout.parameters()) > MAX_WEIGHTS:
+        return None
+    model = models.build(spec, data).eval()
+    seen: dict[str, list[Tensor]] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))
+        for name, module in model.named_modules()
+        if name in candidates
+    ]
+    x = data.normalise(torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(0)))
+    try:
+        with torch.no_grad():
+            run_forward_pass(model, {**dict(model.named_parameters()), **dict(model.named_buffers())}, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in candidates:
+        inputs = seen.get(name, [])
+        if len(inputs) == 1 and inputs[0].numel() == x.numel() and torch.equal(inputs[0].reshape(2, -1), x.reshape(2, -1)):
+            return InputLayer(f"{name}.weight", f"{name}.bias")
+    return None

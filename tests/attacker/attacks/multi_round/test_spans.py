@@ -1,0 +1,231 @@
+"""Tests of `spans`: row spaces, their intersections, and examples recovered from the rounds of a client."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
+from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, explain_unlinear, read_rows
+from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
+from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
+from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.4,), std=(0.3,))
+MLP = ModelSpec(name="mlp", arguments={"hidden": [64]})
+LAYER = InputLayer("1.weight", "1.bias")
+TWO_EPOCHS = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8))
+"""Two epochs of nine examples; batches of different epochs share exactly one example."""
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_client(
+    order: tuple[tuple[int, ...], ...], examples: int = 9, model: ModelSpec = MLP, defense: str = "", **training: object
+) -> tuple[Case, Tensor, Tensor]:
+    """Return the rounds of a client that trains on each batch of `order` in turn, and its examples and labels."""
+    x = torch.rand(examples, *DATA.shape, generator=seeded(5))
+    y = torch.arange(examples) % DATA.num_classes
+    network, spec, rounds = models.build(model, DATA, seed=1), DefenseSpec.parse(defense), []
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    for number, rows in enumerate(order, start=1):
+        settings = Training(**{"learning_rate": 0.1, "batch_size": len(rows), "steps": 1, **training})
+        batches = [(x[list(rows)][part], y[list(rows)][part]) for part in torch.arange(len(rows)).split(settings.batch_size)]
+        update = train(network, weights, batches, settings, DATA).update
+        built = spec.build()
+        sent, _ = built.apply(update, built.init(update), seeded(number))
+        rounds.append(
+            Observation(
+                round=number,
+                client="c",
+                cohort=("c",),
+                num_examples=len(rows),
+                model=model,
+                data=DATA,
+                training=settings,
+                defenses=spec,
+                weights=weights,
+                payload=encode(sent),
+            )
+        )
+        weights = {name: w + update[name] for name, w in weights.items()}
+    return Case(tuple(rounds)), x, y
+
+
+def find_spaces(case: Case) -> list[RowSpace]:
+    found = []
+    for observation in case.observations:
+        seen = read_rows(observation, LAYER)
+        found.append(compute_row_space(seen.rows, seen.noise, observation.num_examples, seeded()))
+    return found
+
+
+def measure_errors(found: Tensor, x: Tensor) -> Tensor:
+    """Return the largest difference of each true example to the nearest one that was found."""
+    return (found[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).amin(dim=0)
+
+
+def test_the_rank_is_the_number_of_examples_and_overlaps_are_counted() -> None:
+    order = ((0, 1, 2), (3, 4, 5), (0, 1, 3), (2, 4, 6, 7), (8,))
+    spaces = find_spaces(make_client(order)[0])
+    expected = torch.tensor([[len(set(one) & set(other)) for other in order] for one in order])
+    assert torch.equal(count_all_shared(spaces, seeded()), expected)
+
+
+def test_an_intersection_of_hand_made_spaces_is_their_common_line() -> None:
+    one = 1e3 * torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], dtype=torch.float64)
+    other = 1e3 * torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 1.0, 0]], dtype=torch.float64)
+    both = intersect(one, other)
+    assert len(both.y) == 1
+    direction = both.y[0] / both.y[0, 0]
+    assert torch.allclose(direction, torch.tensor([1.0, 1.0, 0, 0], dtype=torch.float64), atol=1e-9)
+    tilted = other + torch.tensor([[0, 0, 0, 100.0], [0, 0, 0, 0]], dtype=torch.float64)
+    assert len(intersect(one, tilted).y) == 0  # 100 standard deviations off
+    near = other + torch.tensor([[0, 0, 0, 2.0], [0, 0, 0, 0]], dtype=torch.float64)
+    assert len(intersect(one, near).y) == 1  # within the noise
+
+
+def test_every_example_is_exact_and_found_in_its_rounds() -> None:
+    case, x, y = make_client(TWO_EPOCHS)
+    (found,) = spans(relu=False)([case], rng=seeded())
+    assert len(found.x) == 9
+    assert float(measure_errors(found.x, x).max()) < 1e-4
+    own = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).argmin(dim=1).tolist()
+    assert found.y.tolist() == y[own].tolist()
+    for example, original in enumerate(own):
+        rounds = {number for number, rows in enumerate(TWO_EPOCHS, start=1) if original in rows}
+        assert {slot.round for slot in found.slots if slot.example == example} == rounds
+    assert len({(slot.round, slot.batch, slot.position) for slot in found.slots}) == 18
+    assert bool((found.confidence > 0.9).all())
+
+
+def test_a_flipped_sign_of_the_bias_ends_it_and_one_of_a_single_row_does_not() -> None:
+    """The rows of an update whose bias has the wrong sign span [x, -1]. A single wrong row only counts as a noisy one."""
+    case, *_ = make_client(TWO_EPOCHS[:4])
+    last = case.observations[-1]
+
+    def count_after(flip: Tensor) -> list[int]:
+        update = {**last.update, "1.bias": last.update["1.bias"] * flip}
+        changed = Case((*case.observations[:-1], replace(last, payload=encode(update))))
+        shared: list[int] = count_all_shared(find_spaces(changed), seeded())[3, :3].tolist()
+        return shared
+
+    nothing, one = torch.ones(64), torch.ones(64)
+    one[last.update["1.bias"].abs().argmax()] = -1
+    assert count_after(nothing) == [1, 1, 1]
+    assert count_after(one) == [1, 1, 1]
+    assert count_after(-nothing) == [0, 0, 0]
+
+
+def test_three_batches_separate_what_two_share() -> None:
+    order = ((0, 1, 2), (0, 1, 3), (0, 4, 5), (1, 6, 7))
+    case, *_ = make_client(order)
+    spaces = find_spaces(case)
+    low, high = torch.full((64,), -10.0, dtype=torch.float64), torch.full((64,), 10.0, dtype=torch.float64)
+    shared = count_all_shared(spaces, seeded())
+    assert shared[0, 1] == 2
+    found = recover(spaces, shared, low, high)
+    assert sorted(found.holders) == [(0, 1, 2), (0, 1, 3)]
+    two = recover(spaces[:2], shared[:2, :2], low, high)
+    assert len(two.vectors) == 0
+
+
+def test_zeros_of_relu_give_the_rest_of_a_batch() -> None:
+    order = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 6, 7, 8))
+    case, x, _ = make_client(order)
+    (alone,) = spans(relu=False)([case], rng=seeded())
+    (more,) = spans()([case], rng=seeded())
+    assert len(alone.x) == 1
+    assert len(more.x) == 9
+    assert float(measure_errors(more.x, x).max()) < 1e-3
+
+
+def test_several_local_steps_with_momentum_and_weight_decay_span_the_examples_used() -> None:
+    settings = {"batch_size": 2, "steps": 2, "momentum": 0.9, "weight_decay": 0.05}
+    order = ((0, 1, 2, 3), (4, 5, 6, 7), (0, 4, 8, 1), (2, 5, 3, 6))
+    case, *_ = make_client(order, **settings)
+    expected = torch.tensor([[len(set(one) & set(other)) for other in order] for one in order])
+    assert torch.equal(count_all_shared(find_spaces(case), seeded()), expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"schedule": (1.0, 0.5)}])
+def test_the_decayed_share_is_that_of_torchs_own_optimiser(settings: dict[str, object]) -> None:
+    training = Training(learning_rate=0.1, batch_size=1, steps=3, weight_decay=0.2, **settings)
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    facts = {"momentum": training.momentum, "nesterov": training.nesterov}
+    optimiser = torch.optim.SGD([weight], lr=0.1, weight_decay=0.2, **facts)
+    for step in range(3):
+        optimiser.param_groups[0]["lr"] = training.compute_rate(step)
+        weight.grad = torch.zeros_like(weight)
+        optimiser.step()
+    assert compute_decayed_share(training, 3) == pytest.approx(1 - weight.item(), abs=1e-12)
+
+
+def test_noise_lowers_the_error_estimate_and_not_the_counts() -> None:
+    """With little noise every overlap is still counted, and the estimated error is near the true one."""
+    case, x, _ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=60)")
+    (found,) = spans(relu=False)([case], rng=seeded())
+    errors = measure_errors(found.x, x)
+    assert len(found.x) == 9
+    estimated = torch.tensor(found.evidence["error"]) * DATA.std[0]
+    assert 0.1 < float(errors.mean() / estimated.mean()) < 10
+
+
+def test_strong_noise_gives_no_example_and_no_certain_answer() -> None:
+    case, *_ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=0)")
+    with pytest.raises(ValueError, match="no example could be isolated"):
+        spans()([case], rng=seeded())
+
+
+def test_vectors_that_agree_within_noise_are_one() -> None:
+    vectors = 1e4 * torch.tensor([[1.0, 2.0, 1.0], [1.0, 2.0, 1.0001], [2.0, 1.0, 1.0]], dtype=torch.float64)
+    kept, clearance = merge_equal(vectors, torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))
+    assert len(kept) == 2
+    assert sorted(clearance.tolist()) == [2.0, 3.0]
+
+
+def test_an_example_is_only_held_by_its_batches() -> None:
+    case, x, _ = make_client(TWO_EPOCHS)
+    spaces = find_spaces(case)
+    vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(9, 1)], dim=1).double() * 1e5
+    assert find_holders(vectors, spaces)[4] == (1, 4)
+
+
+def test_more_examples_than_neurons_hide_them() -> None:
+    narrow = ModelSpec(name="mlp", arguments={"hidden": [4]})
+    order = (tuple(range(6)), (0, 6, 7, 8, 1, 2))
+    case, *_ = make_client(order, model=narrow)
+    assert all(space.saturated for space in find_spaces(case))
+    with pytest.raises(ValueError, match="more examples than the layer is wide"):
+        spans()([case], rng=seeded())
+
+
+def test_the_input_layer_is_the_one_that_sees_the_example() -> None:
+    assert find_input_layer(MLP, DATA) == LAYER
+    assert find_input_layer(ModelSpec(name="lenet_dlg"), DATA) is None
+    case, *_ = make_client(((0, 1),))
+    convolutional = replace(case.observations[0], model=ModelSpec(name="lenet_dlg"))
+    assert Need.INPUT_LAYER.value in find_unmet(spans(), Case((convolutional,)))
+
+
+def test_what_is_no_sum_of_gradients_is_refused() -> None:
+    training = Training(learning_rate=0.1, batch_size=1, steps=1, optimiser="adam")
+    assert "adam" in explain_unlinear(training, LAYER)
+    frozen = Training(learning_rate=0.1, batch_size=1, steps=1, frozen=("1.*",))
+    assert "frozen" in explain_unlinear(frozen, LAYER)
+
+
+def test_the_null_is_grey_and_has_one_example_per_place() -> None:
+    case, *_ = make_client(TWO_EPOCHS)
+    (null,) = AttackSpec(name="spans", null=True).build()([case], rng=seeded())
+    assert null.x.shape == (18, *DATA.shape)
+    assert float((null.x - 0.5).abs().max()) == 0
+    assert null.route == "prior alone"
