@@ -27,6 +27,10 @@ RANGE_SLACK = 0.02
 """Largest distance of an example's values to [0, 1], besides its estimated error."""
 MAX_SCREENED_DISTANCE = 0.1
 """Largest part of a unit vector outside of a row space at which it is tested whether the vector lies in it."""
+MAX_EQUAL_DISTANCE = 1e-4
+"""Largest distance of unit vectors of the same example, whatever their estimated errors."""
+MAX_MEMBERS = 8
+"""Largest number of row spaces that are intersected to isolate an example."""
 MIN_CLEARANCE = 2.0
 """Smallest ratio of the shortest combination of rows that is no noise to the longest that is, for a certain example."""
 
@@ -77,7 +81,7 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
         if not shared[i, j]:
             continue
         both = intersect(spaces[i].y, spaces[j].y)
-        for line in _split_into_lines(both, spaces, shared, i, j):
+        for line in _split_into_lines(both, spaces, shared, (i, j)):
             if is_plausible(line.y[0], low, high):
                 vectors.append(line.y[0] * torch.sign(line.y[0, -1]))
                 clearances.append(line.next / max(line.largest, torch.finfo(torch.float64).eps))
@@ -88,18 +92,22 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
     return Found(merged, clearance, find_holders(merged, spaces))
 
 
-def _split_into_lines(both: Intersection, spaces: Sequence[RowSpace], shared: Tensor, i: int, j: int) -> list[Intersection]:
-    """Return one-dimensional intersections of `both`, the intersection of spaces i and j, with none or one further space."""
-    if len(both.y) == 1:
-        return [both]
+def _split_into_lines(
+    common: Intersection, spaces: Sequence[RowSpace], shared: Tensor, members: tuple[int, ...]
+) -> list[Intersection]:
+    """Return the one-dimensional intersections of `common`, the intersection of the spaces `members`, with further spaces.
+
+    Only spaces after the last member are tried, so that every set of spaces is met once.
+    """
+    if len(common.y) == 1:
+        return [common]
     lines = []
-    others = ((shared[i] > 0) & (shared[j] > 0)).nonzero()[:, 0].tolist()
-    for k in others:
-        if k in (i, j) or k < j:  # the triple is met once in each order; one is enough
+    for k in range(members[-1] + 1, len(spaces)):
+        if not bool((shared[list(members), k] > 0).all()):
             continue
-        three = intersect(both.y, spaces[k].y)
-        if len(three.y) == 1:
-            lines.append(three)
+        further = intersect(common.y, spaces[k].y)
+        if 0 < len(further.y) < len(common.y) and len(members) < MAX_MEMBERS:
+            lines += _split_into_lines(further, spaces, shared, (*members, k))
     return lines
 
 
@@ -116,8 +124,8 @@ def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
 def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
     """Return vectors (M, F) in units of noise of which no two are parallel, and the largest clearance of each.
 
-    Two vectors are parallel if a combination of both is noise only. The copies of a vector are averaged by their precision; the
-    average keeps the noise of the best copy, since copies from the same update have the same error.
+    Two vectors are parallel if a combination of both is noise only, or if they hardly differ. Of several copies the most
+    precise one is kept.
     """
     order = vectors.norm(dim=1).argsort(descending=True).tolist()
     unit = vectors / vectors.norm(dim=1, keepdim=True)
@@ -129,7 +137,7 @@ def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
         same = -1
         for place in (near > 1 - MAX_SCREENED_DISTANCE**2 / 2).nonzero()[:, 0].tolist():
             two = torch.stack([vectors[kept[place]], vectors[i]])
-            if float(torch.linalg.svdvals(two)[-1]) <= threshold:
+            if near[place] > 1 - MAX_EQUAL_DISTANCE**2 / 2 or float(torch.linalg.svdvals(two)[-1]) <= threshold:
                 same = place
                 break
         if same < 0:

@@ -18,6 +18,8 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace
 
 MAX_RESIDUAL = 3.0
 """Largest residual of an update that all examples of a batch explain, in standard deviations of its noise."""
+ERROR_FACTOR = 10.0
+"""Factor of the error that least squares estimates, since rounding errors within an update are not independent."""
 MAX_UNKNOWN = 12
 """Largest number of unknown examples that are separated from each other by parallel rows."""
 ZERO_LEVEL = 20.0
@@ -105,4 +107,4 @@ def _fit_batch(batch: ReluBatch, known: Tensor, found: Tensor, basis: Tensor) ->
     weighted = d / noise[:, None]
     variance = torch.linalg.inv(weighted.T @ weighted).diagonal()[len(known) :]
     fitted = z[len(known) :] @ basis
-    return fitted / variance.clamp(min=torch.finfo(z.dtype).tiny).sqrt()[:, None]
+    return fitted / (ERROR_FACTOR * variance.clamp(min=torch.finfo(z.dtype).tiny).sqrt()[:, None])

@@ -1,0 +1,124 @@
+"""Rounds of clients that train on known examples, as the server records them: of one client alone, or as secure sums."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from support.splits import Images
+from torch import Generator, Tensor
+
+from attacker.attacks import Case
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.training.local import evaluate, train
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its training settings and the weights at the beginning of the recording."""
+
+    model: ModelSpec
+    data: DataSpec
+    training: Training
+    weights: Mapping[str, Tensor]
+
+    def measure_accuracy(self, images: Images) -> float:
+        """Return the accuracy on `images`."""
+        model = models.build(self.model, self.data)
+        return evaluate(model, self.weights, images.x, images.y, self.data, self.training)["accuracy"]
+
+
+def make_network(data: DataSpec, training: Training, *, hidden: int = 256, seed: int = 0) -> Network:
+    """Return an untrained network with one hidden layer with ReLU."""
+    spec = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
+    weights = {name: p.detach() for name, p in models.build(spec, data, seed=seed).named_parameters()}
+    return Network(spec, data, training, weights)
+
+
+def train_network(network: Network, images: Images, *, steps: int, seed: int = 0) -> Network:
+    """Return the network after `steps` steps of SGD on batches of 32 of all images."""
+    rng, batches = Generator().manual_seed(seed), []
+    while len(batches) < steps:
+        order = torch.randperm(len(images), generator=rng)
+        batches += [(images.x[rows], images.y[rows]) for rows in order.split(32)]
+    settings = Training(learning_rate=0.05, batch_size=32, steps=steps)
+    update = train(models.build(network.model, network.data), network.weights, batches[:steps], settings, network.data).update
+    return replace(network, weights={name: w + update[name] for name, w in network.weights.items()})
+
+
+def kill_neurons(network: Network, share: float) -> Network:
+    """Return the network with that share of its first neurons off for every example: weights 0 and bias -1."""
+    weights = {name: w.clone() for name, w in network.weights.items()}
+    names = [name for name in weights if name.startswith("1.")]
+    dead = int(share * len(weights[names[0]]))
+    for name in names:
+        weights[name][:dead] = -1.0 if name.endswith("bias") else 0.0
+    return replace(network, weights=weights)
+
+
+def record_epochs(
+    network: Network, images: Images, batch: int, epochs: int, client: str, *, seed: int, defense: str = ""
+) -> tuple[Case, list[list[int]]]:
+    """Return the rounds of one client, one step on one batch each, over shuffled epochs, and the examples of each round."""
+    rng, rounds, used = Generator().manual_seed(seed), [], []
+    weights = dict(network.weights)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images), generator=rng).split(batch):
+            update = make_update(network, weights, [(images.x[rows], images.y[rows])])
+            seen = observe(network, weights, update, len(rounds) + 1, client, (client,), len(rows), defense)
+            rounds.append(seen)
+            used.append(rows.tolist())
+            weights = {name: w + seen.update[name] for name, w in weights.items()}
+    return Case(tuple(rounds)), used
+
+
+def record_sums(network: Network, rounds: Sequence[Mapping[str, Sequence[Batch]]], *, defense: str = "") -> Case:
+    """Return the secure sums of rounds, given each round's batches by client. The sum is the mean of the clients' updates."""
+    weights, found = dict(network.weights), []
+    for number, batches in enumerate(rounds, start=1):
+        each = [make_update(network, weights, own) for own in batches.values()]
+        update = {name: torch.stack([one[name] for one in each]).mean(dim=0) for name in weights}
+        count = sum(len({id(row) for row in range(len(y))}) for own in batches.values() for _, y in own)
+        seen = observe(network, weights, update, number, SUM_CLIENT, tuple(sorted(batches)), count, defense)
+        found.append(seen)
+        weights = {name: w + seen.update[name] for name, w in weights.items()}
+    return Case(tuple(found))
+
+
+def make_update(network: Network, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Return the update of a client that takes one step on each batch."""
+    return train(models.build(network.model, network.data), weights, batches, network.training, network.data).update
+
+
+def observe(
+    network: Network,
+    weights: Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    number: int,
+    client: str,
+    cohort: tuple[str, ...],
+    examples: int,
+    defense: str,
+) -> Observation:
+    """Return what the server sees of one update."""
+    spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
+    if spec.steps:
+        built = spec.build()
+        update, _ = built.apply(dict(update), built.init(dict(update)), Generator().manual_seed(number))
+    return Observation(
+        round=number,
+        client=client,
+        cohort=cohort,
+        num_examples=examples,
+        model=network.model,
+        data=network.data,
+        training=network.training,
+        defenses=spec,
+        weights=weights,
+        payload=encode(update, spec.choose_codec()),
+    )

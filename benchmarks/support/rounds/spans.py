@@ -1,0 +1,163 @@
+"""The table of `spans`: what one client's updates of a first linear layer give away over two or three epochs."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.federation import Network, kill_neurons, make_network, record_epochs, train_network
+from support.splits import Images, load_images
+from torch import Generator, Tensor
+
+from attacker.attacks import Case, spans
+from attacker.attacks.multi_round.spans.attack import compute_spaces, require_input_layer
+from attacker.attacks.multi_round.spans.recovery import count_all_shared
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.metrics import psnr
+from fedsim.recording import Training
+
+EXACT_DB = 60.0
+"""PSNR above which an image counts as exact."""
+LEARNING_RATE = 0.02
+TRAINING_STEPS = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSetting:
+    """One row of the table. examples: of each client. clients: number of clients. state: of the network; defense: as in a run."""
+
+    batch: int
+    examples: int
+    clients: int
+    epochs: int = 2
+    state: str = "untrained"
+    defense: str = ""
+    data: str = "cifar10"
+    hidden: int = 256
+
+
+def list_settings(*, quick: bool) -> list[SpanSetting]:
+    """Return the rows of the table: about 1,000 images each, N = B^2 and more, untrained, trained and dead networks, noise."""
+    if quick:
+        return [
+            SpanSetting(batch=4, examples=16, clients=8),
+            SpanSetting(batch=8, examples=64, clients=2, state="trained"),
+            SpanSetting(batch=8, examples=64, clients=1, epochs=3),
+        ]
+    whole = {4: 64, 8: 16, 16: 4, 32: 1}
+    rows = [
+        SpanSetting(batch=batch, examples=batch**2, clients=clients, state=state)
+        for state in ("untrained", "trained")
+        for batch, clients in whole.items()
+    ]
+    rows += [SpanSetting(batch=batch, examples=1024, clients=1) for batch in (4, 8, 16)]
+    rows += [SpanSetting(batch=16, examples=256, clients=4, epochs=3, state=state) for state in ("untrained", "trained")]
+    rows += [SpanSetting(batch=16, examples=512, clients=2, epochs=3)]
+    rows += [SpanSetting(batch=8, examples=64, clients=16, state=state) for state in ("half dead", "90 % dead")]
+    rows += [SpanSetting(batch=8, examples=64, clients=4, defense=f"gaussian(snr_db={db})") for db in (60, 40, 20)]
+    return rows
+
+
+def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
+    """Return one row of the table: counts of overlaps, and the share of exact images, of `spans` and of its null."""
+    images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
+    network = _make_network(images, setting, asked.seed)
+    pairs = right = exact = with_relu = wrong = certain = false = null = 0
+    spent = [0.0, 0.0]
+    for number in range(setting.clients):
+        own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
+        case, used = record_epochs(
+            network, own, setting.batch, setting.epochs, f"c{number}", seed=asked.seed + number, defense=setting.defense
+        )
+        with measure_cpu() as clock:
+            checked = _count_right_pairs(case, used, asked)
+        spent[0] += clock.seconds
+        pairs, right = pairs + checked[0], right + checked[1]
+        alone = run_spans(case, asked, relu=False)
+        with measure_cpu() as clock:
+            whole = run_spans(case, asked, relu=True)
+        spent[1] += clock.seconds
+        exact += count_exact(alone, own.x)
+        with_relu += count_exact(whole, own.x)
+        false_here, certain_here = count_false(whole, own.x)
+        false, certain = false + false_here, certain + certain_here
+        wrong += count_wrong(whole, own.x)
+        grey = spans().null()([case], rng=Generator().manual_seed(asked.seed))[0]
+        null += count_exact(grey, own.x)
+    total = len(images)
+    b, n = setting.batch, setting.examples
+    return {
+        "batch": b,
+        "examples": n,
+        "clients": setting.clients,
+        "epochs": setting.epochs,
+        "network": setting.state,
+        "defense": setting.defense or "none",
+        "accuracy": network.measure_accuracy(images),
+        "pairs": pairs,
+        "overlap_exact": right / pairs,
+        "expected_two_epochs": (1 - (b - 1) / (n - 1)) ** (b - 1),
+        "intersections": exact / total,
+        "with_relu": with_relu / total,
+        "null": null / total,
+        "certain": certain,
+        "certain_and_wrong": false,
+        "wrong": wrong,
+        "cpu_seconds": spent[1],
+        "part": images.part,
+    }
+
+
+def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
+    """Return what `spans` finds in a case, or None if it isolates nothing."""
+    try:
+        return replace(spans(relu=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
+    except ValueError:
+        return None
+
+
+def measure_best(found: Tensor, x: Tensor) -> Tensor:
+    """Return the PSNR (M, N) of each reconstruction to each original."""
+    return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)])
+
+
+def count_exact(found: Reconstruction | None, x: Tensor) -> int:
+    """Return the number of originals with a reconstruction above `EXACT_DB`."""
+    if found is None or not len(found.x):
+        return 0
+    return int((measure_best(found.x, x).amax(dim=0) > EXACT_DB).sum())
+
+
+def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
+    """Return the number of reconstructions without an original above `EXACT_DB`."""
+    return 0 if found is None else int((measure_best(found.x, x).amax(dim=1) <= EXACT_DB).sum())
+
+
+def count_false(found: Reconstruction | None, x: Tensor, success: float = 20.46) -> tuple[int, int]:
+    """Return how many reconstructions the attack calls certain although no original is above `success` dB, and how many in all.
+
+    The default is the PSNR of the mean squared error at which scoring counts an image as recovered.
+    """
+    if found is None:
+        return 0, 0
+    sure = found.confidence > 0.9
+    best = measure_best(found.x, x).amax(dim=1)
+    return int((sure & (best <= success)).sum()), int(sure.sum())
+
+
+def _make_network(images: Images, setting: SpanSetting, seed: int) -> Network:
+    training = Training(learning_rate=LEARNING_RATE, batch_size=setting.batch, steps=1)
+    network = make_network(images.data, training, hidden=setting.hidden, seed=seed)
+    if setting.state == "trained":
+        return train_network(network, images, steps=TRAINING_STEPS, seed=seed)
+    shares = {"half dead": 0.5, "90 % dead": 0.9}
+    return kill_neurons(network, shares[setting.state]) if setting.state in shares else network
+
+
+def _count_right_pairs(case: Case, used: list[list[int]], asked: Options) -> tuple[int, int]:
+    """Return the number of pairs of rounds, and of those whose number of shared examples is exact."""
+    rng = Generator().manual_seed(asked.seed)
+    found = count_all_shared(compute_spaces(case, require_input_layer(case.observations[0]), rng), rng)
+    truth = torch.tensor([[len(set(one) & set(other)) for other in used] for one in used])
+    i, j = torch.combinations(torch.arange(len(used))).T
+    return len(i), int((found[i, j] == truth[i, j]).sum())
