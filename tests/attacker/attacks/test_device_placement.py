@@ -93,6 +93,7 @@ def test_the_second_device_refuses_what_cuda_refuses() -> None:
         ("rgap", {}, {"network": "mlp"}),
         ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2}),
         ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2, "batch": 3}),
+        ("spans", {"relu": False}, {"network": "mlp", "rounds": 2}),
     ],
 )
 def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Arguments, case: Arguments) -> None:

@@ -60,17 +60,17 @@ class Spans:
         layer = require_input_layer(first)
         spaces = compute_spaces(case, layer, rng, progress, self.device)
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        low, high = find_limits(first, self.device)
+        low, high = find_limits(first)
         found = recover(spaces, shared, low, high)
         isolated = len(found.vectors)
-        if self.relu and (forwards := _list_forwards(case, layer, self.device)):
+        if self.relu and (forwards := _list_forwards(case, layer)):
             found = add_separated(found, spaces, forwards, low, high)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
             raise ValueError(f"no example could be isolated: {'; '.join(words)}")
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors.cpu(), first.data),
+            convert_to_examples(found.vectors, first.data),
             label_examples(case, layer, found),
             attack=self.name,
             rng=rng,
@@ -107,32 +107,33 @@ def require_input_layer(observation: Observation) -> InputLayer:
 def compute_spaces(
     case: Case, layer: InputLayer, rng: Generator, progress: Progress | None = None, device: str = "cpu"
 ) -> list[RowSpace]:
-    """Return the row space of each observation of a case."""
+    """Return the row space of each observation of a case, computed on `device` and returned on the CPU."""
     found = []
     for number, observation in enumerate(case.observations, start=1):
         seen = read_rows(observation, layer, device)
         own = seed_generator(rng, case, f"row space of round {observation.round}")
-        found.append(compute_row_space(seen.rows, seen.noise, observation.num_examples or None, own))
+        space = compute_row_space(seen.rows, seen.noise, observation.num_examples or None, own)
+        found.append(replace(space, y=space.y.cpu(), coordinates=space.coordinates.cpu(), noise=space.noise.cpu()))
         if progress is not None:
             progress(number, len(case.observations), f"row spaces: rank {found[-1].rank} in round {observation.round}")
     return found
 
 
-def find_limits(observation: Observation, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
     """Return the normalised inputs (F,) of examples of all zeros and of all ones."""
     data = observation.data
-    low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten().to(device) for value in (0.0, 1.0))
+    low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
     return low, high
 
 
-def _list_forwards(case: Case, layer: InputLayer, device: str) -> Mapping[int, Callable[[], Tensor]]:
+def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
     """Return functions that compute [W, b] of the observations with one step on a first layer with ReLU, by index."""
     chain = _find_chain(case.observations[0])
     if chain is None or chain.layers[0].weight != layer.weight or chain.layers[0].activation.name != "relu":
         return {}
 
     def make(observation: Observation) -> Callable[[], Tensor]:
-        return lambda: join_parameters(observation.weights, layer, device)
+        return lambda: join_parameters(observation.weights, layer)
 
     return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
 
@@ -162,7 +163,7 @@ def label_examples(case: Case, layer: InputLayer, found: Found) -> Tensor:
         update = codec.decode(observation.payload, observation.weights)
         steps = find_schedule(observation)[1]
         gradient = convert_to_gradient({k: u.double() for k, u in update.items()}, weights, observation.training, steps)
-        vectors = found.vectors[own].cpu()
+        vectors = found.vectors[own]
         said = assign_labels(
             chain,
             weights,
@@ -180,7 +181,7 @@ def label_examples(case: Case, layer: InputLayer, found: Found) -> Tensor:
 
 def _predict(observation: Observation, found: Found) -> Tensor:
     model = models.build(observation.model, observation.data).eval()
-    x = convert_to_examples(found.vectors.cpu(), observation.data).float()
+    x = convert_to_examples(found.vectors, observation.data).float()
     state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
     with torch.no_grad():
         logits = torch.func.functional_call(model, state, (observation.data.normalise(x),))
@@ -190,7 +191,7 @@ def _predict(observation: Observation, found: Found) -> Tensor:
 def judge_certainty(found: Found) -> Tensor:
     """Return the confidence (N,) in examples: `CERTAIN` if they are clear of noise, NaN (undecided) otherwise."""
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
-    return torch.where(sure, CERTAIN, torch.nan).float().cpu()
+    return torch.where(sure, CERTAIN, torch.nan).float()
 
 
 def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:

@@ -63,7 +63,7 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
     shared = torch.diag(ranks)
     if not len(spaces) or not int(ranks.max()):
         return shared
-    projected = project([space.y for space in spaces], rng).cpu()
+    projected = project([space.y for space in spaces], rng)
     pairs = torch.combinations(torch.arange(len(spaces)))
     close = pairs[count_shared(projected, ranks, pairs, margin=SCREEN_MARGIN) > 0]
     for i, j in close.tolist():
