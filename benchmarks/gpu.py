@@ -70,11 +70,13 @@ def make_tests(name: str, shows: str, chosen: str) -> Piece:
 
 PIECES = (
     make_tests("tests", "placement, generators, memory, precision and resumption are right on CUDA", "tests/cuda"),
-    make_script("device-placement", "each attack gives on the GPU what it gives on the CPU", "device.py agreement"),
-    make_script("device-memory", "the memory that is planned for a chunk beside what it takes", "device.py memory"),
-    make_script("device-lenet", "iterations a second of many searches at once on a small network", "device.py lenet"),
-    make_script("device-resnet", "the same on ResNet20-4, in float32 and with convolutions in bfloat16", "device.py resnet"),
-    make_script("device-sharing", "two searches on one GPU beside one after the other", "device.py sharing"),
+    make_script("device-placement", "each attack gives on the GPU what it gives on the CPU", "support/gpu/device.py agreement"),
+    make_script("device-memory", "the memory that is planned for a chunk beside what it takes", "support/gpu/device.py memory"),
+    make_script("device-lenet", "iterations a second of many searches at once on a small network", "support/gpu/device.py lenet"),
+    make_script(
+        "device-resnet", "the same on ResNet20-4, in float32 and with convolutions in bfloat16", "support/gpu/device.py resnet"
+    ),
+    make_script("device-sharing", "two searches on one GPU beside one after the other", "support/gpu/device.py sharing"),
     make_script("rgap-many", "10,000 images by closed form in one batched run", "rgap.py many"),
     make_script("dlg", "CPL against DLG", "dlg.py"),
     make_script("cpl-2", "CPL's table 2 on a hundred images", "cpl.py 2"),
@@ -154,7 +156,10 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
     """Run a piece, and write its output and exit to files."""
     words, started = piece.list_arguments(dry=dry, data=data, device=device), time.monotonic()
     printed = out / f"{piece.name}.txt"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     with printed.open("w") as file:
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
         try:

@@ -69,7 +69,7 @@ import torch
 import attacker.replay.replay
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 
-rounds = pickle.loads(Path(sys.argv[1]).read_bytes())
+rounds, dense = pickle.loads(Path(sys.argv[1]).read_bytes())
 opened = []
 
 def watch(event, given):
@@ -81,7 +81,8 @@ for name in ATTACKS:
     for null in (False, True):
         few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=few, null=null).build()
-        cases = [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((rounds[0],))]
+        own = dense if Need.INPUT_LAYER in attack.needs else rounds
+        cases = [Case(tuple(own))] if Need.SAME_CLIENT in attack.needs else [Case((own[0],))]
         (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
         print("ran", name, null, found.attack, tuple(found.x.shape[1:]))
 print("opened", [path for path in opened if Path(path).resolve().is_relative_to(Path(sys.argv[1]).resolve().parent)])
@@ -99,8 +100,10 @@ def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
 ) -> None:
     """Each of them, and its null, on two rounds of one example; the folder of the recording holds truth that nobody opens."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
-    seen = [observe((x, torch.tensor([2])), model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.01) for _ in "12"]
-    (tmp_path / "rounds").write_bytes(pickle.dumps([replace(one, round=number) for number, one in enumerate(seen, start=1)]))
+    models = ModelSpec(name="lenet_dlg"), ModelSpec(name="mlp")
+    seen = [[observe((x, torch.tensor([2])), model=model, data=data, learning_rate=0.01) for _ in "12"] for model in models]
+    numbered = [[replace(one, round=number) for number, one in enumerate(own, start=1)] for own in seen]
+    (tmp_path / "rounds").write_bytes(pickle.dumps(numbered))
     (tmp_path / "truth.json").write_text("{}")
     program = BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *TRUTHFUL]) + SEALED
     command = [sys.executable, "-c", program, str(tmp_path / "rounds")]

@@ -15,11 +15,11 @@ from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.local import evaluate, train
 
-Batch = tuple[Tensor, Tensor]
+LocalBatch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Network:
+class RecordedNetwork:
     """A network with its training settings and the weights at the beginning of the recording."""
 
     model: ModelSpec
@@ -33,14 +33,14 @@ class Network:
         return evaluate(model, self.weights, images.x, images.y, self.data, self.training)["accuracy"]
 
 
-def make_network(data: DataSpec, training: Training, *, hidden: int = 256, seed: int = 0) -> Network:
+def make_network(data: DataSpec, training: Training, *, hidden: int = 256, seed: int = 0) -> RecordedNetwork:
     """Return an untrained network with one hidden layer with ReLU."""
     spec = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
     weights = {name: p.detach() for name, p in models.build(spec, data, seed=seed).named_parameters()}
-    return Network(spec, data, training, weights)
+    return RecordedNetwork(spec, data, training, weights)
 
 
-def train_network(network: Network, images: Images, *, steps: int, seed: int = 0) -> Network:
+def train_network(network: RecordedNetwork, images: Images, *, steps: int, seed: int = 0) -> RecordedNetwork:
     """Return the network after `steps` steps of SGD on batches of 32 of all images."""
     rng, batches = Generator().manual_seed(seed), []
     while len(batches) < steps:
@@ -51,7 +51,7 @@ def train_network(network: Network, images: Images, *, steps: int, seed: int = 0
     return replace(network, weights={name: w + update[name] for name, w in network.weights.items()})
 
 
-def kill_neurons(network: Network, share: float) -> Network:
+def kill_neurons(network: RecordedNetwork, share: float) -> RecordedNetwork:
     """Return the network with that share of its first neurons off for every example: weights 0 and bias -1."""
     weights = {name: w.clone() for name, w in network.weights.items()}
     names = [name for name in weights if name.startswith("1.")]
@@ -62,7 +62,7 @@ def kill_neurons(network: Network, share: float) -> Network:
 
 
 def record_epochs(
-    network: Network, images: Images, batch: int, epochs: int, client: str, *, seed: int, defense: str = ""
+    network: RecordedNetwork, images: Images, batch: int, epochs: int, client: str, *, seed: int, defense: str = ""
 ) -> tuple[Case, list[list[int]]]:
     """Return the rounds of one client, one step on one batch each, over shuffled epochs, and the examples of each round."""
     rng, rounds, used = Generator().manual_seed(seed), [], []
@@ -77,7 +77,7 @@ def record_epochs(
     return Case(tuple(rounds)), used
 
 
-def record_sums(network: Network, rounds: Sequence[Mapping[str, Sequence[Batch]]], *, defense: str = "") -> Case:
+def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
     """Return the secure sums of rounds, given each round's batches by client. The sum is the mean of the clients' updates."""
     weights, found = dict(network.weights), []
     for number, batches in enumerate(rounds, start=1):
@@ -90,13 +90,13 @@ def record_sums(network: Network, rounds: Sequence[Mapping[str, Sequence[Batch]]
     return Case(tuple(found))
 
 
-def make_update(network: Network, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
+def make_update(network: RecordedNetwork, weights: Mapping[str, Tensor], batches: Sequence[LocalBatch]) -> dict[str, Tensor]:
     """Return the update of a client that takes one step on each batch."""
     return train(models.build(network.model, network.data), weights, batches, network.training, network.data).update
 
 
 def observe(
-    network: Network,
+    network: RecordedNetwork,
     weights: Mapping[str, Tensor],
     update: Mapping[str, Tensor],
     number: int,

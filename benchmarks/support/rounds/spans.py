@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
-from support.rounds.federation import Network, kill_neurons, make_network, record_epochs, train_network
+from support.rounds.federation import RecordedNetwork, kill_neurons, make_network, record_epochs, train_network
 from support.splits import Images, load_images
 from torch import Generator, Tensor
 
@@ -145,7 +145,7 @@ def count_false(found: Reconstruction | None, x: Tensor, success: float = 20.46)
     return int((sure & (best <= success)).sum()), int(sure.sum())
 
 
-def _make_network(images: Images, setting: SpanSetting, seed: int) -> Network:
+def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNetwork:
     training = Training(learning_rate=LEARNING_RATE, batch_size=setting.batch, steps=1)
     network = make_network(images.data, training, hidden=setting.hidden, seed=seed)
     if setting.state == "trained":

@@ -12,7 +12,7 @@ from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruc
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.confidence import judge_prior
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, explain_unlinear, join_parameters, read_rows
-from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, Found, add_separated, count_all_shared, recover
+from attacker.attacks.multi_round.spans.recovery import MIN_CLEARANCE, FoundExamples, add_separated, count_all_shared, recover
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from attacker.attacks.networks.chain import Chain, NotAChain, read_chain
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
@@ -145,7 +145,7 @@ def _find_chain(observation: Observation) -> Chain | None:
         return None
 
 
-def label_examples(case: Case, layer: InputLayer, found: Found) -> Tensor:
+def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tensor:
     """Return labels (N,) of examples, from the first round that contains each; -1 is never returned.
 
     If the network is no chain of layers, labels are those that the network predicts with the last weights sent.
@@ -179,7 +179,7 @@ def label_examples(case: Case, layer: InputLayer, found: Found) -> Tensor:
     return labels
 
 
-def _predict(observation: Observation, found: Found) -> Tensor:
+def _predict(observation: Observation, found: FoundExamples) -> Tensor:
     model = models.build(observation.model, observation.data).eval()
     x = convert_to_examples(found.vectors, observation.data).float()
     state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
@@ -188,7 +188,7 @@ def _predict(observation: Observation, found: Found) -> Tensor:
     return models.predict_classes(logits)
 
 
-def judge_certainty(found: Found) -> Tensor:
+def judge_certainty(found: FoundExamples) -> Tensor:
     """Return the confidence (N,) in examples: `CERTAIN` if they are clear of noise, NaN (undecided) otherwise."""
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()

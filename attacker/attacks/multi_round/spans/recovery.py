@@ -36,7 +36,7 @@ MIN_CLEARANCE = 2.0
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundExamples:
     """Examples recovered from row spaces, as vectors in units of noise.
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
@@ -71,7 +71,7 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
     return shared
 
 
-def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> Found:
+def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> FoundExamples:
     """Return the examples that are one-dimensional intersections of two or more row spaces, each once.
 
     shared: numbers of shared examples of all pairs. low, high: smallest and largest normalised inputs (F - 1,).
@@ -87,9 +87,9 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
                 clearances.append(line.next / max(line.largest, torch.finfo(torch.float64).eps))
     if not vectors:
         features = spaces[0].y.shape[1] if spaces else len(low) + 1
-        return Found(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
+        return FoundExamples(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
     merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
-    return Found(merged, clearance, find_holders(merged, spaces))
+    return FoundExamples(merged, clearance, find_holders(merged, spaces))
 
 
 def _split_into_lines(
@@ -166,8 +166,8 @@ def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int
 
 
 def add_separated(
-    found: Found, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
-) -> Found:
+    found: FoundExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
+) -> FoundExamples:
     """Return the examples found, and those that follow from the zeros of ReLU in batches of which some examples are known.
 
     forwards: for batches of one step on a layer with ReLU, a function that returns [W, b] before the step, by index of the space.
@@ -191,4 +191,4 @@ def add_separated(
         vectors, clearance = merge_equal(
             torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
         )
-        found = Found(vectors, clearance, find_holders(vectors, spaces))
+        found = FoundExamples(vectors, clearance, find_holders(vectors, spaces))

@@ -7,7 +7,7 @@
     sharing     time of two processes that search at the same time, over that of one after the other
 
 Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, there are fewer searches, which only
-checks that a table runs.
+checks that a table runs. `benchmarks/gpu.py` starts this script, with the folder `benchmarks` on the path.
 """
 
 import subprocess
