@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from attacker.cli import app as attacker
 from fedsim.cli import app as fedsim
 
-FOLDER = Path(__file__).parent
-KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
-PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
+DOCS_FOLDER = Path(__file__).parent
+REGISTRY_KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
+CLI_PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
 CODE_WORDS = {
     "fedsim": (
         "`fedsim run`, `prepare` and `split` import the code that your experiment names. `show` and `verify` read a "
@@ -37,12 +37,12 @@ CODE_WORDS = {
 
 def pages() -> dict[Path, str]:
     """The text of every generated page, by its file."""
-    return {FOLDER / "commands.md": _commands(), FOLDER / "names.md": _names()}
+    return {DOCS_FOLDER / "commands.md": _commands(), DOCS_FOLDER / "names.md": _names()}
 
 
 def _commands() -> str:
     lines = ["# Commands", "", "This page is generated from the command lines by `make reference`.", ""]
-    for program, app in PROGRAMS.items():
+    for program, app in CLI_PROGRAMS.items():
         group = typer.main.get_command(app)
         assert isinstance(group, click.Group)
         lines += [f"## {program}", "", _plain(group.help), "", *_global_options(program, group), "| command | |", "|---|---|"]
@@ -106,7 +106,7 @@ def _names() -> str:
         "`attacker list` print the same, with what installed packages add.",
         "",
     ]
-    for kind in KINDS:
+    for kind in REGISTRY_KINDS:
         lines += [f"## {kind.capitalize()}", "", "| name | | arguments | source |", "|---|---|---|---|"]
         for name, told in _said(fedsim, "list", kind).items():
             arguments = f"`{told['arguments']}`" if told["arguments"] else ""

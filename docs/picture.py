@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedsim.recording.files import read_json_lines
 
-COLUMNS, CELL, GAP, MARGIN = 8, 75, 6, 300
+NUM_COLUMNS, CELL_PIXELS, GAP_PIXELS, MARGIN_PIXELS = 8, 75, 6, 300
 Line = tuple[str, str, Mapping[str, Any], str]
-LINES: tuple[Line, ...] = (
+PICTURE_LINES: tuple[Line, ...] = (
     ("single", "original", {"attack": "cpl"}, "private photographs"),
     ("single", "recovered", {"attack": "cpl"}, "recovered from one update each"),
     ("compressed", "recovered", {"knows_defense": False}, "top_k(0.1), attacker ignores it"),
@@ -28,7 +28,7 @@ def read_pairs(demo: Path, run: str, wanted: Mapping[str, Any]) -> list[tuple[np
     """Read (original, reconstruction) of the first examples of an attack, in the order of the recording."""
     wanted = {"null": False, **wanted}
     rows = [row for row in read_json_lines(demo / run / "scores.jsonl") if wanted.items() <= row.items()]
-    pairs = [np.asarray(Image.open(demo / run / row["pair"])) for row in sorted(rows, key=lambda row: row["case"])[:COLUMNS]]
+    pairs = [np.asarray(Image.open(demo / run / row["pair"])) for row in sorted(rows, key=lambda row: row["case"])[:NUM_COLUMNS]]
     return [(pair[:, : pair.shape[1] // 2], pair[:, pair.shape[1] // 2 :]) for pair in pairs]
 
 
@@ -36,15 +36,22 @@ def main() -> None:
     """Draw the picture."""
     demo = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
     font = ImageFont.load_default(15)
-    size = (MARGIN + COLUMNS * (CELL + GAP), len(LINES) * (CELL + GAP) + GAP)
+    size = (
+        MARGIN_PIXELS + NUM_COLUMNS * (CELL_PIXELS + GAP_PIXELS),
+        len(PICTURE_LINES) * (CELL_PIXELS + GAP_PIXELS) + GAP_PIXELS,
+    )
     picture = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(picture)
-    for line, (run, which, wanted, words) in enumerate(LINES):
-        top = GAP + line * (CELL + GAP)
-        draw.text((MARGIN - 10, top + CELL // 2), words, font=font, fill="black", anchor="rm")
+    for line, (run, which, wanted, words) in enumerate(PICTURE_LINES):
+        top = GAP_PIXELS + line * (CELL_PIXELS + GAP_PIXELS)
+        draw.text((MARGIN_PIXELS - 10, top + CELL_PIXELS // 2), words, font=font, fill="black", anchor="rm")
         for column, pair in enumerate(read_pairs(demo, run, wanted)):
-            cell = Image.fromarray(pair[which != "original"]).convert("RGB").resize((CELL, CELL), Image.Resampling.NEAREST)
-            picture.paste(cell, (MARGIN + column * (CELL + GAP), top))
+            cell = (
+                Image.fromarray(pair[which != "original"])
+                .convert("RGB")
+                .resize((CELL_PIXELS, CELL_PIXELS), Image.Resampling.NEAREST)
+            )
+            picture.paste(cell, (MARGIN_PIXELS + column * (CELL_PIXELS + GAP_PIXELS), top))
     picture.save(Path(__file__).with_name("reconstructions.png"), optimize=True)
 
 

@@ -31,10 +31,10 @@ assert presets.get_settings("cpl")["tuned"]
 from attacker.attacks.confidence import curves
 assert curves.CALIBRATION_FILE.is_file()
 
-from attacker.commands.demo import EXPERIMENT, FEDERATIONS
+from attacker.commands.demo import DEMO_FEDERATIONS, EXPERIMENT_FILE
 from fedsim.config.experiment import read
-for federation in FEDERATIONS.values():
-    assert read(EXPERIMENT, list(federation.overrides.items())).rounds
+for federation in DEMO_FEDERATIONS.values():
+    assert read(EXPERIMENT_FILE, list(federation.overrides.items())).rounds
 
 from attacker.service.http import pages
 assert "<html" in (pages.PAGE_FOLDER / "index.html").read_text().lower()

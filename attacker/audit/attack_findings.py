@@ -10,8 +10,8 @@ from attacker.replay.tasks import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
 from fedsim.recording import Row
 
-RECOVERED, PARTLY, LABELS = "examples-recovered", "partly-leaked", "labels-leak"
-CONFIDENT = 0.95
+RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
+MIN_CONFIDENCE = 0.95
 """Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
 ADVICE = (
     "Compare defenses by an audit of a short run with each: secure aggregation over many clients, clipping with noise, larger "
@@ -24,7 +24,7 @@ class AuditedAttack:
     """What one attack achieved on a sample of updates.
 
     outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
-    recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `CONFIDENT`.
+    recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `MIN_CONFIDENCE`.
     psnr, null_psnr: medians in dB; None for data that are not images.
     leaked:         names of the scores that show a leak.
     efficiency:     lower bound on the mean squared error over that of the attack; None if no bound is known.
@@ -64,7 +64,7 @@ class AuditedAttack:
             examples=verdict.examples if verdict else 0,
             recovered=verdict.recovered if verdict else 0,
             null_recovered=verdict.null_recovered if verdict else 0,
-            confident=sum((row.confidence or 0.0) >= CONFIDENT for row in rows),
+            confident=sum((row.confidence or 0.0) >= MIN_CONFIDENCE for row in rows),
             psnr=summary.psnr.median if summary.psnr else None,
             null_psnr=summary.null.psnr.median if summary.null and summary.null.psnr else None,
             efficiency=summary.efficiency,
@@ -74,9 +74,9 @@ class AuditedAttack:
 
 
 def confident(folder: Path, rows: Sequence[Row]) -> int:
-    """Return how many reconstructed examples have a confidence of at least `CONFIDENT`."""
+    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`."""
     paths = [path for row in rows if (path := make_reconstruction_path(folder, row.key)).exists()]
-    return sum(int((Reconstruction.read(path).confidence >= CONFIDENT).sum()) for path in paths)
+    return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator[CheckResult]:
@@ -89,7 +89,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator
     strongest = max(attacks, key=_strength)
     found = _grade(strongest)
     if found is None:
-        yield Passed(rule=RECOVERED, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
+        yield Passed(rule=RECOVERED_RULE, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
         return
     rule, grade, title = found
     evidence = f"{strongest.spec} on {strongest.updates} updates: {strongest.words}."
@@ -99,23 +99,23 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule, grade and title for what an attack achieved; None for nothing."""
     if strongest.outcome == "recovered":
-        return RECOVERED, "severe", "Private examples can be reconstructed from single updates."
+        return RECOVERED_RULE, "severe", "Private examples can be reconstructed from single updates."
     if strongest.outcome != "partly leaked":
         return None
     if set(strongest.leaked) == {"labels"}:
-        return LABELS, "moderate", "Updates reveal the labels of the private examples."
-    return PARTLY, "serious", "Updates reveal part of the private examples."
+        return LABELS_RULE, "moderate", "Updates reveal the labels of the private examples."
+    return PARTLY_RULE, "serious", "Updates reveal part of the private examples."
 
 
 def _judge_confidence(strongest: AuditedAttack) -> CheckResult:
     if not strongest.confident:
-        return Passed(rule=RECOVERED, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
+        return Passed(rule=RECOVERED_RULE, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
     return Finding(
-        rule=RECOVERED,
+        rule=RECOVERED_RULE,
         grade="severe",
         title="Private examples can be reconstructed from single updates.",
         evidence=f"{strongest.spec} on {strongest.updates} updates: {strongest.confident} reconstructions with a calibrated "
-        f"probability of at least {CONFIDENT:g} that they are recovered. There is no truth to compare them with.",
+        f"probability of at least {MIN_CONFIDENCE:g} that they are recovered. There is no truth to compare them with.",
         advice=ADVICE,
     )
 

@@ -8,11 +8,11 @@ from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from attacker.scoring import Scorer
 from attacker.scoring.canaries import guess_canaries
 from defenses.gradients import GradientSpec
-from defenses.privacy.empirical import CONFIDENCE, bound_epsilon, bound_gaussian_epsilon
+from defenses.privacy.empirical import CONFIDENCE_LEVEL, bound_epsilon, bound_gaussian_epsilon
 from defenses.privacy.sensitivity import find_gradient_noise, find_noise
 from fedsim.recording import Recording
 
-EMPIRICAL = "epsilon-refuted"
+REFUTED_RULE = "epsilon-refuted"
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
@@ -20,7 +20,7 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
     found = None if scorer is None else guess_canaries(scorer, recording)
     if found is None:
         reason = "no client planted canaries (clients.canaries), or their truth is not given, or only sums were recorded"
-        yield NotChecked(rule=EMPIRICAL, reason=reason)
+        yield NotChecked(rule=REFUTED_RULE, reason=reason)
         return
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
@@ -29,18 +29,18 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
     told = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
     evidence = (
         f"{found.right} of {found.guesses} guesses about {found.canaries} canaries are right: epsilon is at least {epsilon:.3g} "
-        f"with a confidence of {CONFIDENCE:.0%}. The accountant's epsilon: {told}."
+        f"with a confidence of {CONFIDENCE_LEVEL:.0%}. The accountant's epsilon: {told}."
     )
     if isinstance(accounted, int | float) and math.isfinite(accounted) and epsilon > accounted:
         yield Finding(
-            rule=EMPIRICAL,
+            rule=REFUTED_RULE,
             grade="serious",
             title="The server learns more about single examples than the reported epsilon allows.",
             evidence=evidence,
             advice="Check that every client applies clipping and noise as declared, and that every release is accounted.",
         )
     else:
-        yield Passed(rule=EMPIRICAL, evidence=evidence)
+        yield Passed(rule=REFUTED_RULE, evidence=evidence)
 
 
 def _has_gaussian_noise(recording: Recording) -> bool:

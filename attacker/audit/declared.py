@@ -9,11 +9,11 @@ from torch import Generator, Tensor
 from defenses.base import Update
 from defenses.spec import DefenseSpec
 
-DRAWS = 3
+NUM_RANDOM_UPDATES = 3
 """Number of random updates that a defense is applied to."""
-SAME = 1e-4
+MAX_UNCHANGED_DIFFERENCE = 1e-4
 """Largest relative change, in Euclidean norm, of an update that counts as unchanged."""
-FEW_LEVELS = 0.25
+MAX_LEVEL_SHARE = 0.25
 """Largest number of distinct values of a quantised tensor, relative to its number of values other than zero."""
 MIN_COORDINATES = 64
 """Smallest number of values other than zero of a tensor whose distinct values are counted."""
@@ -39,15 +39,15 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     """Return the signature of a defense, measured on random updates of the size of `like`."""
     idempotent, additive, zeros = True, True, 1.0
     levels, sizes = dict[str, int](), dict[str, int]()
-    for draw in range(DRAWS):
+    for draw in range(NUM_RANDOM_UPDATES):
         before = _random_update(like, draw)
         after, again = apply(spec, before, 10 + draw), apply(spec, before, 20 + draw)
-        idempotent &= relative_change(apply(spec, after, 30 + draw), after) < SAME
+        idempotent &= relative_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
         zeros = min(zeros, zero_share(after))
         additive &= all(bool((after[name] != again[name]).all()) for name in after)
         for name, count in count_levels(after).items():
             levels[name], sizes[name] = max(levels.get(name, 0), count), int((after[name] != 0).sum())
-    few = {name: count for name, count in levels.items() if count <= FEW_LEVELS * sizes[name]}
+    few = {name: count for name, count in levels.items() if count <= MAX_LEVEL_SHARE * sizes[name]}
     return Signature(idempotent, zeros, few, additive and zeros == 0 and not few)
 
 

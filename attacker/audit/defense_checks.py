@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from attacker.audit.declared import SAME, Signature, apply, count_levels, relative_change, zero_share
+from attacker.audit.declared import MAX_UNCHANGED_DIFFERENCE, Signature, apply, count_levels, relative_change, zero_share
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from defenses.spec import DefenseSpec
 from fedsim.recording import Observation
@@ -13,8 +13,8 @@ LEVEL_SLACK = 2
 """Factor by which distinct values may exceed those of random updates."""
 BOUND_FACTOR = 2.0
 """Factor that an update is multiplied by to see whether a defense would ever change it."""
-NOT_APPLIED = "defense-not-applied"
-NEVER_BINDS = "defense-never-binds"
+NOT_APPLIED_RULE = "defense-not-applied"
+NEVER_BINDS_RULE = "defense-never-binds"
 
 
 def check_defense(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -25,26 +25,26 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
-        yield NotChecked(rule=NOT_APPLIED, reason="the manifest declares no defense of the update")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the manifest declares no defense of the update")
         return
     if signature.additive:
-        yield NotChecked(rule=NOT_APPLIED, reason="the defense ends with noise, which is checked below")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the defense ends with noise, which is checked below")
         return
     if not (signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels):
-        yield NotChecked(rule=NOT_APPLIED, reason=f"no property of the output of {spec} is known that can be checked")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason=f"no property of the output of {spec} is known that can be checked")
         return
     wrong = {one.key: reason for one in observations if (reason := _difference(one, spec, signature))}
     if wrong:
         key, reason = next(iter(wrong.items()))
         yield Finding(
-            rule=NOT_APPLIED,
+            rule=NOT_APPLIED_RULE,
             grade="severe",
             title=f"The clients did not apply the declared defense {spec}.",
             evidence=f"{len(wrong)} of {len(observations)} updates are no outputs of it. First: {key}, {reason}.",
             advice="Check that the defense is configured on the clients and returns the changed update, not its input.",
         )
         return
-    yield Passed(rule=NOT_APPLIED, evidence=f"all {len(observations)} updates have the properties of an output of {spec}")
+    yield Passed(rule=NOT_APPLIED_RULE, evidence=f"all {len(observations)} updates have the properties of an output of {spec}")
     yield from _check_bound(observations, spec, signature)
 
 
@@ -53,7 +53,7 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
     update = observation.update
     if observation.rounding:  # the values of whole weights are rounded, and none is exactly zero
         return ""
-    if signature.idempotent and (change := relative_change(apply(spec, update, 0), update)) > 10 * SAME:
+    if signature.idempotent and (change := relative_change(apply(spec, update, 0), update)) > 10 * MAX_UNCHANGED_DIFFERENCE:
         return f"which the defense would change by {change:.1%} of its norm"
     if (zeros := zero_share(update)) < signature.zeros - ZERO_SLACK:
         return f"where {zeros:.1%} of the coordinates are zero instead of {signature.zeros:.1%}"
@@ -70,13 +70,13 @@ def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signatu
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return
     larger = [{name: BOUND_FACTOR * t for name, t in one.update.items()} for one in observations]
-    if all(relative_change(apply(spec, update, 0), update) < SAME for update in larger):
+    if all(relative_change(apply(spec, update, 0), update) < MAX_UNCHANGED_DIFFERENCE for update in larger):
         yield Finding(
-            rule=NEVER_BINDS,
+            rule=NEVER_BINDS_RULE,
             grade="low",
             title=f"The defense {spec} changes none of the recorded updates.",
             evidence=f"All {len(observations)} updates would be unchanged even if they were {BOUND_FACTOR:g} times as large.",
             advice="Lower its bound to the size of the updates, or do not count on it.",
         )
     else:
-        yield Passed(rule=NEVER_BINDS, evidence="the bound of the defense is reached")
+        yield Passed(rule=NEVER_BINDS_RULE, evidence="the bound of the defense is reached")

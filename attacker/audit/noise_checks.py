@@ -13,12 +13,12 @@ from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from defenses.base import Tensors
 from fedsim.recording import Observation
 
-MISSING, REUSED = "noise-missing", "noise-reused"
-KURTOSIS = 6.0
+MISSING_RULE, REUSED_RULE = "noise-missing", "noise-reused"
+MAX_KURTOSIS = 6.0
 """Fourth moment of noise of unit variance that the thresholds allow for: that of Laplace noise, twice that of Gaussian noise."""
-SIGMAS = 7.0
+MISSING_SIGMAS = 7.0
 """Standard errors by which a mean of squares may fall short of the variance of the noise before it counts as missing."""
-FALSE_ALARMS = 1e-6
+FALSE_ALARM_RATE = 1e-6
 """Probability of a false alarm of one tensor's mean square, and of the test of all single coordinates."""
 MIN_OBSERVATIONS = 6
 """Smallest number of updates for the test of single coordinates."""
@@ -27,7 +27,7 @@ MAX_PAIRED = 24
 MIN_TAIL = 8
 """Smallest number of singular values of a weight's update beyond those that its examples can explain."""
 MIN_CORRELATION = 0.1
-MIN_SHARE = 0.05
+MIN_REUSED_SHARE = 0.05
 """Share of similar pairs from which reused noise explains coordinates that vary too little; below it, noise is missing there."""
 
 
@@ -40,8 +40,8 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     """
     if signature is None or not signature.additive:
         reason = "the manifest declares no noise as the last step of the defense"
-        yield NotChecked(rule=MISSING, reason=reason)
-        yield NotChecked(rule=REUSED, reason=reason)
+        yield NotChecked(rule=MISSING_RULE, reason=reason)
+        yield NotChecked(rule=REUSED_RULE, reason=reason)
         return
     spec = observations[0].defenses
     sizes = [noise_deviations(spec, one.update, seed=i) for i, one in enumerate(observations)]
@@ -50,10 +50,10 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     pairs = list(combinations(range(min(len(observations), MAX_PAIRED)), 2))
     alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _correlate(tails[i], tails[k])]
     missing, quiet = _find_missing(scaled) or _find_small_tails(tails), _find_quiet(scaled)
-    if alike and not missing and (not quiet or len(alike) >= MIN_SHARE * len(pairs)):
+    if alike and not missing and (not quiet or len(alike) >= MIN_REUSED_SHARE * len(pairs)):
         i, k = alike[0]
         yield Finding(
-            rule=REUSED,
+            rule=REUSED_RULE,
             grade="serious",
             title=f"Several messages hold the same noise of {spec}.",
             evidence=f"{len(alike)} of {len(pairs)} pairs of updates, first {observations[i].key} and {observations[k].key}. "
@@ -63,22 +63,24 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
         return
     if missing or quiet:
         yield Finding(
-            rule=MISSING,
+            rule=MISSING_RULE,
             grade="serious",
             title=f"The noise of {spec} is missing from part of the updates, or smaller than declared.",
             evidence=missing or quiet,
             advice="Add noise of the declared size to every coordinate. Until then no privacy can be accounted for it.",
         )
         return
-    yield Passed(rule=MISSING, evidence=f"no tensor and no coordinate of {len(observations)} updates varies less than the noise")
-    yield Passed(rule=REUSED, evidence=f"the noise of {len(pairs)} pairs of updates is independent")
+    yield Passed(
+        rule=MISSING_RULE, evidence=f"no tensor and no coordinate of {len(observations)} updates varies less than the noise"
+    )
+    yield Passed(rule=REUSED_RULE, evidence=f"the noise of {len(pairs)} pairs of updates is independent")
 
 
 def _find_missing(scaled: Sequence[Tensors]) -> str:
     """Return which tensor varies less than the noise alone would; "" if none. Values are in units of the noise."""
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
-        least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARMS) / squares.numel())
+        least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
         if float(squares.mean()) < least:
             return f"{name}: root mean square {float(squares.mean().sqrt()):.2g} of the declared standard deviation"
         if exact := int((squares == 0).sum()):
@@ -91,7 +93,7 @@ def _find_quiet(scaled: Sequence[Tensors]) -> str:
     if len(scaled) < MIN_OBSERVATIONS:
         return ""
     total = sum(t.numel() for t in scaled[0].values())
-    threshold = _smallest_power(len(scaled), FALSE_ALARMS / total)
+    threshold = _smallest_power(len(scaled), FALSE_ALARM_RATE / total)
     powers = [torch.stack([values[name].square() for values in scaled]).sum(0) for name in scaled[0]]
     count = sum(int((power < threshold).sum()) for power in powers)
     return f"{count} of {total} coordinates hardly vary over {len(scaled)} updates" if count else ""
@@ -123,7 +125,7 @@ def _correlate(one: Tensors, other: Tensors) -> bool:
             continue
         both = torch.stack([one[name], other[name]])
         correlation = float(torch.corrcoef(both)[0, 1])
-        if correlation > max(MIN_CORRELATION, SIGMAS / len(one[name]) ** 0.5):
+        if correlation > max(MIN_CORRELATION, MISSING_SIGMAS / len(one[name]) ** 0.5):
             return True
     return False
 
@@ -140,8 +142,8 @@ def _smallest_power(count: int, probability: float) -> float:
 
 def _margin(count: int) -> float:
     """Return by how much a mean of `count` squares may fall below the noise's variance, which is measured as often."""
-    relative: float = (2 * (KURTOSIS - 1) / count) ** 0.5
-    return SIGMAS * relative
+    relative: float = (2 * (MAX_KURTOSIS - 1) / count) ** 0.5
+    return MISSING_SIGMAS * relative
 
 
 def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:

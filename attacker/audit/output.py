@@ -12,14 +12,20 @@ from attacker.audit.findings import GRADES, Grade
 from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
-MEANINGS: dict[Grade, str] = {
+GRADE_MEANINGS: dict[Grade, str] = {
     "none found": "No check failed, and no attack got more than its null. Other attacks, rounds or data may still succeed.",
     "low": "Nothing leaked in this sample, but a setting makes attacks easier than they need to be.",
     "moderate": "The server learns something about the data, such as labels, but no example.",
     "serious": "The server learns part of the examples, or a promised protection does not hold.",
     "severe": "The server can reconstruct private examples.",
 }
-LEVELS: dict[Grade, str] = {"none found": "none", "low": "note", "moderate": "warning", "serious": "error", "severe": "error"}
+SARIF_LEVELS: dict[Grade, str] = {
+    "none found": "none",
+    "low": "note",
+    "moderate": "warning",
+    "serious": "error",
+    "severe": "error",
+}
 """Level of a grade in SARIF 2.1.0."""
 MAX_PICTURE_BYTES = 10_000_000
 
@@ -29,7 +35,7 @@ def render(found: Audit, run: Path) -> str:
     loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}
-    return environment.get_template("audit.html").render(audit=found, meanings=MEANINGS, grades=GRADES, pictures=pictures)
+    return environment.get_template("audit.html").render(audit=found, meanings=GRADE_MEANINGS, grades=GRADES, pictures=pictures)
 
 
 def write(found: Audit, run: Path, path: Path) -> None:
@@ -61,7 +67,7 @@ def to_sarif(found: Audit) -> dict[str, Any]:
     results = [
         {
             "ruleId": one.rule,
-            "level": LEVELS[one.grade],
+            "level": SARIF_LEVELS[one.grade],
             "message": {"text": f"{one.title} {one.evidence} {one.advice}"},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": "recording/manifest.json"}}}],
             "properties": {"grade": one.grade},

@@ -9,11 +9,11 @@ from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
 from fedsim.recording import Recording, Row
 
-CANDIDATES = (("exact", {"fallback": "none"}), ("inverting_gradients", None), ("cpl", None))
+CANDIDATE_ATTACKS = (("exact", {"fallback": "none"}), ("inverting_gradients", None), ("cpl", None))
 """Attacks in the order of their cost, with their arguments; None for the tuned preset of the network's family."""
-CLIENTS = (16, 8, 4, 2, 1)
+CLIENT_COUNTS = (16, 8, 4, 2, 1)
 """Numbers of updates that an attack may be sized to, the largest that fits into the budget first."""
-RULE = "attack"
+ATTACK_RULE = "attack"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,18 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     """
     rows = _first_round(recording)
     if not rows:
-        yield NotChecked(rule=RULE, reason="the recording holds no complete update to attack")
+        yield NotChecked(rule=ATTACK_RULE, reason="the recording holds no complete update to attack")
         return
     left = seconds
-    for place, (name, arguments) in enumerate(CANDIDATES):
+    for place, (name, arguments) in enumerate(CANDIDATE_ATTACKS):
         spec = AttackSpec(name=name, arguments=_tuned(name, recording) if arguments is None else arguments)
-        share = left / (len(CANDIDATES) - place)
+        share = left / (len(CANDIDATE_ATTACKS) - place)
         sizes = list(_sizes(recording, spec, rows, out))
         fitting = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
         if fitting is None:
-            yield NotChecked(rule=RULE, reason=f"{spec} does not fit into what is left of the budget: raise it with --budget")
+            yield NotChecked(
+                rule=ATTACK_RULE, reason=f"{spec} does not fit into what is left of the budget: raise it with --budget"
+            )
             continue
         left -= fitting.core_seconds
         yield fitting
@@ -70,8 +72,8 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
 
 def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
     """Yield the attack on fewer and fewer updates, with the forecast of each."""
-    for count in CLIENTS:
-        if count > len(rows) and count > 1 and CLIENTS[CLIENTS.index(count) + 1] >= len(rows):
+    for count in CLIENT_COUNTS:
+        if count > len(rows) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(rows):
             continue
         one = PlannedAttack(spec=spec, rows=tuple(rows[:count]), core_seconds=0.0)
         forecast = one.replay(recording, out, null=False).estimate_work()

@@ -12,8 +12,8 @@ from fedsim.recording import Recording
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.privacy import count_uses
 
-EPSILON = "epsilon-understated"
-SLACK = 0.01
+EPSILON_RULE = "epsilon-understated"
+EPSILON_SLACK = 0.01
 """Relative amount by which a reported epsilon may be below the computed one: other accountants round differently."""
 
 
@@ -24,23 +24,23 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     """
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
-        yield NotChecked(rule=EPSILON, reason="the run reports no finite epsilon")
+        yield NotChecked(rule=EPSILON_RULE, reason="the run reports no finite epsilon")
         return
     if _unit(reported[-1]) == "example" and not _sizes(recording):
-        yield NotChecked(rule=EPSILON, reason="the clients' numbers of examples are not recorded, which epsilon depends on")
+        yield NotChecked(rule=EPSILON_RULE, reason="the clients' numbers of examples are not recorded, which epsilon depends on")
         return
-    low = [(row, expected) for row in reported if _value(row) < (1 - SLACK) * (expected := _expected(recording, row))]
+    low = [(row, expected) for row in reported if _value(row) < (1 - EPSILON_SLACK) * (expected := _expected(recording, row))]
     if not low:
         row = reported[-1]
         evidence = f"epsilon {_value(row):.3g} after round {row['round']} follows from the declared noise"
-        yield Passed(rule=EPSILON, evidence=evidence)
+        yield Passed(rule=EPSILON_RULE, evidence=evidence)
         return
     row, expected = low[-1]
     values = {round(_value(one), 9) for one in reported}
     reset = len(reported) > 1 and len(values) == 1
     cause = "It is the same in every round, as if each were the only one." if reset else "It leaves out a noisy release."
     yield Finding(
-        rule=EPSILON,
+        rule=EPSILON_RULE,
         grade="serious",
         title="The reported epsilon is smaller than the declared noise allows.",
         evidence=f"Round {row['round']}: epsilon {_value(row):.3g} is reported, but the declared noise gives "

@@ -5,8 +5,13 @@ from collections.abc import Iterator, Sequence
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from fedsim.recording import Observation, Recording
 
-SINGLE, METRICS, SECURE, STATISTICS = "single-examples", "metrics-in-clear", "secure-aggregation", "batch-statistics"
-EQUATIONS = ("loss", "accuracy")
+SINGLE_RULE, METRICS_RULE, SECURE_RULE, STATISTICS_RULE = (
+    "single-examples",
+    "metrics-in-clear",
+    "secure-aggregation",
+    "batch-statistics",
+)
+EQUATION_METRICS = ("loss", "accuracy")
 """Words in the names of metrics that are functions of a client's examples."""
 MIN_COHORT = 3
 
@@ -22,9 +27,9 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
 def _check_examples(observations: Sequence[Observation]) -> CheckResult:
     single = [one for one in observations if one.num_examples == 1]
     if not single:
-        return Passed(rule=SINGLE, evidence="no update is known to be of a single example")
+        return Passed(rule=SINGLE_RULE, evidence="no update is known to be of a single example")
     return Finding(
-        rule=SINGLE,
+        rule=SINGLE_RULE,
         grade="low",
         title="Updates of a single example are the easiest to invert.",
         evidence=f"{len(single)} of {len(observations)} updates are of one example.",
@@ -36,10 +41,10 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return whether clients send, in clear, a metric that is an equation on few examples."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
-        return Passed(rule=METRICS, evidence="no loss or accuracy of a single example is sent in clear")
+        return Passed(rule=METRICS_RULE, evidence="no loss or accuracy of a single example is sent in clear")
     names = ", ".join(sorted({name for one in few for name in _equations(one)}))
     return Finding(
-        rule=METRICS,
+        rule=METRICS_RULE,
         grade="low",
         title="Clients send measures of single examples in clear.",
         evidence=f"{len(few)} updates come with {names}. A loss is one more equation on the example, outside of every defense.",
@@ -48,16 +53,16 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
 
 
 def _equations(observation: Observation) -> list[str]:
-    return [name for name in observation.metrics if any(word in name for word in EQUATIONS)]
+    return [name for name in observation.metrics if any(word in name for word in EQUATION_METRICS)]
 
 
 def _check_statistics(observations: Sequence[Observation]) -> CheckResult:
     sent = [one for one in observations if one.buffers_after]
     if not sent:
-        return Passed(rule=STATISTICS, evidence="no buffers, such as batch-norm statistics, are sent")
+        return Passed(rule=STATISTICS_RULE, evidence="no buffers, such as batch-norm statistics, are sent")
     defended = any(one.defenses.steps or one.gradient.step for one in sent)
     return Finding(
-        rule=STATISTICS,
+        rule=STATISTICS_RULE,
         grade="moderate" if defended else "low",
         title="Clients send batch-norm statistics, which no defense covers.",
         evidence=f"{len(sent)} updates come with {len(sent[0].buffers_after)} buffers, such as means of a client's batches.",
@@ -69,7 +74,7 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     """Yield weak settings of secure aggregation: a low threshold, and sums of very few clients."""
     agreed = recording.manifest.secure_aggregation
     if not agreed:
-        yield NotChecked(rule=SECURE, reason="no secure aggregation is used: the server sees each client's update")
+        yield NotChecked(rule=SECURE_RULE, reason="no secure aggregation is used: the server sees each client's update")
         return
     sizes = {number: len(recording.list_summed(number)) for number in recording.list_rounds()}
     small = {number: size for number, size in sizes.items() if 0 < size < MIN_COHORT}
@@ -77,7 +82,7 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     clients = max(sizes.values(), default=0)
     if isinstance(threshold, int) and 2 * threshold <= clients:
         yield Finding(
-            rule=SECURE,
+            rule=SECURE_RULE,
             grade="moderate",
             title="The threshold of secure aggregation is at most half of the clients.",
             evidence=f"threshold {threshold} of {clients} clients: a lying server could unmask one of them by asking each half "
@@ -87,11 +92,11 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     if small:
         number, size = next(iter(small.items()))
         yield Finding(
-            rule=SECURE,
+            rule=SECURE_RULE,
             grade="moderate",
             title="Some secure sums are of very few clients.",
             evidence=f"{len(small)} of {len(sizes)} rounds, the first: round {number} with {size}.",
             advice=f"Abort rounds with fewer than {MIN_COHORT} clients; more clients in a sum hide each of them better.",
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
-        yield Passed(rule=SECURE, evidence=f"sums are of at least {min(sizes.values(), default=0)} clients")
+        yield Passed(rule=SECURE_RULE, evidence=f"sums are of at least {min(sizes.values(), default=0)} clients")

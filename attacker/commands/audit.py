@@ -13,7 +13,7 @@ from fedsim.commands.console import Json, err, out, print_json, report_errors
 if TYPE_CHECKING:
     from attacker.audit import Audit
 
-EXIT_ABOVE = 4
+EXIT_ABOVE_GRADE = 4
 """Exit status of an audit whose grade is above that of `--fail-above`."""
 
 
@@ -74,7 +74,7 @@ def audit(
         else:
             _print_audit(found, files)
         if limit is not None and GRADES.index(found.grade) > limit:
-            raise typer.Exit(EXIT_ABOVE)
+            raise typer.Exit(EXIT_ABOVE_GRADE)
 
 
 def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:

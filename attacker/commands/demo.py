@@ -16,7 +16,7 @@ from fedsim.commands.run import federate
 from fedsim.config.experiment import read
 from fedsim.recording import Recording
 
-EXPERIMENT = Path(__file__).with_name("demo.toml")
+EXPERIMENT_FILE = Path(__file__).with_name("demo.toml")
 DEMO_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 60})
 """CPL with a weak smoothness prior. The prior's weight was chosen on photographs and on other faces of LFW."""
 SHORT_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 20})
@@ -46,7 +46,7 @@ class DemoFederation:
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
 
-FEDERATIONS: dict[str, DemoFederation] = {
+DEMO_FEDERATIONS: dict[str, DemoFederation] = {
     "single": DemoFederation(
         shows="One step on one photograph: every photograph can be computed from the update.",
         attacks=(("exact", {}), DEMO_SEARCH),
@@ -73,13 +73,13 @@ FEDERATIONS: dict[str, DemoFederation] = {
 
 def run(folder: Path, *, engine: str = "ray") -> Path:
     """Run the demonstration in `folder` and return the path of its report. Skip finished parts and resume interrupted ones."""
-    for name, federation in FEDERATIONS.items():
+    for name, federation in DEMO_FEDERATIONS.items():
         err.print(f"[bold]{name}[/]: {federation.shows}")
-        experiment = read(EXPERIMENT, list(federation.overrides.items()))
+        experiment = read(EXPERIMENT_FILE, list(federation.overrides.items()))
         federate(experiment, folder / name, engine=engine, client_seed=0, resume=True)
         for summary in attack(folder / name, federation):
             _print_summary(summary)
-    return build([folder / name for name in FEDERATIONS], folder / "report.html")
+    return build([folder / name for name in DEMO_FEDERATIONS], folder / "report.html")
 
 
 def attack(run: Path, federation: DemoFederation) -> list[Summary]:

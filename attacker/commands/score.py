@@ -104,14 +104,14 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
     """Print on stderr how many cases of each attack or null are not finished. Return whether there are any."""
     from itertools import groupby
 
-    from attacker.scoring.states import UNFINISHED, count_cases, count_unfinished, format_counts
+    from attacker.scoring.states import UNFINISHED_STATES, count_cases, count_unfinished, format_counts
 
     found = False
     for spec, group in groupby(rows, key=lambda row: row.spec):
         cases = count_cases(group)
         if left := count_unfinished(cases):
             found = True
-            words = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED)})"
+            words = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
             err.print(
                 f"[bold yellow]{escape(spec)}: {words}[/] and not scored; run the same attacker replay again to finish them."
             )
@@ -176,10 +176,10 @@ def _print_summaries(summaries: "list[Summary]") -> None:
 
 def _describe_cases(one: "Summary") -> list[str]:
     """Return the lines below an attack's name: the routes of its answers, unfinished cases, and candidates left out."""
-    from attacker.scoring.states import UNFINISHED, format_counts
+    from attacker.scoring.states import UNFINISHED_STATES, format_counts
 
-    left = format_counts(one.cases, UNFINISHED)
-    finished = sum(one.cases.values()) - sum(one.cases.get(state, 0) for state in UNFINISHED)
+    left = format_counts(one.cases, UNFINISHED_STATES)
+    finished = sum(one.cases.values()) - sum(one.cases.get(state, 0) for state in UNFINISHED_STATES)
     states = f"{finished} of {sum(one.cases.values())} cases finished, {left}" if left else ""
     surplus = f"{one.surplus} surplus candidates left out" if one.surplus else ""
     return [text for text in (one.ways, states, surplus) if text]

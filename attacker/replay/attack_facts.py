@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.recording.manifest import check_name
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, read_json, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, read_json, shorten
 from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
@@ -112,7 +112,7 @@ def _find_wrong_key(case: Mapping[str, Any]) -> str:
 
 
 def _check_text(where: str, text: Any) -> None:
-    if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE.search(text):
+    if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE_PATTERN.search(text):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(text)}")
 
 

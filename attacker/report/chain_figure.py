@@ -11,9 +11,9 @@ from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
 from attacker.attacks.closed_form.rank.analysis import LayerRank, RankReport
 
-INK, FAINT, RED = "#222222", "#8a8f98", "#c81e2b"
-BY_GRADIENT, BY_WEIGHT, MISSING, UNUSED = "#2f5d8a", "#a9c6e3", "#fbe3e4", "#e6e8eb"
-WIDTH, GAP, FLOOR = 1.0, 0.75, 0.035
+INK_COLOUR, FAINT_COLOUR, CRITICAL_COLOUR = "#222222", "#8a8f98", "#c81e2b"
+GRADIENT_COLOUR, WEIGHT_COLOUR, MISSING_COLOUR, UNUSED_COLOUR = "#2f5d8a", "#a9c6e3", "#fbe3e4", "#e6e8eb"
+BOX_WIDTH, BOX_GAP, MIN_BOX_HEIGHT = 1.0, 0.75, 0.035
 """Width of a box, gap between boxes in units of it, and smallest height relative to the tallest box."""
 
 
@@ -26,23 +26,23 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
     """
     tallest = max(layer.unknowns for layer in report.layers)
     count = len(report.layers)
-    with mpl.rc_context({"font.size": 9, "text.color": INK, "svg.hashsalt": "fedleak chain", "hatch.linewidth": 0.8}):
+    with mpl.rc_context({"font.size": 9, "text.color": INK_COLOUR, "svg.hashsalt": "fedleak chain", "hatch.linewidth": 0.8}):
         figure = Figure(figsize=(max(6.8, 1.35 * count + 1.9), 4.7))
         axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
         axes.set_axis_off()
         for i, (layer, what) in enumerate(zip(report.layers, words, strict=True)):
-            height = max(FLOOR, layer.unknowns / tallest)
-            _draw_box(axes, i * (WIDTH + GAP), height, layer, critical=i == report.critical)
-            _draw_captions(axes, i * (WIDTH + GAP), layer, what, critical=i == report.critical)
+            height = max(MIN_BOX_HEIGHT, layer.unknowns / tallest)
+            _draw_box(axes, i * (BOX_WIDTH + BOX_GAP), height, layer, critical=i == report.critical)
+            _draw_captions(axes, i * (BOX_WIDTH + BOX_GAP), layer, what, critical=i == report.critical)
         for i in range(count + 1):
-            _draw_arrow(axes, i * (WIDTH + GAP) - GAP)
-        axes.text(-GAP, 0, "input", ha="right", va="center", color=FAINT)
-        axes.text(count * (WIDTH + GAP), 0, "logits", ha="left", va="center", color=FAINT)
-        middle = (count * (WIDTH + GAP) - GAP) / 2
+            _draw_arrow(axes, i * (BOX_WIDTH + BOX_GAP) - BOX_GAP)
+        axes.text(-BOX_GAP, 0, "input", ha="right", va="center", color=FAINT_COLOUR)
+        axes.text(count * (BOX_WIDTH + BOX_GAP), 0, "logits", ha="left", va="center", color=FAINT_COLOUR)
+        middle = (count * (BOX_WIDTH + BOX_GAP) - BOX_GAP) / 2
         axes.text(middle, 0.98, title, ha="center", va="center", fontsize=12, fontweight="bold")
-        axes.text(middle, 0.86, fill(verdict, 16 * count + 24), ha="center", va="center", color=INK)
+        axes.text(middle, 0.86, fill(verdict, 16 * count + 24), ha="center", va="center", color=INK_COLOUR)
         _draw_legend(axes, report)
-        half = max(count * (WIDTH + GAP) / 2 + 1.0, 3.4)
+        half = max(count * (BOX_WIDTH + BOX_GAP) / 2 + 1.0, 3.4)
         axes.set_xlim(middle - half, middle + half)
         axes.set_ylim(-1.25, 1.08)
         figure.savefig(path, dpi=160, facecolor="white", metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
@@ -51,30 +51,38 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
 def _draw_box(axes: Axes, left: float, height: float, layer: LayerRank, *, critical: bool) -> None:
     low = -height / 2
     parts = (
-        (layer.alone, BY_GRADIENT, None),
-        (layer.rank - layer.alone, BY_WEIGHT, None),
-        (layer.missing, MISSING, "////"),
-        (layer.unknowns - layer.used, UNUSED, None),
+        (layer.alone, GRADIENT_COLOUR, None),
+        (layer.rank - layer.alone, WEIGHT_COLOUR, None),
+        (layer.missing, MISSING_COLOUR, "////"),
+        (layer.unknowns - layer.used, UNUSED_COLOUR, None),
     )
     for amount, colour, hatch in parts:
         part = height * amount / layer.unknowns
         axes.add_patch(
-            Rectangle((left, low), WIDTH, part, facecolor=colour, edgecolor=RED if hatch else "none", hatch=hatch, linewidth=0)
+            Rectangle(
+                (left, low),
+                BOX_WIDTH,
+                part,
+                facecolor=colour,
+                edgecolor=CRITICAL_COLOUR if hatch else "none",
+                hatch=hatch,
+                linewidth=0,
+            )
         )
         low += part
-    colour, line = (RED, 2.6) if critical else (INK, 0.8)
-    axes.add_patch(Rectangle((left, -height / 2), WIDTH, height, facecolor="none", edgecolor=colour, linewidth=line))
+    colour, line = (CRITICAL_COLOUR, 2.6) if critical else (INK_COLOUR, 0.8)
+    axes.add_patch(Rectangle((left, -height / 2), BOX_WIDTH, height, facecolor="none", edgecolor=colour, linewidth=line))
 
 
 def _draw_captions(axes: Axes, left: float, layer: LayerRank, what: str, *, critical: bool) -> None:
-    middle, colour = left + WIDTH / 2, RED if critical else INK
+    middle, colour = left + BOX_WIDTH / 2, CRITICAL_COLOUR if critical else INK_COLOUR
     axes.text(middle, 0.62, fill(what, 14), ha="center", va="center", color=colour, fontweight="bold", fontsize=8.5)
     lines = (
-        (f"{layer.unknowns:,} unknowns", INK),
-        (f"{layer.gradients:,} gradient", BY_GRADIENT),
+        (f"{layer.unknowns:,} unknowns", INK_COLOUR),
+        (f"{layer.gradients:,} gradient", GRADIENT_COLOUR),
         (f"{layer.weights:,} weight", "#5b87b5"),
-        (f"RA {layer.index:,}".replace("-", "\u2212"), FAINT),
-        (f"{layer.missing:,} missing" if layer.missing else "determined", RED if layer.missing else FAINT),
+        (f"RA {layer.index:,}".replace("-", "\u2212"), FAINT_COLOUR),
+        (f"{layer.missing:,} missing" if layer.missing else "determined", CRITICAL_COLOUR if layer.missing else FAINT_COLOUR),
     )
     for row, (text, shade) in enumerate(lines):
         strong = "bold" if row == 4 and layer.missing else "normal"
@@ -82,21 +90,23 @@ def _draw_captions(axes: Axes, left: float, layer: LayerRank, what: str, *, crit
 
 
 def _draw_arrow(axes: Axes, start: float) -> None:
-    ends = (start + 0.08, 0), (start + GAP - 0.08, 0)
-    axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT, linewidth=1))
+    ends = (start + 0.08, 0), (start + BOX_GAP - 0.08, 0)
+    axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT_COLOUR, linewidth=1))
 
 
 def _draw_legend(axes: Axes, report: RankReport) -> None:
     handles = [
-        Patch(facecolor=BY_GRADIENT, label="determined by gradient constraints"),
-        Patch(facecolor=BY_WEIGHT, label="and by weight constraints"),
+        Patch(facecolor=GRADIENT_COLOUR, label="determined by gradient constraints"),
+        Patch(facecolor=WEIGHT_COLOUR, label="and by weight constraints"),
     ]
     if report.deficient_layers:
-        handles.append(Patch(facecolor=MISSING, edgecolor=RED, hatch="////", linewidth=0, label="equations missing"))
+        handles.append(
+            Patch(facecolor=MISSING_COLOUR, edgecolor=CRITICAL_COLOUR, hatch="////", linewidth=0, label="equations missing")
+        )
     if any(layer.unknowns > layer.used for layer in report.layers):
-        handles.append(Patch(facecolor=UNUSED, label="never looked at"))
+        handles.append(Patch(facecolor=UNUSED_COLOUR, label="never looked at"))
     critical = "critical layer" if not report.full else "largest index (RA)"
-    handles.append(Patch(facecolor="none", edgecolor=RED, linewidth=2, label=critical))
+    handles.append(Patch(facecolor="none", edgecolor=CRITICAL_COLOUR, linewidth=2, label=critical))
     axes.legend(
         handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8, handlelength=1.4, columnspacing=1.4
     )

@@ -16,7 +16,7 @@ from attacker.report.pairs import ExamplePair
 from attacker.report.undone import Missing, Record
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
-from attacker.scoring.states import FINISHED, CaseState
+from attacker.scoring.states import FINISHED_STATES, CaseState
 from fedsim.recording import Manifest, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
@@ -129,7 +129,7 @@ class AttackOnRun:
     @property
     def finished(self) -> list[Example]:
         """The examples of finished cases; shares and means are computed from them."""
-        return [example for example in self.examples if example.state in FINISHED]
+        return [example for example in self.examples if example.state in FINISHED_STATES]
 
 
 def list_changes(manifest: Manifest) -> str:

@@ -14,25 +14,25 @@ from matplotlib.ticker import MaxNLocator
 
 from attacker.scoring.statistics import Floats
 
-INK, ACCENT, FAINT = "#010203", "#040506", "#070809"
-PAGE_COLOURS = {INK: "currentColor", ACCENT: "var(--accent)", FAINT: "var(--rule)"}
-MOST_POINTS, MOST_LINES = 160, 60
+INK_COLOUR, ACCENT_COLOUR, FAINT_COLOUR = "#010203", "#040506", "#070809"
+PAGE_COLOURS = {INK_COLOUR: "currentColor", ACCENT_COLOUR: "var(--accent)", FAINT_COLOUR: "var(--rule)"}
+MAX_POINTS, MAX_LINES = 160, 60
 CHART_STYLE: dict[Any, Any] = {
     "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
+    "text.color": INK_COLOUR,
+    "axes.edgecolor": FAINT_COLOUR,
+    "axes.labelcolor": INK_COLOUR,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": FAINT,
+    "grid.color": FAINT_COLOUR,
     "grid.linewidth": 0.6,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    "xtick.color": FAINT_COLOUR,
+    "ytick.color": FAINT_COLOUR,
+    "xtick.labelcolor": INK_COLOUR,
+    "ytick.labelcolor": INK_COLOUR,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
     "svg.fonttype": "none",
@@ -49,16 +49,16 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
         return None
     longest = max(map(len, curves))
     with _open_chart(name, width=4.8, height=2.7) as (axes, svg):
-        for curve in curves[:: -(-len(curves) // MOST_LINES)]:
+        for curve in curves[:: -(-len(curves) // MAX_LINES)]:
             axes.plot(
                 *_thin_curve(_mask_non_positive(curve)),
-                color=INK,
+                color=INK_COLOUR,
                 linewidth=0.6,
                 alpha=0.28,
                 marker="." if len(curve) == 1 else "",
             )
         held = np.stack([np.pad(_mask_non_positive(curve), (0, longest - len(curve)), mode="edge") for curve in curves])
-        axes.plot(*_thin_curve(_compute_median(held)), color=ACCENT, linewidth=2, marker="o" if longest == 1 else "")
+        axes.plot(*_thin_curve(_compute_median(held)), color=ACCENT_COLOUR, linewidth=2, marker="o" if longest == 1 else "")
         axes.set(yscale="log", xlabel="iteration")
         _widen_axis(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -75,7 +75,7 @@ def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | 
         return None
     with _open_chart(name, width=3.4, height=2.0) as (axes, svg):
         marker = "o" if len(known) <= 30 else ""
-        axes.plot(*zip(*known, strict=True), color=ACCENT, linewidth=1.6, marker=marker, markersize=3.5, clip_on=False)
+        axes.plot(*zip(*known, strict=True), color=ACCENT_COLOUR, linewidth=1.6, marker=marker, markersize=3.5, clip_on=False)
         axes.set_ylim((0, 1) if share else (0, 1.08 * max(value for _, value in known) or 1))
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
@@ -105,7 +105,7 @@ def _compute_median(curves: Floats) -> Floats:
 
 
 def _thin_curve(curve: Floats) -> tuple[Floats, Floats]:
-    chosen = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MAX_POINTS)).round().astype(int))
     return chosen + 1.0, curve[chosen]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from attacker.scoring.states import FINISHED, CaseState
+from attacker.scoring.states import FINISHED_STATES, CaseState
 
 Record = dict[str, Any]
 
@@ -35,7 +35,7 @@ def list_unfinished(
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
-    unscored = sum(state in FINISHED and scored.get(key) not in FINISHED for key, state in states.items())
+    unscored = sum(state in FINISHED_STATES and scored.get(key) not in FINISHED_STATES for key, state in states.items())
     missing = []
     if waiting:
         missing.append(Missing(f"{spec}: {waiting} of {format_cases(count)} not attacked yet.", replay))

@@ -6,7 +6,7 @@ from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
 from attacker.scoring import Estimate, Summary
-from attacker.scoring.states import FINISHED, STATES, UNFINISHED, CaseState, count_unfinished, format_counts
+from attacker.scoring.states import FINISHED_STATES, STATES, UNFINISHED_STATES, CaseState, count_unfinished, format_counts
 from fedsim.recording import Manifest
 
 EN_DASH = "\N{EN DASH}"
@@ -177,7 +177,7 @@ def _describe_failures(run: ReportedRun) -> str:
 
 def is_finished(run: ReportedRun) -> bool:
     """Return whether any attack has finished any case."""
-    return any(attack.states.get(state) for attack in run.attacks for state in FINISHED)
+    return any(attack.states.get(state) for attack in run.attacks for state in FINISHED_STATES)
 
 
 def describe_unfinished(run: ReportedRun) -> str:
@@ -187,7 +187,7 @@ def describe_unfinished(run: ReportedRun) -> str:
         return ""
     attacks = "the attack" if len(run.attacks) == 1 else f"the {len(run.attacks)} attacks"
     of = f"{left:,} of {format_count(states.total(), 'case')} of {attacks}"
-    return f"Not finished: {of} ({format_states(states, UNFINISHED)}). Shares and means are of finished cases alone."
+    return f"Not finished: {of} ({format_states(states, UNFINISHED_STATES)}). Shares and means are of finished cases alone."
 
 
 def describe_coverage(run: ReportedRun) -> str:
@@ -215,7 +215,7 @@ def format_finished(states: Mapping[str, int]) -> str:
     """Return the number of finished cases as text, such as "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
     total, left = sum(states.values()), count_unfinished(states)
     text = f"{total - left:,} of {format_count(total, 'case')} finished"
-    return f"{text}; {format_states(states, UNFINISHED)}" if left else text
+    return f"{text}; {format_states(states, UNFINISHED_STATES)}" if left else text
 
 
 def remove_start(words: str, start: str) -> str:

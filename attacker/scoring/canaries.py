@@ -13,7 +13,7 @@ from defenses.privacy.empirical import choose_guesses
 from fedsim.recording import Observation, Recording
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
-CHUNK = 64
+CHUNK_EXAMPLES = 64
 """Number of examples whose gradients are computed at once."""
 
 
@@ -65,7 +65,7 @@ def _score_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, i
     received = convert_to_gradient({name: seen.update[name] for name in weights}, weights, seen.training, find_schedule(seen)[1])
     count = max(1, seen.num_examples or 1)
     x, y = scorer.data.train[[index for pair in pairs for index in pair]]
-    each = torch.func.vmap(simulate, in_dims=(None, 0, 0), chunk_size=CHUNK)(weights, x[:, None], y[:, None])
+    each = torch.func.vmap(simulate, in_dims=(None, 0, 0), chunk_size=CHUNK_EXAMPLES)(weights, x[:, None], y[:, None])
     flat = torch.cat([each[name].detach().flatten(1) for name in sorted(each)], dim=1)
     first, second = flat[0::2], flat[1::2]
     difference, middle = first - second, (first + second) / (2 * count)

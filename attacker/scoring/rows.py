@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from attacker.scoring.states import FINISHED, CaseState, find_state
+from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
 from fedsim.recording.files import read_json_lines, write_bytes
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ScoreRow:
     @property
     def is_finished(self) -> bool:
         """Return whether the case is done or has failed. Shares and means are over finished rows only."""
-        return self.state in FINISHED
+        return self.state in FINISHED_STATES
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values, with the format version."""

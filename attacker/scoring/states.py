@@ -16,8 +16,8 @@ done: the attack finished and returned a reconstruction. failed: it stopped with
 interrupted: the search was stopped, and its best result so far is kept. waiting: not attacked yet, or stopped without any result.
 """
 STATES: tuple[CaseState, ...] = get_args(CaseState)
-FINISHED: frozenset[CaseState] = frozenset({"done", "failed"})
-UNFINISHED: tuple[CaseState, ...] = ("waiting", "interrupted")
+FINISHED_STATES: frozenset[CaseState] = frozenset({"done", "failed"})
+UNFINISHED_STATES: tuple[CaseState, ...] = ("waiting", "interrupted")
 REASON_WAITING = "not attacked yet"
 REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
@@ -83,7 +83,7 @@ def count_cases(rows: Iterable[RowWithState]) -> dict[str, int]:
 
 def count_unfinished(cases: Mapping[str, int]) -> int:
     """Return the number of unfinished cases, given the number of cases by state."""
-    return sum(count for state, count in cases.items() if state not in FINISHED)
+    return sum(count for state, count in cases.items() if state not in FINISHED_STATES)
 
 
 def format_counts(cases: Mapping[str, int], states: Sequence[CaseState] = STATES) -> str:

@@ -21,12 +21,13 @@ CONFIDENCE_BINS = 10
 PSEUDO_CLUSTERS = 0.1
 """Chosen by simulation, see `_estimate_effective_number`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of
 0.02 to 0.98."""
-FEWEST_CLUSTERS = 5
-"""Fewest clusters over which a mean has an interval: of four, skewed values are held in 90 % of samples."""
-FEWEST_CORRELATED = 4
-"""Fewest clusters from which the correlation within them is estimated; it is taken to be 1 in fewer."""
-MANY_CLUSTERS = 200
-"""Clusters from which on the t interval is as good as the bootstrap."""
+MIN_INTERVAL_CLUSTERS = 5
+"""Smallest number of clusters for which a mean has an interval: with four, the interval of a skewed distribution contains its
+mean in 90 % of samples only."""
+MIN_CORRELATION_CLUSTERS = 4
+"""Smallest number of clusters from which the correlation within them is estimated; with fewer, it is assumed to be 1."""
+MAX_BOOTSTRAP_CLUSTERS = 200
+"""Largest number of clusters for which the bootstrap is computed; with more, the t interval is as good."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,9 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     On each side, the wider of the t and the bootstrap-t interval over clusters is used.
 
     clusters: cluster of each value; None if every value is its own cluster.
-    With more than `MANY_CLUSTERS` clusters, only the t interval is used. If all cluster means are equal, or if there are fewer
-    than `FEWEST_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
+    Only the t interval is used for more than `MAX_BOOTSTRAP_CLUSTERS` clusters. If all cluster means are equal, or if there are
+    fewer than `MIN_INTERVAL_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is
+    False.
     """
     if not len(values):
         raise ValueError("a mean needs at least one example, got none")
@@ -136,13 +138,15 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     value, count = float(array.mean()), len(sizes)
     totals: Floats = np.bincount(own, array, minlength=count).astype(np.float64)
     spread = np.ptp(totals / sizes)
-    is_interval = count >= FEWEST_CLUSTERS
+    is_interval = count >= MIN_INTERVAL_CLUSTERS
     if not is_interval or spread < 1e-12 * max(1.0, abs(value)):
         low, high = float(array.min()), float(array.max())
     else:
         error = float(_compute_errors(totals[None], sizes[None], np.ones((1, count)))[1][0])
         half = float(t.ppf(0.5 + level / 2, count - 1))
-        below, above = _compute_quantiles(totals, sizes, value, error, level) if count <= MANY_CLUSTERS else (-half, half)
+        below, above = (
+            _compute_quantiles(totals, sizes, value, error, level) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
+        )
         low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
@@ -169,7 +173,7 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
-    if count == total or count < FEWEST_CORRELATED or np.ptp(array) == 0:
+    if count == total or count < MIN_CORRELATION_CLUSTERS or np.ptp(array) == 0:
         return least
     value, means = float(array.mean()), np.bincount(own, array) / sizes
     added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 MARK_FILE = "made-by-the-service.json"
 OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-MAX_MARK = 1000
+MAX_MARK_BYTES = 1000
 """Bytes of a mark that are read."""
 
 
@@ -130,7 +130,7 @@ def _read_mark(folder: int) -> int | None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         try:
-            found = json.loads(file.read(MAX_MARK))["inode"]
+            found = json.loads(file.read(MAX_MARK_BYTES))["inode"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
     return found if isinstance(found, int) else None

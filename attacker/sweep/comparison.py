@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from attacker.scoring.significance import adjust_for_multiple_tests, run_t_test
-from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, estimate_share, find_clusters, mean
+from attacker.scoring.statistics import MIN_INTERVAL_CLUSTERS, Estimate, estimate_share, find_clusters, mean
 from attacker.sweep.federations import FederationResult
 from attacker.sweep.grid import UNDEFENDED, GridFederation, SweepGrid, describe_settings
 
 ExampleKey = tuple[int, int]
 """Seed of the federation, and index of the example in the data set."""
-LEVEL = 0.05
+FAMILY_ERROR_LEVEL = 0.05
 TrainingKey = tuple[int, str, int]
 
 
@@ -217,8 +217,8 @@ def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> P
     clusters = find_clusters((key, case) for one in (mine, its) for key, case in one.cases.items())
     groups = [clusters[key] for key in shared]
     values = [mine.errors[key] - its.errors[key] for key in shared]
-    difference = mean(values, groups, level=1 - LEVEL / number)
+    difference = mean(values, groups, level=1 - FAMILY_ERROR_LEVEL / number)
     p = None
-    if len(set(groups)) >= FEWEST_CLUSTERS:
+    if len(set(groups)) >= MIN_INTERVAL_CLUSTERS:
         p = min(1.0, 2 * min(run_t_test(values, groups), run_t_test([-value for value in values], groups)))
     return PairedComparison(winner=winner, other=other, difference=difference, adjusted=p)

@@ -19,7 +19,7 @@ from fedsim.recording.safe_files import read_json
 
 RESULT_FILE = "sweep.json"
 MAX_RESULT_BYTES = 100_000_000
-RECONSTRUCTIONS, TUNING = "reconstructions", "tuning"
+RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 """Folders of a run for the reconstructions that are reported, and for those that choose settings."""
 
 
@@ -152,8 +152,8 @@ def _measure_attack(
     spec = attack.candidates[0]
     try:
         if len(attack.candidates) > 1:
-            spec = min(attack.candidates, key=lambda one: _mean_error(score(one, tuning, TUNING)))
-        rows = score(spec, reported, RECONSTRUCTIONS)
+            spec = min(attack.candidates, key=lambda one: _mean_error(score(one, tuning, TUNING_FOLDER)))
+        rows = score(spec, reported, RECONSTRUCTIONS_FOLDER)
     except ValueError as error:
         return AttackScores(spec=str(spec), knows=False, refused=str(error))
     (summary,) = summarise(rows)

@@ -15,7 +15,18 @@ from attacker.sweep.grid import SweepGrid
 from fedsim.recording.files import write_bytes
 
 NOT_AUDITED = "not audited"
-COLUMNS = ("batch", "local work", "rounds", "defense", "accuracy", "MB sent", "epsilon", "strongest attack", "RMSE", "recovered")
+TABLE_COLUMNS = (
+    "batch",
+    "local work",
+    "rounds",
+    "defense",
+    "accuracy",
+    "MB sent",
+    "epsilon",
+    "strongest attack",
+    "RMSE",
+    "recovered",
+)
 LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -90,7 +101,7 @@ def _round(value: float | None) -> str:
 
 
 def list_cells(one: SettingResult) -> list[str]:
-    """Return the line of a setting, in the order of `COLUMNS`."""
+    """Return the line of a setting, in the order of `TABLE_COLUMNS`."""
     batch, work, rounds = one.training
     leak = one.leak
     shown = NOT_AUDITED if leak is not None and not one.audited else leak.name if leak else one.failed or "not finished"
@@ -117,7 +128,7 @@ def format_estimate(one: Estimate | None) -> str:
 
 def to_latex(settings: Sequence[SettingResult]) -> str:
     """Return a tabular of the package booktabs; the front is in bold."""
-    lines = [rf"\begin{{tabular}}{{{'l' * len(COLUMNS)}}}", r"\toprule", " & ".join(COLUMNS) + r" \\", r"\midrule"]
+    lines = [rf"\begin{{tabular}}{{{'l' * len(TABLE_COLUMNS)}}}", r"\toprule", " & ".join(TABLE_COLUMNS) + r" \\", r"\midrule"]
     for one in settings:
         cells = [escape_latex(cell) for cell in list_cells(one)]
         lines.append(" & ".join(rf"\textbf{{{cell}}}" if one.on_front and cell else cell for cell in cells) + r" \\")
@@ -141,7 +152,7 @@ def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Seq
         comparisons=comparisons,
         trainings=trainings,
         figures=figures,
-        columns=COLUMNS,
+        columns=TABLE_COLUMNS,
         cells=list_cells,
         describe_comparison=describe_comparison,
         describe_training=describe_training,

@@ -15,11 +15,11 @@ from scipy.stats import binom
 from defenses.privacy.accounting import check_delta, compute_epsilon
 from defenses.privacy.sensitivity import Noise
 
-CONFIDENCE = 0.95
+CONFIDENCE_LEVEL = 0.95
 MAX_SHIFT = 50.0
 """Largest shift of a Gaussian mechanism, in standard deviations, that is tried."""
 MAX_EPSILON = 100.0
-BISECTIONS = 30
+NUM_BISECTIONS = 30
 
 
 def choose_guesses(canaries: int) -> int:
@@ -27,7 +27,9 @@ def choose_guesses(canaries: int) -> int:
     return min(canaries, max(100, canaries // 1000))
 
 
-def bound_gaussian_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+def bound_gaussian_epsilon(
+    right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL
+) -> float:
     """Return a lower confidence bound on epsilon, if the mechanism is one of Gaussian noise, or its composition over rounds.
 
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
@@ -40,7 +42,7 @@ def bound_gaussian_epsilon(right: int, guesses: int, *, canaries: int, delta: fl
     return compute_epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
 
 
-def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE) -> bool:
+def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
     """Return whether `right` of `guesses` are too many for Gaussian noise that two versions differ by `shift` deviations in.
 
     Assume that so many right guesses have at least the probability 1 - confidence. The recursion bounds from below, for each
@@ -60,7 +62,7 @@ def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confide
     return False
 
 
-def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower confidence bound on epsilon of any mechanism. It is looser than `bound_gaussian_epsilon`.
 
     guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from the others.
@@ -86,7 +88,7 @@ def _find_largest(holds: Callable[[float], bool], high: float) -> float:
     low = 0.0
     if holds(high):
         return high
-    for _ in range(BISECTIONS):
+    for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -30,17 +30,17 @@ class Noise:
 
 
 NO_NOISE = Noise(why="no noise is added")
-IN_PART = Noise(why="noise is added to some of the tensors only")
-NO_BOUND = Noise(why="the norm of the update is not bounded before the noise is added")
-NO_SCALE = Noise(why="the scale of the noise depends on the data")
+PARTIAL_NOISE = Noise(why="noise is added to some of the tensors only")
+UNBOUNDED_NORM = Noise(why="the norm of the update is not bounded before the noise is added")
+DATA_DEPENDENT_SCALE = Noise(why="the scale of the noise depends on the data")
 
 
-NO_RULE = "no accounting rule is known for"
+NO_ACCOUNTING_RULE = "no accounting rule is known for"
 
 
 def report_no_rule(name: str) -> Noise:
     """Return the noise of a defense of another package: whether it adds any is unknown, so that nothing is accounted for."""
-    return Noise(why=f"{NO_RULE} {name}")
+    return Noise(why=f"{NO_ACCOUNTING_RULE} {name}")
 
 
 class _Sent(NamedTuple):
@@ -79,7 +79,7 @@ def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
         return NO_NOISE if rule.registry.is_builtin(rule.step.name) else report_no_rule(rule.step.name)
     multiplier = _complete_arguments(rule.step, rule.registry[rule.step.name])["noise"]
     if multiplier is None:
-        return NO_SCALE
+        return DATA_DEPENDENT_SCALE
     return Noise(multiplier / (math.sqrt(tensors) if rule.step.name == "fed_cdp" else 1)) if multiplier else NO_NOISE
 
 
@@ -104,7 +104,7 @@ def _follow_step(step: Step, sent: _Sent, tensors: int) -> _Sent:
     if step.name == "masked" and not sent.noise.multiplier:
         part = _follow_steps(given["defense"].steps, _Sent(length=1.0), tensors).noise
         if part != NO_NOISE:
-            sent = sent._replace(noise=part if part.why.startswith(NO_RULE) else IN_PART)
+            sent = sent._replace(noise=part if part.why.startswith(NO_ACCOUNTING_RULE) else PARTIAL_NOISE)
     if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:
         sent = sent._replace(noise=report_no_rule(step.name))
     bound = NORM_BOUNDS.get(step.name, _assume_unbounded)
@@ -119,10 +119,10 @@ def _complete_arguments(step: Step, factory: Callable[..., Any]) -> StepArgument
 
 def _measure_noise(length: float, family: Family, scale: float | None) -> Noise:
     if scale is None:
-        return NO_SCALE
+        return DATA_DEPENDENT_SCALE
     if scale == 0:
         return NO_NOISE
-    return Noise(scale / length, family) if length < math.inf else NO_BOUND
+    return Noise(scale / length, family) if length < math.inf else UNBOUNDED_NORM
 
 
 def _assume_unbounded(length: float, given: StepArguments, tensors: int) -> float:

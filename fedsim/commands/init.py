@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from fedsim.commands.console import err, out, report_errors
 
-TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATE_FOLDER = Path(__file__).with_name("templates")
 TEMPLATE_SUFFIX = "-tpl"
 """Suffix of templates of Python files, so that they are not modules of this package."""
 EXPERIMENT_FILE = "experiment.toml"
@@ -73,7 +73,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
 def _read_templates(kind: str) -> Iterator[tuple[str, str]]:
     """Yield the relative path and the text of each file of a template."""
-    at = TEMPLATES / kind
+    at = TEMPLATE_FOLDER / kind
     if not at.is_dir():
         yield EXPERIMENT_FILE, at.with_suffix(".toml").read_text()
         return

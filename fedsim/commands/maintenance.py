@@ -14,10 +14,10 @@ from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign
-from fedsim.recording.safe_files import UNPRINTABLE, name_errors, read_bytes
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, name_errors, read_bytes
 from fedsim.truth import TruthReader
 
-MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording"
+MANIFEST_FILE, EXPERIMENT_FILE, RECORDING_FOLDER = "manifest.json", "experiment.toml", "recording"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,11 @@ def verify(folder: Path) -> Verified:
     If there is a folder `truth` beside the recording, every client that sent an update must have rows in it.
     Raises ValueError if `folder` is neither a run nor a recording, or if it names code that was not admitted.
     """
-    at = folder if os.path.lexists(folder / MANIFEST) else folder / RECORDING
-    if not os.path.lexists(at / MANIFEST):
-        raise ValueError(f"{folder} is neither a run nor a recording: it has no {MANIFEST} and no {RECORDING}/{MANIFEST}")
+    at = folder if os.path.lexists(folder / MANIFEST_FILE) else folder / RECORDING_FOLDER
+    if not os.path.lexists(at / MANIFEST_FILE):
+        raise ValueError(
+            f"{folder} is neither a run nor a recording: it has no {MANIFEST_FILE} and no {RECORDING_FOLDER}/{MANIFEST_FILE}"
+        )
     damage = _Damage(folder)
     for foreign in find_foreign(folder):
         damage.add(foreign)
@@ -84,8 +86,8 @@ def verify(folder: Path) -> Verified:
             f"{error.reference} before the command, as in: fedsim --code {error.reference} verify {folder}"
         ) from None
     except ValueError as error:
-        reason = str(error).removeprefix(f"{at / MANIFEST}: ")
-        return Verified(folder=str(folder), damaged=((_format_path(at / MANIFEST, folder), reason),))
+        reason = str(error).removeprefix(f"{at / MANIFEST_FILE}: ")
+        return Verified(folder=str(folder), damaged=((_format_path(at / MANIFEST_FILE, folder), reason),))
     rows, rounds = _read_index(recording, damage)
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
@@ -114,7 +116,7 @@ def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[
     try:
         for (words,) in query_index(recording.folder, "PRAGMA integrity_check(1)"):
             if words != "ok":
-                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE.sub(" ", str(words))[:200]))
+                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub(" ", str(words))[:200]))
         rows = recording.read_rows(on_damage=damage.add)
         rounds = recording.list_rounds()
     except DamagedFile as error:
@@ -158,7 +160,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
     """Yield the files of a recording that are not in `known`, relative to `folder`."""
-    known = known | {MANIFEST, INDEX_FILE, f"{INDEX_FILE}-journal"}
+    known = known | {MANIFEST_FILE, INDEX_FILE, f"{INDEX_FILE}-journal"}
     for path in _find_files(recording):
         if path.relative_to(recording).as_posix() not in known:
             yield _format_path(path, folder)
@@ -175,7 +177,7 @@ def _find_files(folder: Path) -> Iterator[Path]:
 
 def _format_path(path: Path, folder: Path) -> str:
     """Return the path relative to `folder`, with unprintable characters replaced."""
-    return UNPRINTABLE.sub("?", Path(os.path.relpath(path, folder)).as_posix())
+    return UNPRINTABLE_PATTERN.sub("?", Path(os.path.relpath(path, folder)).as_posix())
 
 
 def delete(folder: Path) -> Deleted:
@@ -200,13 +202,13 @@ def identify_kind(folder: Path) -> str:
         raise ValueError(f"{folder} is a symbolic link; name the folder itself")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    inner = folder / RECORDING
+    inner = folder / RECORDING_FOLDER
     if _is_recording(folder):
         kind, own = "recording", RECORDING_ENTRIES
-    elif _is_file(folder / EXPERIMENT) or (_is_recording(inner) and not inner.is_symlink()):
+    elif _is_file(folder / EXPERIMENT_FILE) or (_is_recording(inner) and not inner.is_symlink()):
         kind, own = "run", RUN_ENTRIES
     else:
-        raise ValueError(f"{folder} is neither a run nor a recording: it has no {EXPERIMENT} and no {MANIFEST}")
+        raise ValueError(f"{folder} is neither a run nor a recording: it has no {EXPERIMENT_FILE} and no {MANIFEST_FILE}")
     if others := sorted(path.name for path in folder.iterdir() if path.name not in own and path.suffix != ".partial"):
         raise ValueError(f"{folder} holds {others[0]!r}, which is not part of a {kind}; move it elsewhere first")
     return kind
@@ -215,7 +217,7 @@ def identify_kind(folder: Path) -> str:
 def _is_recording(folder: Path) -> bool:
     """Return whether `folder` holds a recording of any version, damaged or not."""
     try:
-        return b'"format_version"' in read_bytes(folder, MANIFEST, limit=MAX_BYTES)
+        return b'"format_version"' in read_bytes(folder, MANIFEST_FILE, limit=MAX_BYTES)
     except DamagedFile:
         return False
 
@@ -226,22 +228,22 @@ def _is_file(path: Path) -> bool:
 
 def _delete_run(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        if path.name not in (RECORDING, EXPERIMENT):
+        if path.name not in (RECORDING_FOLDER, EXPERIMENT_FILE):
             _remove(path)
-    recording = folder / RECORDING
+    recording = folder / RECORDING_FOLDER
     if _is_recording(recording) and not recording.is_symlink():
         _delete_recording(recording)
     elif os.path.lexists(recording):
         _remove(recording)
-    (folder / EXPERIMENT).unlink(missing_ok=True)
+    (folder / EXPERIMENT_FILE).unlink(missing_ok=True)
     folder.rmdir()
 
 
 def _delete_recording(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        if path.name != MANIFEST:
+        if path.name != MANIFEST_FILE:
             _remove(path)
-    (folder / MANIFEST).unlink()
+    (folder / MANIFEST_FILE).unlink()
     folder.rmdir()
 
 

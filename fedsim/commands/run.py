@@ -164,8 +164,8 @@ def federate(
     said, reported = list[str](), list[str]()
 
     def print_warning(words: str) -> None:
-        if words.startswith(ending.FAILED):
-            reported.append(words.removeprefix(ending.FAILED))
+        if words.startswith(ending.FAILURE_PREFIX):
+            reported.append(words.removeprefix(ending.FAILURE_PREFIX))
             return
         said.append(words)
         err.print(f"[yellow]{escape(words)}[/]")

@@ -210,7 +210,7 @@ class Experiment(_Frozen):
         return tomli_w.dumps(tables)
 
 
-OVERRIDE = "override"
+OVERRIDE_SOURCE = "override"
 """What messages name instead of the file for a key that the command line or the caller changed."""
 CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "inputs")
 """Keys that may name code as `module:function`."""
@@ -222,7 +222,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
     own: the local user wrote or named the file: code that it names as `module:function` is admitted.
 
     Raises ExperimentError for unknown keys, wrong values and files that are not TOML. It names the file and the key, and
-    `OVERRIDE` instead of the file for a key that is overridden.
+    `OVERRIDE_SOURCE` instead of the file for a key that is overridden.
     """
     try:
         raw = read_toml(path)
@@ -242,9 +242,9 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
 
 
 def _find_source(key: str, source: str, changed: Sequence[str]) -> str:
-    """Return where the value of a key was given: `OVERRIDE` for a key in `changed`, or above or below one; else `source`."""
+    """Return the source of a key's value: `OVERRIDE_SOURCE` if the key is in `changed`, or above or below it; else `source`."""
     near = any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in changed)
-    return OVERRIDE if near else source
+    return OVERRIDE_SOURCE if near else source
 
 
 def admit_code(raw: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
         key, words = ".".join(map(str, one["loc"])), _describe_error(one, model)
         about = key if one["loc"] else words.partition(" = ")[0]  # as in "defense = 'clip(0)': ..."
         lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
-    return "\n".join(lines).replace(f"{OVERRIDE}: file: ", f"{OVERRIDE}: ")
+    return "\n".join(lines).replace(f"{OVERRIDE_SOURCE}: file: ", f"{OVERRIDE_SOURCE}: ")
 
 
 def _describe_error(error: Any, model: type) -> str:

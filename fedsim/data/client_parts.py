@@ -14,7 +14,7 @@ from fedsim.recording.files import make_private, open_replacement, write_json
 from fedsim.recording.observation import DataSpec
 from fedsim.recording.safe_files import parse_json
 
-FACTS, EXAMPLES = "data.json", "examples.npz"
+FACTS_FILE, EXAMPLES_FILE = "data.json", "examples.npz"
 
 
 def part(path: str) -> Dataset:
@@ -120,9 +120,9 @@ class _Facts:
 
 
 def _read_facts(folder: Path) -> _Facts:
-    path = folder / FACTS
+    path = folder / FACTS_FILE
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS}; create it with fedsim split or fedsim part")
+        raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS_FILE}; create it with fedsim split or fedsim part")
     try:
         return _Facts(parse_json(read_text(path)))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
@@ -130,7 +130,7 @@ def _read_facts(folder: Path) -> _Facts:
 
 
 def _read(folder: Path) -> tuple[_Facts, Examples]:
-    facts, path = _read_facts(folder), folder / EXAMPLES
+    facts, path = _read_facts(folder), folder / EXAMPLES_FILE
     arrays = read_arrays(path, ("values", "labels"))
     if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:
         raise ValueError(f"{path}: labels must be a vector of integers, got {arrays['labels'].dtype}")
@@ -160,6 +160,6 @@ def _make_empty(spec: DataSpec) -> Examples:
 
 def _write(folder: Path, facts: dict[str, Any], examples: Examples) -> None:
     make_private(folder)
-    with open_replacement(folder / EXAMPLES) as file:
+    with open_replacement(folder / EXAMPLES_FILE) as file:
         np.savez(file, values=examples.values, labels=examples.labels.astype(np.int64))
-    write_json(folder / FACTS, facts)
+    write_json(folder / FACTS_FILE, facts)

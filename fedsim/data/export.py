@@ -9,7 +9,7 @@ from fedsim.data import client_parts as parts
 from fedsim.data import partition
 from fedsim.recording.files import make_private, write_bytes
 
-PUBLIC, EXPERIMENT = "public", "experiment.toml"
+PUBLIC_FOLDER, EXPERIMENT_FILE = "public", "experiment.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
     The parts are the same as in a simulation of the experiment. `public/experiment.toml` is the experiment, for all parties.
     Raises ValueError if `public/` exists.
     """
-    public = folder / PUBLIC
+    public = folder / PUBLIC_FOLDER
     if public.exists():
         raise ValueError(f"{public} exists already; choose another folder, or delete it")
     data = datasets.load(experiment.data.name, **experiment.data.arguments)
@@ -54,13 +54,13 @@ def split(experiment: Experiment, folder: Path) -> Handed:
         parts.write_part(homes[-1], data, data.train.select(chosen))
     sizes = tuple(map(len, cuts))
     parts.write_public(public, data, sizes)
-    write_bytes(public / EXPERIMENT, experiment.to_toml().encode())
+    write_bytes(public / EXPERIMENT_FILE, experiment.to_toml().encode())
     return Handed(public=public, clients=tuple(homes), sizes=sizes)
 
 
 def read_split(folder: Path) -> Experiment:
     """Read the experiment whose data `split` wrote to `folder`. Raises ValueError if there is none."""
-    path = folder / PUBLIC / EXPERIMENT
+    path = folder / PUBLIC_FOLDER / EXPERIMENT_FILE
     if not path.exists():
         raise ValueError(f"{folder} holds no split data; create them with: fedsim split EXPERIMENT --out {folder}")
     return read(path)

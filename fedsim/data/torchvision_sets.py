@@ -19,10 +19,12 @@ PUBLISHED_MOMENTS = {
 """Mean and standard deviation of each channel of the training images, as published in papers."""
 
 ChannelValues = Sequence[float]
-ZERO, ONE = (0.0,), (1.0,)
+ZERO_MEAN, UNIT_STD = (0.0,), (1.0,)
 
 
-def mnist(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
+def mnist(
+    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
+) -> Dataset:
     """Load MNIST: handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
 
     root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
@@ -33,7 +35,7 @@ def mnist(root: str | None = None, normalise: bool = False, mean: ChannelValues 
 
 
 def fashion_mnist(
-    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE
+    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
 ) -> Dataset:
     """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
 
@@ -42,7 +44,9 @@ def fashion_mnist(
     return _load("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
 
-def cifar10(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
+def cifar10(
+    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
+) -> Dataset:
     """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     The arguments are those of `mnist`.
@@ -50,7 +54,9 @@ def cifar10(root: str | None = None, normalise: bool = False, mean: ChannelValue
     return _load("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
 
-def cifar100(root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO, std: ChannelValues = ONE) -> Dataset:
+def cifar100(
+    root: str | None = None, normalise: bool = False, mean: ChannelValues = ZERO_MEAN, std: ChannelValues = UNIT_STD
+) -> Dataset:
     """Load CIFAR-100: a hundred classes of objects, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     The arguments are those of `mnist`.
@@ -59,7 +65,7 @@ def cifar100(root: str | None = None, normalise: bool = False, mean: ChannelValu
 
 
 def _load(name: str, kind: str, part: str, root: str | None, normalise: bool, mean: ChannelValues, std: ChannelValues) -> Dataset:
-    if normalise and (tuple(mean), tuple(std)) != (ZERO, ONE):
+    if normalise and (tuple(mean), tuple(std)) != (ZERO_MEAN, UNIT_STD):
         raise ValueError(f"{name}: give either normalise or mean and std, got both ({mean}, {std})")
     if normalise:
         mean, std = PUBLISHED_MOMENTS[name]

@@ -17,7 +17,7 @@ from fedsim.recording.files import make_private, write_bytes
 
 DEFAULT_HOST_NAMES = ("superlink", "localhost", "127.0.0.1", "::1")
 """Names in every SuperLink's certificate: of its container and of its own machine."""
-MOST_DAYS = 825
+MAX_VALID_DAYS = 825
 """Longest validity in days of a server's certificate that all systems accept."""
 
 
@@ -60,8 +60,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     Existing files are kept; delete `server.pem` to make a certificate for other hosts. days: validity of the certificate.
     Raises ValueError for more than 825 days, or if a certificate must be signed and the authority's key is missing.
     """
-    if not 0 < days <= MOST_DAYS:
-        raise ValueError(f"days must be between 1 and {MOST_DAYS}, got {days}")
+    if not 0 < days <= MAX_VALID_DAYS:
+        raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")
     made = ServerFiles(make_private(root))
     for path in (made.authority, made.authority_key, made.certificate, made.secret):
         make_private(path.parent)

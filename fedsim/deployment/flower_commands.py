@@ -16,7 +16,7 @@ import tomli_w
 from fedsim.deployment.commands import Link
 from fedsim.deployment.processes import RUNNER_NAME, Processes
 from fedsim.recording.files import make_private
-from fedsim.server.outcome import FAILED
+from fedsim.server.outcome import FAILURE_PREFIX
 
 CONNECTION_NAME = "federation"
 APP_PROJECT = {
@@ -39,7 +39,7 @@ APP_PROJECT = {
 """The app that is submitted: names without code. Each party runs its installed code, and nothing that a server sends."""
 COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
-WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILED}.+)$")
+WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILURE_PREFIX}.+)$")
 """Warnings of the server in the log of a run, from `fedsim.server.attendance` and `fedsim.server.outcome`."""
 SERVER_ERROR_PREFIX = "ServerApp failed with exception: "
 """Beginning of Flower's message about a run whose server failed."""

@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def experiment(self) -> Path:
-        return self.public / splitting.EXPERIMENT
+        return self.public / splitting.EXPERIMENT_FILE
 
     @property
     def certificates(self) -> certificates.ServerFiles:

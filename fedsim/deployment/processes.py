@@ -21,7 +21,7 @@ from fedsim.deployment.commands import FLOWER_ENVIRONMENT
 
 KILL_SECONDS = 6.0
 """Seconds between SIGTERM and SIGKILL."""
-LAST_LINES = 15
+NUM_LAST_LINES = 15
 RUNNER_NAME = "runner"
 """Name of the process that waits for the end of a run."""
 
@@ -70,7 +70,7 @@ class Processes:
         """Return the last lines of a process's output."""
         path = self.find_log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        return "\n".join(lines[-LAST_LINES:])
+        return "\n".join(lines[-NUM_LAST_LINES:])
 
     def read_new_lines(self, name: str) -> list[str]:
         """Return complete lines of output since the process was started, or since the last call."""

@@ -8,7 +8,7 @@ from torch import nn
 from fedsim.models.foreign import copy_module
 from fedsim.recording.observation import DataSpec, Training
 
-RANDOM_CLIENTS = (
+RANDOM_CLIENTS_WARNING = (
     "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
 )
 
@@ -29,7 +29,7 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
 
 def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what attacks do not simulate of this network's training."""
-    return [RANDOM_CLIENTS] if training.mode == "train" and _is_random(network, data) else []
+    return [RANDOM_CLIENTS_WARNING] if training.mode == "train" and _is_random(network, data) else []
 
 
 def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:

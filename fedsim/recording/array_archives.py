@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedsim.recording.safe_files import UNPRINTABLE, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, shorten
 
 MAX_BYTES = 16 * 2**30
 """Default limit of the total size in bytes of the arrays that are read from one archive."""
@@ -122,7 +122,7 @@ def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     entries: dict[str, ZipInfo] = {}
     for entry in found:
         name = entry.filename.removesuffix(".npy")
-        if name == entry.filename or not name or len(name) > 512 or UNPRINTABLE.search(name):
+        if name == entry.filename or not name or len(name) > 512 or UNPRINTABLE_PATTERN.search(name):
             raise ValueError(f"holds {shorten(entry.filename)}, which is not an array; save it with numpy.savez")
         if name in entries:
             raise ValueError(f"holds two arrays called {shorten(name)}")

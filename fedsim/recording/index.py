@@ -15,7 +15,7 @@ from fedsim.recording.codec import CODECS
 from fedsim.recording.index_database import INDEX_FILE as INDEX_FILE
 from fedsim.recording.index_database import SCHEMA, Image, open_image
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
-from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, shorten
 from fedsim.recording.writer import is_plain
 
 MAX_NUMBER = 2**53
@@ -73,7 +73,7 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
         with open_image(folder) as image:
             return _query_image(image, query, values)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # an error may quote what is no text
-        raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE.sub("?", str(error)[:200])) from None
+        raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub("?", str(error)[:200])) from None
 
 
 def make_row(folder: Path, values: tuple[Any, ...]) -> Row:

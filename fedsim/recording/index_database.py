@@ -23,12 +23,12 @@ from fedsim.recording.safe_files import DamagedFile, check_status, open_file, op
 INDEX_FILE = "index.sqlite"
 JOURNAL_FILE = f"{INDEX_FILE}-journal"
 MAX_BYTES = 16 * 2**30
-IN_MEMORY = 256 * 2**20
+MAX_MEMORY_BYTES = 256 * 2**20
 """Largest size in bytes of an index that is copied to memory; a larger one is copied to a private file."""
-MAX_VALUE = 8 * 2**20
+MAX_VALUE_BYTES = 8 * 2**20
 """Largest size of a value in bytes, enough for the names of half a million clients."""
-LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE,
+SQLITE_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 20,
@@ -44,7 +44,7 @@ LOCK_START, LOCK_LENGTH = 0x40000002, 510
 """Range of bytes that SQLite locks: shared for readers, exclusive for a writer while it changes the file."""
 LOCK_SECONDS = 5.0
 """Seconds that a reader waits for a writer's commit."""
-KEPT_IMAGES = 1
+NUM_KEPT_IMAGES = 1
 """Number of images that each process keeps for the next query."""
 SCHEMA = """
 BEGIN;
@@ -95,7 +95,7 @@ def open_image(folder: Path) -> Iterator[Image]:
     try:
         yield image
     finally:
-        if len(_kept) < KEPT_IMAGES:
+        if len(_kept) < NUM_KEPT_IMAGES:
             _kept.append(image)
         else:
             image.connection.close()
@@ -238,7 +238,7 @@ def _read_state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
-    """Copy an index to a private database, in memory unless it is larger than `IN_MEMORY`.
+    """Copy an index to a private database, in memory unless it is larger than `MAX_MEMORY_BYTES`.
 
     If there is a journal, a writer was killed during a commit, or has not changed the index yet. SQLite then undoes the commit in
     the copy, which changes nothing in the second case.
@@ -246,7 +246,7 @@ def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
     interrupted = os.path.lexists(folder / JOURNAL_FILE)
-    if not interrupted and size <= IN_MEMORY:
+    if not interrupted and size <= MAX_MEMORY_BYTES:
         return _restrict(_open_in_memory(file.read()))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as private:
         copy = Path(private) / INDEX_FILE
@@ -258,7 +258,7 @@ def _copy_index(folder: Path, file: FileIO) -> sqlite3.Connection:
             with closing(sqlite3.connect(copy)) as index:
                 index.execute("PRAGMA synchronous = OFF")
                 index.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if copy.stat().st_size <= IN_MEMORY:
+        if copy.stat().st_size <= MAX_MEMORY_BYTES:
             return _restrict(_open_in_memory(copy.read_bytes()))
         return _restrict(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False))
 
@@ -273,7 +273,7 @@ def _open_in_memory(content: bytes) -> sqlite3.Connection:
 def _restrict(connection: sqlite3.Connection) -> sqlite3.Connection:
     """Set limits and pragmas so that SQLite runs no code from the database and does not change it; return the connection."""
     with _close_on_error(connection):
-        for limit, value in LIMITS.items():
+        for limit, value in SQLITE_LIMITS.items():
             connection.setlimit(limit, value)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
             connection.execute(f"PRAGMA {pragma}")

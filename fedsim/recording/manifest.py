@@ -14,7 +14,7 @@ from defenses.inputs import InputsSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.files import write_json
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
-from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, read_bytes, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, read_bytes, shorten
 
 FORMAT_VERSION = 3
 MAX_BYTES = 1_000_000
@@ -165,7 +165,7 @@ def check_plain(where: str, value: Any) -> Any:
 
     where: name of the value for messages.
     """
-    if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE.search(value)):
+    if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")
     if type(value) is int and abs(value) > MAX_NUMBER:
         raise ValueError(f"{where} must be at most {MAX_NUMBER}, got {shorten(value)}")

@@ -13,7 +13,7 @@ MASKED_CODEC = "masked"
 """Codec and status of a row that holds a masked vector instead of an update."""
 SUM_CLIENT = "sum"
 """Name in place of a client's in the row of a round's secure sum."""
-EXCHANGES = ("setup", "share", "collect", "unmask")
+EXCHANGE_NAMES = ("setup", "share", "collect", "unmask")
 """Message exchanges of one round of secure aggregation, in order."""
 HEADER_WORDS = 3
 """Number of words before those of the update: its weight, the number of clipped coordinates, and whether any was clipped."""
@@ -43,7 +43,7 @@ class Masked:
         tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._list_keys().items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):
-            tensors[name] = torch.tensor([sizes.get(exchange, 0) for exchange in EXCHANGES])
+            tensors[name] = torch.tensor([sizes.get(exchange, 0) for exchange in EXCHANGE_NAMES])
         return tensors if self.words is None else {**tensors, "words": self.words}
 
     def _list_keys(self) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ class Masked:
             if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
                 raise ValueError(f"tensor {name!r} holds a size that is negative or above {MAX_NUMBER}")
         up, down = (
-            {exchange: size for exchange, size in zip(EXCHANGES, tensors[name].tolist(), strict=True) if size}
+            {exchange: size for exchange, size in zip(EXCHANGE_NAMES, tensors[name].tolist(), strict=True) if size}
             for name in ("up", "down")
         )
         return cls(
@@ -76,8 +76,8 @@ def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) 
         "words": (torch.uint32, (length,)),
         "mask_key": (torch.uint8, (KEY_BYTES,)),
         "share_key": (torch.uint8, (KEY_BYTES,)),
-        "up": (torch.int64, (len(EXCHANGES),)),
-        "down": (torch.int64, (len(EXCHANGES),)),
+        "up": (torch.int64, (len(EXCHANGE_NAMES),)),
+        "down": (torch.int64, (len(EXCHANGE_NAMES),)),
     }
     if {*got, "words"} != {*expected, "sealed"}:
         raise ValueError(f"the tensors {sorted(got)} are not those of a masked vector"[:300])

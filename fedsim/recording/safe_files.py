@@ -20,7 +20,7 @@ SPARSE_BYTES = 1 << 20
 """Size in bytes below which files may be sparse to any degree."""
 MAX_SPARSE_RATIO = 64
 """Largest ratio of a file's size to its space on disk; compressing file systems stay below it for weights."""
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+UNPRINTABLE_PATTERN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that names in a recording must not contain: they could forge lines or control the terminal."""
 MAX_JSON_BYTES = 64 * 2**20
 """Default limit of the size of a JSON document, in bytes."""
@@ -44,7 +44,7 @@ class DamagedFile(ValueError):
 
 def to_printable(text: str) -> str:
     """Return `text`, such as the name of a file, with a question mark for each character that could steer a terminal."""
-    return UNPRINTABLE.sub("?", text)
+    return UNPRINTABLE_PATTERN.sub("?", text)
 
 
 @contextmanager

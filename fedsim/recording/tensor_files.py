@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.recording.files import DTYPES
-from fedsim.recording.safe_files import UNPRINTABLE, open_file, parse_json, read_exactly, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, open_file, parse_json, read_exactly, shorten
 
 MAX_BYTES = 16 * 2**30
 """Largest size of a file in bytes, enough for four billion parameters."""
@@ -104,7 +104,7 @@ def _parse_header(header: bytes, size: int) -> dict[str, TensorEntry]:
 def _check_entry(name: str, described: Any) -> TensorEntry:
     """Check one tensor's description in the header. Raises ValueError if it is invalid."""
     words = f"tensor {shorten(name)}"
-    if not name or len(name) > 512 or UNPRINTABLE.search(name):
+    if not name or len(name) > 512 or UNPRINTABLE_PATTERN.search(name):
         raise ValueError(f"{words}: a name must have 1 to 512 printable characters")
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{words} is not described by dtype, shape and data_offsets")

@@ -33,7 +33,7 @@ from fedsim.secagg.recording import SecureRecording
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
 from fedsim.server.checkpoint import ServerCheckpoint
-from fedsim.server.outcome import FAILED, check_end, find_failures
+from fedsim.server.outcome import FAILURE_PREFIX, check_end, find_failures
 from fedsim.strategies.averaging import Averaging
 from fedsim.strategies.recording_strategy import RecordingStrategy
 
@@ -151,7 +151,7 @@ class FederationServer:
         log = logging.getLogger("flwr")
         check_end(self.settings.folder, lambda words: log.warning("%s", words))
         if words := find_failures(self.settings.folder):
-            log.warning("%s%s", FAILED, words)
+            log.warning("%s%s", FAILURE_PREFIX, words)
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
         """Undo what is not committed.

@@ -7,7 +7,7 @@ from fedsim.recording.observation import Observation
 from fedsim.recording.reader import Recording
 from fedsim.recording.round_metrics import read_metrics
 
-FAILED = "not everything succeeded: "
+FAILURE_PREFIX = "not everything succeeded: "
 """Beginning of the line in which a server reports `find_failures`. Programs that started the run elsewhere look for it."""
 
 

@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor]
 
 NO_BUFFERS: Weights = MappingProxyType({})
 PLAIN_RULE = plain()
-NO_CHANCE = Generator()
+UNUSED_GENERATOR = Generator()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def train(
     for x, y in batches:
         current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.read_weights(), strict=True)}
         problem = GradientProblem(model, _make_forward(model, carried, data), loss_function)
-        gradient, loss = rule.gradient(problem, current, x, y, rng or NO_CHANCE)
+        gradient, loss = rule.gradient(problem, current, x, y, rng or UNUSED_GENERATOR)
         optimiser.step(tuple(gradient.values()))
         losses, examples = losses + loss.item() * len(y), examples + len(y)
         if training.buffers == "none":

@@ -35,7 +35,7 @@ INFINITY_TEXT = "infinity"
 """Representation of an infinite epsilon in JSON, which has no such number."""
 BUFFERS_UNPROTECTED = Noise(why="batch-norm statistics are sent as they are")
 MIXED_UNPROTECTED = Noise(why="an example enters several mixed ones")
-NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
+STRATEGY_NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def _find_released(e: Experiment) -> Noise | None:
         return None
     multiplier = float(central["noise_multiplier"])
     if e.strategy.name != "FedAvg":
-        return NOT_A_MEAN
+        return STRATEGY_NOT_A_MEAN
     return Noise(multiplier) if multiplier else NO_NOISE
 
 

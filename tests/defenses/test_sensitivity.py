@@ -12,11 +12,11 @@ from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
 from defenses.privacy.sensitivity import (
-    IN_PART,
-    NO_BOUND,
+    DATA_DEPENDENT_SCALE,
     NO_NOISE,
-    NO_SCALE,
     NORM_BOUNDS,
+    PARTIAL_NOISE,
+    UNBOUNDED_NORM,
     Noise,
     find_gradient_noise,
     find_noise,
@@ -83,19 +83,19 @@ def test_laplace_noise_is_told_apart() -> None:
         ("clip(1)", NO_NOISE),
         ("clip(1) | gaussian(0)", NO_NOISE),
         ("sign()", NO_NOISE),
-        ("gaussian(5)", NO_BOUND),
-        ("laplace(5) | clip(1)", NO_BOUND),
-        ("clip(1) | top_k(0.1, error_feedback=True) | gaussian(5)", NO_BOUND),  # what was kept is added
-        ("clip(1) | sign('mean', error_feedback=True) | gaussian(5)", NO_BOUND),
-        ("clip(1) | dgc(0.1) | gaussian(5)", NO_BOUND),
-        ("clip(1) | qsgd(3) | gaussian(5)", NO_BOUND),
-        ("clip(1) | sign() | gaussian(5)", NO_BOUND),
-        ("clip(1) | thirds() | gaussian(5)", NO_BOUND),
-        ("masked(clip(1), ['*']) | gaussian(5)", NO_BOUND),
-        ("masked(clip(1) | gaussian(5), ['*.weight'])", IN_PART),  # the rest is sent as it is
+        ("gaussian(5)", UNBOUNDED_NORM),
+        ("laplace(5) | clip(1)", UNBOUNDED_NORM),
+        ("clip(1) | top_k(0.1, error_feedback=True) | gaussian(5)", UNBOUNDED_NORM),  # what was kept is added
+        ("clip(1) | sign('mean', error_feedback=True) | gaussian(5)", UNBOUNDED_NORM),
+        ("clip(1) | dgc(0.1) | gaussian(5)", UNBOUNDED_NORM),
+        ("clip(1) | qsgd(3) | gaussian(5)", UNBOUNDED_NORM),
+        ("clip(1) | sign() | gaussian(5)", UNBOUNDED_NORM),
+        ("clip(1) | thirds() | gaussian(5)", UNBOUNDED_NORM),
+        ("masked(clip(1), ['*']) | gaussian(5)", UNBOUNDED_NORM),
+        ("masked(clip(1) | gaussian(5), ['*.weight'])", PARTIAL_NOISE),  # the rest is sent as it is
         ("masked(clip(1), ['*.weight'])", NO_NOISE),
-        ("clip(1) | gaussian(snr_db=-20)", NO_SCALE),
-        ("clip(1) | gaussian(snr_db=-20) | gaussian(5)", NO_BOUND),
+        ("clip(1) | gaussian(snr_db=-20)", DATA_DEPENDENT_SCALE),
+        ("clip(1) | gaussian(snr_db=-20) | gaussian(5)", UNBOUNDED_NORM),
     ],
 )
 def test_what_hides_nothing_says_why(text: str, reason: Noise) -> None:
@@ -111,7 +111,7 @@ def test_a_defense_of_another_package_is_named_as_the_reason(monkeypatch: pytest
     monkeypatch.setattr(EntryPoint, "load", lambda self: THIRDS)
     for text in ("thirds()", "clip(1) | thirds()", "masked(thirds(), ['*'])", "in_gradient_units(thirds(), 0.5)"):
         assert hidden(text) == Noise(why="no accounting rule is known for thirds")
-    assert hidden("thirds() | gaussian(5)") == NO_BOUND
+    assert hidden("thirds() | gaussian(5)") == UNBOUNDED_NORM
     assert hidden("clip(1) | gaussian(2) | thirds()") == Noise(2.0)
 
 
@@ -186,7 +186,7 @@ def test_what_has_no_rule_does_get_longer(text: str) -> None:
         ("dp_sgd(3)", Noise(1.1)),  # the default of `noise`
         ("dp_sgd(max_norm=3, noise=0)", NO_NOISE),
         ("fed_cdp(max_norm=3, noise=2)", Noise(1.0)),  # four tensors, each hidden by 2
-        ("fed_cdp(max_norm=3, snr_db=-10)", NO_SCALE),
+        ("fed_cdp(max_norm=3, snr_db=-10)", DATA_DEPENDENT_SCALE),
         ("soteria(0.5)", NO_NOISE),
     ],
 )

@@ -40,11 +40,11 @@ MAX_RANK_ONE_ERROR = 0.02
 """Largest part of the layer's gradient, relative to its norm, that one example does not explain."""
 MAX_GRADIENT_ERROR = 1e-3
 """Largest relative error at which the convolution's gradient counts as a function of the layer's input, on a random example."""
-STEPS, LEARNING_RATE = (400, 400), 0.05
+STAGE_STEPS, LEARNING_RATE = (400, 400), 0.05
 """Iterations of both stages, and the learning rate, which falls to zero as a cosine in each."""
-OWN, CONVOLUTION, SMOOTH, OUTSIDE = 1.0, 0.1, 1e-2, 10.0
+INPUT_WEIGHT, CONVOLUTION_WEIGHT, PRIOR_WEIGHT, RANGE_WEIGHT = 1.0, 0.1, 1e-2, 10.0
 """Weights of the terms of the loss: layer's input, convolution's gradient, prior, and values outside [0, 1]."""
-DECAY, COLOUR, START = 1.2, 0.02, 0.3
+PRIOR_DECAY, PRIOR_COLOUR, START_DEVIATION = 1.2, 0.02, 0.3
 """Exponent and colour of the prior, see `build_smooth_spread`, and the standard deviation of the start. All were chosen on
 eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
 
@@ -167,7 +167,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
         return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
-    spread = build_smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
+    spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
     x = _search(
         _RecordedPasses(observed, i), layer, target, cotangent, _find_convolution_gradient(observed, layer, i), spread, rng
     )
@@ -201,8 +201,8 @@ def _search(
 
     target: the layer's input. cotangent: derivative of the loss by it. convolution: observed gradient, or None.
     """
-    z = (START * torch.randn(passed.data.shape, generator=rng)).to(target.device)
-    stages = [(STEPS[0], False)] + ([(STEPS[1], True)] if convolution is not None else [])
+    z = (START_DEVIATION * torch.randn(passed.data.shape, generator=rng)).to(target.device)
+    stages = [(STAGE_STEPS[0], False)] + ([(STAGE_STEPS[1], True)] if convolution is not None else [])
     weights = {} if convolution is None else {layer.convolution: passed.state[layer.convolution].clone().requires_grad_()}
     for steps, second in stages:
         z = z.detach().requires_grad_()
@@ -212,13 +212,13 @@ def _search(
             x = 0.5 + spread(z)
             h = passed.record_inputs(x, weights if second else {})[layer.name]
             loss = (
-                OWN * _compute_relative_error(h, target)
-                + SMOOTH * z.square().mean()
-                + OUTSIDE * (x - x.clamp(0, 1)).square().mean()
+                INPUT_WEIGHT * _compute_relative_error(h, target)
+                + PRIOR_WEIGHT * z.square().mean()
+                + RANGE_WEIGHT * (x - x.clamp(0, 1)).square().mean()
             )
             if second and convolution is not None:
                 (made,) = torch.autograd.grad(h, list(weights.values()), cotangent, create_graph=True)
-                loss = loss + CONVOLUTION * _compute_relative_error(made, convolution)
+                loss = loss + CONVOLUTION_WEIGHT * _compute_relative_error(made, convolution)
             (z.grad,) = torch.autograd.grad(loss, [z])
             optimiser.step()
             schedule.step()

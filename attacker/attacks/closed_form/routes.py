@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import seed_generator
 from attacker.attacks.closed_form.features import invert_features, require_features
-from attacker.attacks.closed_form.layer_input import STEPS, find_suitable_layer, invert_layer_input
+from attacker.attacks.closed_form.layer_input import STAGE_STEPS, find_suitable_layer, invert_layer_input
 from attacker.attacks.closed_form.linear.batch_labels import explain
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
@@ -95,7 +95,7 @@ _REQUIREMENTS: dict[str, Callable[[Observed], object]] = {
     "layer_input": find_suitable_layer,
 }
 
-EVALUATIONS = {"layer_input": sum(STEPS)}
+EVALUATIONS = {"layer_input": sum(STAGE_STEPS)}
 """Number of evaluations of the network and its derivative that a route makes, for routes that iterate."""
 
 

@@ -19,12 +19,12 @@ Checkpoint = Callable[[Callable[[], OptimiserState]], None]
 
 MIN_GIVE_UP_STEPS = 30
 """Number of iterations before which no problem is given up, the smallest that was calibrated."""
-GIVE_UP = 0.1
+GIVE_UP_SHARE = 0.1
 """Share of the steps after which Inverting Gradients ends hopeless problems."""
-HOPELESS = 0.2
+MIN_HOPELESS_LOSS = 0.2
 """Share of the loss at the start above which a problem is hopeless. It and the two above were chosen on the tuning part of
 benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""
-UNEXPLAINED = 0.05
+MIN_UNEXPLAINED_LOSS = 0.05
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
 
 
@@ -51,8 +51,8 @@ class Stop:
     decrease: float = 0.05
     stuck: float = 1e-3
     give_up: float = 0.0
-    hopeless: float = HOPELESS
-    unexplained: float = UNEXPLAINED
+    hopeless: float = MIN_HOPELESS_LOSS
+    unexplained: float = MIN_UNEXPLAINED_LOSS
 
     def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
         """Return whether this is the iteration after which hopeless problems end. steps: maximum number of iterations."""

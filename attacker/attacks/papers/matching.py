@@ -17,7 +17,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
-from attacker.attacks.optimisers.descent import GIVE_UP, PLATEAU_STOP, Stop
+from attacker.attacks.optimisers.descent import GIVE_UP_SHARE, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -145,7 +145,7 @@ def inverting_gradients(
     signed: bool = False,
     closed_form_start: bool = False,
     compiled: bool = False,
-    give_up: float = GIVE_UP,
+    give_up: float = GIVE_UP_SHARE,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).

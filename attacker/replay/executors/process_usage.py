@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
-CGROUP = Path("/sys/fs/cgroup")
+PROC_FOLDER = Path("/proc")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Usage:
 
 def is_measurable() -> bool:
     """Return whether this system has /proc, from which the usage of processes is read."""
-    return (PROC / "self" / "stat").exists()
+    return (PROC_FOLDER / "self" / "stat").exists()
 
 
 def count_cores() -> int:
@@ -34,9 +34,9 @@ def read_memory_limit() -> float | None:
     """
     found = []
     with suppress(OSError, StopIteration, ValueError):
-        lines = (PROC / "meminfo").read_text().splitlines()
+        lines = (PROC_FOLDER / "meminfo").read_text().splitlines()
         found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")))
-    for path in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
+    for path in (CGROUP_FOLDER / "memory.max", CGROUP_FOLDER / "memory" / "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" is no number
             found.append(int(path.read_text()))
     return min(found) / 1e6 if found else None
@@ -45,7 +45,7 @@ def read_memory_limit() -> float | None:
 def count_oom_kills() -> dict[str, int]:
     """Return how many processes the kernel has killed for lack of memory, by the file that counts them; empty if none does."""
     found = {}
-    for path in (PROC / "vmstat", CGROUP / "memory.events"):
+    for path in (PROC_FOLDER / "vmstat", CGROUP_FOLDER / "memory.events"):
         with suppress(OSError, ValueError):
             counts = dict(line.split() for line in path.read_text().splitlines())
             if "oom_kill" in counts:
@@ -77,7 +77,7 @@ def measure_usage(process: int) -> Usage:
     """Return the resources used by the process with this id and its descendants; zeros if it has ended or is not measurable."""
     pages, ticks, tree = 0, 0, [process]
     while tree:
-        at = PROC / str(tree.pop())
+        at = PROC_FOLDER / str(tree.pop())
         try:
             text = (at / "stat").read_text()
             for children in at.glob("task/*/children"):

@@ -17,9 +17,9 @@ from attacker.replay.executors.process_usage import Usage, count_oom_kills, desc
 
 Message = TypeVar("Message")
 
-MAX_LINE = 64 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
 """Default limit of the length of a worker's line, in bytes."""
-MAX_STDERR = 4000
+MAX_STDERR_CHARACTERS = 4000
 """Bytes of a worker's stderr that are kept in `explain_end`."""
 
 
@@ -43,7 +43,7 @@ class WorkerProcess(Generic[Message]):
         threads: int | None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        max_line: int = MAX_LINE,
+        max_line: int = MAX_LINE_BYTES,
     ) -> None:
         self.tasks = 0
         self._heard, self._read, self._max_line = heard, read, max_line
@@ -129,8 +129,8 @@ class WorkerProcess(Generic[Message]):
         status = self._process.wait()
         if self._nonsense:
             return self._nonsense
-        first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR)
-        words = os.pread(self._stderr.fileno(), MAX_STDERR, first).decode(errors="replace").strip()
+        first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR_CHARACTERS)
+        words = os.pread(self._stderr.fileno(), MAX_STDERR_CHARACTERS, first).decode(errors="replace").strip()
         if status >= 0:
             reason = words.splitlines()[-1] if words else f"exit status {status}"
         else:

@@ -16,8 +16,10 @@ from fedsim.recording.selection import parse_rounds
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(check_parameters)])
 
-NOT_NOW: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "The job is not in a state for that."}}
-QUEUE_FULL: dict[int | str, dict[str, Any]] = {
+WRONG_STATE_RESPONSE: dict[int | str, dict[str, Any]] = {
+    409: {"model": Problem, "description": "The job is not in a state for that."}
+}
+QUEUE_FULL_RESPONSE: dict[int | str, dict[str, Any]] = {
     429: {"model": Problem, "description": "As many jobs wait as may."},
     503: {"model": Problem, "description": "The disk is full."},
 }
@@ -39,7 +41,7 @@ def jobs(
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
 
 
-@router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL)
+@router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE)
 async def submit(request: Request, response: Response, service: Service, spec: JobSpec) -> Job:
     """Submit a job that attacks a recording and runs the null, and then scores both if the service has the truth."""
     await run_in_threadpool(_check, service, spec)
@@ -54,13 +56,18 @@ def job(service: Service, id: Name) -> Job:
     return service.queue.get(id)
 
 
-@router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW, openapi_extra=REQUIRED_BODY)
+@router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | WRONG_STATE_RESPONSE, openapi_extra=REQUIRED_BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
     """Cancel a job. A waiting job ends at once; a running one ends after its best results so far are written."""
     return service.queue.cancel(id)
 
 
-@router.post("/{id}/retry", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW | QUEUE_FULL, openapi_extra=REQUIRED_BODY)
+@router.post(
+    "/{id}/retry",
+    response_model=Job,
+    responses=REFUSED_CHANGE | WRONG_STATE_RESPONSE | QUEUE_FULL_RESPONSE,
+    openapi_extra=REQUIRED_BODY,
+)
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
     """Put a job that failed, was cancelled or was set aside back into the queue."""
     return service.queue.retry(id)

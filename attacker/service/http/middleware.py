@@ -18,7 +18,9 @@ CLIENT_SECONDS = 30.0
 MAX_PATH = 4096
 MAX_HEADERS = 16 * 1024
 API_PREFIX = "/api/v1"
-WITHOUT_TOKEN = frozenset({("GET", f"{API_PREFIX}/health"), ("HEAD", f"{API_PREFIX}/health"), ("POST", f"{API_PREFIX}/session")})
+TOKEN_FREE_REQUESTS = frozenset(
+    {("GET", f"{API_PREFIX}/health"), ("HEAD", f"{API_PREFIX}/health"), ("POST", f"{API_PREFIX}/session")}
+)
 CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 KNOWN_METHODS = CHANGING_METHODS | {"GET", "HEAD"}
 
@@ -145,7 +147,7 @@ def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
 
 def needs_token(method: str, path: str) -> bool:
     """Return whether a request needs the token. The files of the page need none, since they contain no results."""
-    return (method, path) not in WITHOUT_TOKEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
+    return (method, path) not in TOKEN_FREE_REQUESTS and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
 def make_cookie_name(known: ServiceParts) -> str:

@@ -12,7 +12,7 @@ from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.schemas import Headline, ShownExample
 
-SHOWN_FIRST = 6
+NUM_HEADLINE_EXAMPLES = 6
 """Number of examples of the strongest attack that are shown."""
 
 
@@ -31,12 +31,12 @@ def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:
         surest = sorted(source.answers.items(), key=lambda one: (-(one[1].confidence or 0.0), one[0]))
-        return [(key, 0) for key, answer in surest if answer.examples][:SHOWN_FIRST]
+        return [(key, 0) for key, answer in surest if answer.examples][:NUM_HEADLINE_EXAMPLES]
     rows.sort(key=lambda one: (not one[2].success, -(-inf if one[2].psnr is None else one[2].psnr), one[0], one[1]))
     first: dict[int, tuple[str, int]] = {}
     for key, n, row in rows:
         first.setdefault(row.example, (key, n))
-    return list(first.values())[:SHOWN_FIRST]
+    return list(first.values())[:NUM_HEADLINE_EXAMPLES]
 
 
 def make_headline(

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.scoring.states import FINISHED, CaseState, find_state
+from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import open_file, parse_json
 
@@ -51,7 +51,7 @@ class ShownScore(NamedTuple):
     @property
     def finished(self) -> bool:
         """Whether the attack on the case has ended."""
-        return self.state in FINISHED
+        return self.state in FINISHED_STATES
 
 
 Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.service.settings import ServiceSettings
-from attacker.service.worker.messages import MAX_LINE, JobTask, WorkerMessage
+from attacker.service.worker.messages import MAX_LINE_BYTES, JobTask, WorkerMessage
 
 WORKER_PROGRAM = "from attacker.service.worker.main import main; main()"
 
@@ -33,7 +33,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
             threads=threads,
             arguments=["scores"] if scores else [],
             environment={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu},
-            max_line=MAX_LINE,
+            max_line=MAX_LINE_BYTES,
         )
 
     def start_job(self, task: JobTask) -> None:

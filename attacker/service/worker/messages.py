@@ -8,7 +8,7 @@ from pydantic import Field
 
 from attacker.service.jobs.job import FrozenModel, JobProgress, Result
 
-MAX_LINE = 4 * 2**20
+MAX_LINE_BYTES = 4 * 2**20
 """Bytes of the longest line that a worker may say."""
 
 

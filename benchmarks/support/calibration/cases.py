@@ -31,7 +31,7 @@ class Cell:
     """The settings of some cases of one kind.
 
     network, arguments: of the model; one with a colon is code of `support.calibration.networks`.
-    data: of `splits.FILES`, a table, or noise.
+    data: of `splits.DATA_FILES`, a table, or noise.
     batch, steps, epochs, rate: of the client: `steps` batches of their own, or one batch for so many epochs.
     warm: steps that the weights have taken on other examples. rounds: above 1, rounds of one client, each with a batch, over
     half as many batches, so that every example passes twice.

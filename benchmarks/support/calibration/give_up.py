@@ -17,7 +17,7 @@ from support.contract import Options, ResultRow
 from support.splits import Part
 
 from attacker.attacks import Case, GradientMatching, inverting_gradients
-from attacker.attacks.optimisers.descent import GIVE_UP, HOPELESS, UNEXPLAINED
+from attacker.attacks.optimisers.descent import GIVE_UP_SHARE, MIN_HOPELESS_LOSS, MIN_UNEXPLAINED_LOSS
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.scoring.statistics import estimate_share
 
@@ -62,14 +62,14 @@ class Watched:
     def is_given_up(self, after: float, hopeless: float) -> bool:
         """Return whether the rule ends this search."""
         early = self.early[after]
-        return early is not None and early > hopeless and early * self.first > UNEXPLAINED
+        return early is not None and early > hopeless and early * self.first > MIN_UNEXPLAINED_LOSS
 
 
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
-    successes = [one.is_given_up(GIVE_UP, HOPELESS) for one in found if one.recovered]
+    successes = [one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in found if one.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
@@ -79,9 +79,9 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
     return {
         "searches": len(right) + len(wrong),
         "successful": len(right),
-        "stopped_wrongly": sum(one.is_given_up(GIVE_UP, HOPELESS) for one in right),
+        "stopped_wrongly": sum(one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in right),
         "failed": len(wrong),
-        "stopped_rightly": sum(one.is_given_up(GIVE_UP, HOPELESS) for one in wrong),
+        "stopped_rightly": sum(one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in wrong),
     }
 
 

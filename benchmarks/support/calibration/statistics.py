@@ -26,7 +26,7 @@ from attacker.scoring.comparison import match_labels
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, estimate_share, mean
+from attacker.scoring.statistics import MIN_INTERVAL_CLUSTERS, Estimate, estimate_share, mean
 from attacker.scoring.verdict import Verdict, judge_attack
 from fedsim.data import Dataset
 from fedsim.data.base import Examples
@@ -51,7 +51,7 @@ def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
         held = [measure_coverage(draw_successes(rng, shape, correlation, value), value, estimate_share) for value in TRUE_SHARES]
         every += [(count, value, of) for value, of in zip(TRUE_SHARES, held, strict=True)]
         rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
-        for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= FEWEST_CLUSTERS else ():
+        for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= MIN_INTERVAL_CLUSTERS else ():
             common, own = draw(size=(repetitions, count, 1)), draw(size=shape)
             samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
             true = float(np.sqrt(correlation) + np.sqrt(1 - correlation)) * (name == "skewed")

@@ -12,7 +12,7 @@ AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 """Strategies that need only the weighted mean of the updates."""
 DEFAULT_NEIGHBOURS = 64
 MAX_WEIGHT = 1000
-FEWEST_LEVELS = 127
+MIN_LEVELS = 127
 """Coarsest quantisation range that is chosen by default."""
 
 
@@ -157,9 +157,9 @@ def check_strategy(name: str) -> None:
 
 def _compute_range(clients: int, weight: int) -> int:
     widest = MAX_SUM // (clients * weight)
-    if widest < FEWEST_LEVELS:
+    if widest < MIN_LEVELS:
         raise ValueError(
             f"{clients} clients x a weight of up to {weight} leave a target range of {widest} in 32-bit words, which is coarser "
-            f"than {FEWEST_LEVELS}; lower secure_aggregation.max_weight, or set secure_aggregation.bits"
+            f"than {MIN_LEVELS}; lower secure_aggregation.max_weight, or set secure_aggregation.bits"
         )
     return widest

@@ -120,7 +120,7 @@ class Pooled(torch.nn.Sequential):
 
 
 def test_the_input_of_a_layer_is_inverted_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_input, "STEPS", (2, 2))
+    monkeypatch.setattr(layer_input, "STAGE_STEPS", (2, 2))
     network = f"{__name__}:Pooled"
     models.admit(network)
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})

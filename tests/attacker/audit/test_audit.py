@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attacker.cli import app
-from attacker.commands.audit import EXIT_ABOVE
+from attacker.commands.audit import EXIT_ABOVE_GRADE
 from attacker.commands.options import parse_duration
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
@@ -40,7 +40,7 @@ def test_an_open_federation_is_graded_severe_in_every_format(run: Path, tmp_path
     result = call(
         run, "--budget", "90s", "--fail-above", "moderate", *(word for file in files for word in ("--out", file)), "--json"
     )
-    assert result.exit_code == EXIT_ABOVE, result.output
+    assert result.exit_code == EXIT_ABOVE_GRADE, result.output
     found = json.loads(result.stdout)
     assert found["grade"] == "severe"
     (leak, *_) = found["findings"]

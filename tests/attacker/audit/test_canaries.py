@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from attacker.audit import Finding, NotChecked, Passed
-from attacker.audit.canary_checks import EMPIRICAL, check_canaries
+from attacker.audit.canary_checks import REFUTED_RULE, check_canaries
 from attacker.scoring import Scorer
 from attacker.scoring.canaries import guess_canaries
 from fedsim.config.experiment import validate
@@ -75,7 +75,7 @@ def test_without_noise_canaries_are_guessed_and_bound_epsilon(few: Path) -> None
     lied = [{"privacy": {"epsilon": 0.1, "delta": 1e-5}}]
     (result,) = check_canaries(recording, scorer, lied)
     assert isinstance(result, Finding)
-    assert (result.rule, result.grade) == (EMPIRICAL, "serious")
+    assert (result.rule, result.grade) == (REFUTED_RULE, "serious")
 
 
 def test_sound_noise_is_not_refuted_and_counts_only_what_clients_use(tmp_path: Path, data: dict[str, str]) -> None:

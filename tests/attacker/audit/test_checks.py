@@ -11,11 +11,11 @@ from torch import Generator, Tensor
 
 from attacker.audit import Finding, NotChecked, check_recording
 from attacker.audit.declared import measure_signature
-from attacker.audit.defense_checks import NEVER_BINDS, NOT_APPLIED, check_defense
+from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, check_defense
 from attacker.audit.findings import order, worst
-from attacker.audit.noise_checks import MISSING, REUSED, check_noise
-from attacker.audit.privacy_checks import EPSILON
-from attacker.audit.weight_checks import MAX_PARALLEL, parallel_share
+from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
+from attacker.audit.privacy_checks import EPSILON_RULE
+from attacker.audit.weight_checks import MAX_PARALLEL_SHARE, parallel_share
 from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.config.experiment import validate
@@ -104,25 +104,25 @@ def test_a_sound_defense_raises_no_alarm(defense: str) -> None:
 
 @pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" not in one and "laplace" not in one])
 def test_a_defense_that_returns_its_input_is_named(defense: str) -> None:
-    assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED]
+    assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED_RULE]
 
 
 @pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" in one or "laplace" in one])
 def test_noise_that_is_not_there_is_named(defense: str) -> None:
-    assert found(observed(defense, lambda update, i: update)) == [MISSING]
+    assert found(observed(defense, lambda update, i: update)) == [MISSING_RULE]
 
 
 @pytest.mark.parametrize("std", [STD, 0.003])
 def test_noise_of_the_same_seed_is_named_also_where_it_is_small(std: float) -> None:
     """The smaller one is far below the gradient: only what lies beyond the gradient's rank shows it."""
     built = DefenseSpec.parse(f"gaussian({std})").build()
-    assert found(observed(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [REUSED]
+    assert found(observed(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [REUSED_RULE]
 
 
 @pytest.mark.parametrize("left_out", ["hidden.bias", "hidden.weight"])
 def test_a_tensor_without_noise_is_named(left_out: str) -> None:
     send = applied(f"gaussian({STD})")
-    assert found(observed(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING]
+    assert found(observed(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING_RULE]
 
 
 def test_coordinates_without_noise_are_named() -> None:
@@ -134,15 +134,15 @@ def test_coordinates_without_noise_are_named() -> None:
         noised["hidden.weight"] = torch.cat([update["hidden.weight"][:2], noised["hidden.weight"][2:]])
         return noised
 
-    assert found(observed("gaussian(2)", part)) == [MISSING]
+    assert found(observed("gaussian(2)", part)) == [MISSING_RULE]
 
 
 def test_noise_of_half_the_declared_size_is_named() -> None:
-    assert found(observed(f"gaussian({STD})", applied(f"gaussian({STD / 2})"))) == [MISSING]
+    assert found(observed(f"gaussian({STD})", applied(f"gaussian({STD / 2})"))) == [MISSING_RULE]
 
 
 def test_a_bound_that_no_update_reaches_is_named() -> None:
-    assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS]
+    assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
 
 
 def test_parallel_rows_are_the_mark_of_an_imprint_layer() -> None:
@@ -153,7 +153,7 @@ def test_parallel_rows_are_the_mark_of_an_imprint_layer() -> None:
     assert parallel_share(torch.randn(32, 64, generator=rng)) == 0.0
     half = torch.cat([scales[:16, None] * measured, torch.randn(16, 64, generator=rng)])
     assert math.isclose(parallel_share(half), (16 * 15) / (32 * 31))
-    assert parallel_share(half) < MAX_PARALLEL
+    assert parallel_share(half) < MAX_PARALLEL_SHARE
     assert parallel_share(torch.zeros(32, 64)) == 0.0
 
 
@@ -187,7 +187,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_epsilon_that_a_sound_run_reports_is_believed(noisy: Path) -> None:
     results = check_recording(Recording(noisy / "recording"))
     assert [one for one in results if isinstance(one, Finding)] == []
-    assert EPSILON in [one.rule for one in results]
+    assert EPSILON_RULE in [one.rule for one in results]
 
 
 def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: P
     engines.run(run, engine="local")
     results = check_recording(Recording(run.out / "recording"))
     assert [one for one in results if isinstance(one, Finding)] == []
-    assert any(isinstance(one, NotChecked) and one.rule == EPSILON and "not recorded" in one.reason for one in results)
+    assert any(isinstance(one, NotChecked) and one.rule == EPSILON_RULE and "not recorded" in one.reason for one in results)
 
 
 @pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "leaves out")])
@@ -220,5 +220,5 @@ def test_an_epsilon_that_does_not_add_up_is_named(noisy: Path, key: str | None, 
         (wrong,) = [one for one in check_recording(Recording(noisy / "recording")) if isinstance(one, Finding)]
     finally:
         path.write_text(before)
-    assert (wrong.rule, wrong.grade) == (EPSILON, "serious")
+    assert (wrong.rule, wrong.grade) == (EPSILON_RULE, "serious")
     assert cause in wrong.evidence

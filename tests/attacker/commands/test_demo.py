@@ -17,39 +17,41 @@ from fedsim.server.app import FederationServer
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds of each federation and two steps of each search."""
-    for name, federation in demo.FEDERATIONS.items():
+    for name, federation in demo.DEMO_FEDERATIONS.items():
         attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
         short = replace(federation, overrides={**federation.overrides, "rounds": 2}, attacks=attacks)
-        monkeypatch.setitem(demo.FEDERATIONS, name, short)
+        monkeypatch.setitem(demo.DEMO_FEDERATIONS, name, short)
 
 
 def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
     page = demo.run(tmp_path, engine="local")
     assert page == tmp_path / "report.html"
-    rows = [row for run in demo.FEDERATIONS for row in read_json_lines(tmp_path / run / "scores.jsonl")]
+    rows = [row for run in demo.DEMO_FEDERATIONS for row in read_json_lines(tmp_path / run / "scores.jsonl")]
     assert {(row["run"], row["attack"], row["null"], row["knows_defense"]) for row in rows} == {
         (run, attack, null, knows)
-        for run, federation in demo.FEDERATIONS.items()
+        for run, federation in demo.DEMO_FEDERATIONS.items()
         for attack, _ in federation.attacks
         for null in (False, True)
         for knows in {True, not federation.overrides.get("defense")}
     }
-    assert all(run in page.read_text() for run in demo.FEDERATIONS)
+    assert all(run in page.read_text() for run in demo.DEMO_FEDERATIONS)
     used = [{(row["case"], row["index"]) for row in rows if row["run"] == run} for run in ("single", "compressed")]
     assert used[0] == used[1], "both attackers face the same photographs"
-    assert all((tmp_path / run / "metrics.jsonl").exists() for run in demo.FEDERATIONS)
+    assert all((tmp_path / run / "metrics.jsonl").exists() for run in demo.DEMO_FEDERATIONS)
 
 
 @pytest.mark.parametrize(("name", "changed"), [("compressed", {"defense"}), ("noisy", {"defense"})])
 def test_a_defended_federation_differs_from_its_undefended_one_in_the_defense_alone(name: str, changed: set[str]) -> None:
     """The accuracies and attacks that stand beside each other on the page are then comparable."""
-    undefended = demo.FEDERATIONS[{"compressed": "single", "noisy": "batches"}[name]]
-    both = [read(demo.EXPERIMENT, list(one.overrides.items())).model_dump() for one in (undefended, demo.FEDERATIONS[name])]
+    undefended = demo.DEMO_FEDERATIONS[{"compressed": "single", "noisy": "batches"}[name]]
+    both = [
+        read(demo.EXPERIMENT_FILE, list(one.overrides.items())).model_dump() for one in (undefended, demo.DEMO_FEDERATIONS[name])
+    ]
     assert {key for key in both[0] if both[0][key] != both[1][key]} == changed
 
 
 def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FEDERATIONS", {"single": demo.FEDERATIONS["single"]})
+    monkeypatch.setattr(demo, "DEMO_FEDERATIONS", {"single": demo.DEMO_FEDERATIONS["single"]})
     commit, folder = FederationServer._commit, tmp_path / "single"
 
     def crash(self: FederationServer, number: int, *rest: Any) -> None:

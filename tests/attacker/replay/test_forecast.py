@@ -80,5 +80,5 @@ def test_the_route_that_iterates_is_part_of_the_cost(run: Path, tmp_path: Path) 
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
     forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     assert forecast.reasons["layer_input"] == ""
-    assert forecast.evaluations >= sum(layer_input.STEPS)
+    assert forecast.evaluations >= sum(layer_input.STAGE_STEPS)
     assert forecast.core_seconds > 1

@@ -63,9 +63,9 @@ def test_of_a_killed_worker_it_is_said_what_is_known(
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     for folder in (proc, cgroup):
         folder.mkdir()
-    monkeypatch.setattr(process_usage, "CGROUP", cgroup)
+    monkeypatch.setattr(process_usage, "CGROUP_FOLDER", cgroup)
     with monkeypatch.context() as patch:
-        patch.setattr(process_usage, "PROC", proc)
+        patch.setattr(process_usage, "PROC_FOLDER", proc)
         if moved is not None:
             (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
             (cgroup / "memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
@@ -75,7 +75,7 @@ def test_of_a_killed_worker_it_is_said_what_is_known(
     assert worker.measure_usage().megabytes > 0
     worker.kill()
     assert heard.get(timeout=SECONDS) is None
-    monkeypatch.setattr(process_usage, "PROC", proc)
+    monkeypatch.setattr(process_usage, "PROC_FOLDER", proc)
     if moved:
         (proc / "vmstat").write_text(f"oom_kill {7 + moved}\n")
     said = worker.explain_end(limit=2000)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from attacker.service import sessions
 from attacker.service.authorisation import SECURITY_HEADERS, is_loopback_name, is_own, parse_hostname, read_token
 from attacker.service.http.app import make_parts
-from attacker.service.http.middleware import WITHOUT_TOKEN, Guard, make_cookie_name
+from attacker.service.http.middleware import TOKEN_FREE_REQUESTS, Guard, make_cookie_name
 from attacker.service.sessions import MAX_SESSIONS, SESSION_SECONDS, Keys
 from attacker.service.settings import ServiceSettings
 
@@ -39,7 +39,7 @@ def test_without_the_token_no_route_answers_but_health_and_the_session(ask: Ask)
     assert len(found) > 20
     for method, path in found:
         answer = asked(path, method, headers=JSON if method != "GET" else {})
-        assert (answer.status_code == 401) == ((method, path) not in WITHOUT_TOKEN), (method, path)
+        assert (answer.status_code == 401) == ((method, path) not in TOKEN_FREE_REQUESTS), (method, path)
     for path in ("/metrics", "/api/v1/openapi.json", "/api/v1/none", "/api/v2/recordings", "/api/v1//recordings"):
         assert asked(path).status_code == 401
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attacker.service.index.attack_folders import CaseFacts, Source, find_null
 from attacker.service.index.grid import make_grid
-from attacker.service.index.headline import SHOWN_FIRST, find_worst_examples, make_headline
+from attacker.service.index.headline import NUM_HEADLINE_EXAMPLES, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts, VerdictSummary
@@ -59,7 +59,7 @@ def test_recovered_examples_come_first_then_the_nearest_and_each_once() -> None:
     ]
     assert find_worst_examples(attack(), {"1-a": rows}) == [("1-a", 2), ("1-a", 4), ("1-a", 0), ("1-a", 3)]
     many = [score(n, psnr=float(n)) for n in range(20)]
-    assert find_worst_examples(attack(), {"1-a": many}) == [("1-a", n) for n in range(19, 19 - SHOWN_FIRST, -1)]
+    assert find_worst_examples(attack(), {"1-a": many}) == [("1-a", n) for n in range(19, 19 - NUM_HEADLINE_EXAMPLES, -1)]
 
 
 def test_rows_that_are_not_finished_are_not_shown() -> None:

@@ -106,7 +106,7 @@ def test_an_image_is_kept_until_the_index_changes(recorded: Path, manifest: Mani
 
 
 def test_a_large_index_is_read_from_a_private_file(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_database, "IN_MEMORY", 1)
+    monkeypatch.setattr(index_database, "MAX_MEMORY_BYTES", 1)
     assert [len(Recording(recorded).read_rows()) for _ in range(2)] == [6, 6]
 
 

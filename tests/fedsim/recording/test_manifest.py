@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from defenses import DefenseSpec
 from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Training
-from fedsim.recording.safe_files import UNPRINTABLE
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN
 
 TABLE = DataSpec(
     shape=(2,),
@@ -175,7 +175,7 @@ def test_no_text_of_a_manifest_may_steer_a_terminal_or_forge_a_line(manifest: Ma
             path.write_text(json.dumps(changed))
             with pytest.raises(ValueError, match=r"manifest\.json: ") as refused:
                 Manifest.read(path)
-            assert UNPRINTABLE.search(str(refused.value)) is None
+            assert UNPRINTABLE_PATTERN.search(str(refused.value)) is None
             assert len(str(refused.value)) < 1000
     assert places > 60
 

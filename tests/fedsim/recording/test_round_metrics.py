@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.recording import DamagedFile
 from fedsim.recording.round_metrics import read_metrics
-from fedsim.recording.safe_files import UNPRINTABLE
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN
 
 ROW: dict[str, Any] = {"round": 1, "loss": 0.5, "accuracy": None, "clients": 2, "missing": 0, "seconds": 1.0}
 
@@ -56,7 +56,7 @@ def test_no_text_may_steer_a_terminal_or_forge_a_line(tmp_path: Path, place: tup
     write(tmp_path, ROW, row)
     with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: {place[0]} must be a text of .*; remove the row") as damaged:
         read_metrics(tmp_path)
-    assert UNPRINTABLE.search(str(damaged.value)) is None
+    assert UNPRINTABLE_PATTERN.search(str(damaged.value)) is None
 
 
 def test_a_missing_count_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
-from fedsim.server.outcome import FAILED, EmptyRunError, check_end
+from fedsim.server.outcome import FAILURE_PREFIX, EmptyRunError, check_end
 
 Federate = Callable[..., FederationRun]
 CLEARED = "correct the cause, then fedsim delete {folder}, and run again: no round is left to resume"
@@ -66,8 +66,8 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     words = "5 of 6 replies are missing, the first: OSError: sensor unplugged"
     assert [record.message for record in caplog.records if "replies are missing, " in record.message] == [words]
     assert end(run.out) == [words]
-    (told,) = [record for record in caplog.records if record.message.startswith(FAILED)]
-    assert told.message == f"{FAILED}5 replies are missing; fedsim show {run.out} says in which rounds"
+    (told,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
+    assert told.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} says in which rounds"
     heard = WARNING_LINE.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
     assert heard is not None
     assert heard[1] == told.message

@@ -116,7 +116,7 @@ def test_where_the_layer_says_too_little_the_reason_is_given(
 
 
 def test_dropout_in_training_hides_which_inputs_are_zero(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "STEPS", (3, 3))
+    monkeypatch.setattr(route, "STAGE_STEPS", (3, 3))
     one, _, _ = case(observe, dropped)
     assert answered(one).route == "layer_input"
     observation = one.observations[0]
@@ -127,7 +127,7 @@ def test_dropout_in_training_hides_which_inputs_are_zero(observe: Observe, monke
 
 def test_no_search_goes_on_from_such_an_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for the whole gradient fits it better and is farther from the example, as it must not be taken instead."""
-    monkeypatch.setattr(route, "STEPS", (30, 30))
+    monkeypatch.setattr(route, "STAGE_STEPS", (30, 30))
     one, _, _ = case(observe, plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
     assert (found.route, found.iterations) == ("layer_input", 0)
