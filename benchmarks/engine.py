@@ -265,7 +265,7 @@ def _measure_equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]
     count, steps = (2, 4) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
     pairs = _make_cases("resnet20_4", count, asked)
     truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, asked.seed)
-    cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is told them, too
+    cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is given the labels, too
     sides: dict[str, Callable[[], Tensor]] = {
         "breaching": lambda: torch.stack(_run_breaching(ENGINE_SETTINGS[1], cases, steps, tv=TV_WEIGHT, start=start)),
         "ours": lambda: _reconstruct(_make_equal_attack(steps, asked.seed), cases, asked),

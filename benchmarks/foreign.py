@@ -58,7 +58,7 @@ LARGEST_NETWORK = "MnistNet"
 def main() -> None:
     """Run the benchmark."""
     asked = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, *NETWORKS))
-    logging.getLogger("attacker").setLevel(logging.ERROR)  # reasons for plain PyTorch are in the table
+    logging.getLogger("attacker").setLevel(logging.ERROR)  # the table states why plain PyTorch is used
     rows = []
     for name in _list_networks(asked):
         rows.append(_measure_network(name, *NETWORKS[name], asked))

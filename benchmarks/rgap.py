@@ -90,7 +90,7 @@ def _measure_data(name: str, asked: Options) -> list[dict[str, Any]]:
     rows = []
     for network, attack, run, count in jobs:
         if asked.quick and (attack == "hgap" or (network, attack) == ("cnn6_d", "rgap(paper_mode)")):
-            continue  # these alone take as long as all else
+            continue  # these take as long as all others together
         rows.append(_measure_attack(found.take_first(count), network, attack, run, asked))
         print(f"{name} {network} {attack}: {rows[-1]['mse']:.2g}", file=sys.stderr)
     for network in ("cnn6", "cnn6_d"):

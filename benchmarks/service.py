@@ -142,7 +142,8 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
             for job in service.list_items(f"{API_PREFIX}/jobs?recording=live&state=done"):
                 done.setdefault(int(job["spec"]["rounds"]), time.perf_counter())
             lags.append(len(there) - len(done))
-            if len(there) == rounds and at_end is None:  # the last one has just come: at best it alone is not attacked yet
+            # the last round has just been recorded; at best, only it is not attacked yet
+            if len(there) == rounds and at_end is None:
                 at_end = lags[-1]
             time.sleep(0.1)
     finally:
@@ -223,7 +224,7 @@ def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[s
 def main() -> None:
     asked = parse_options(__doc__ or "")
     seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 60, 1000)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # which ends the service, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # SystemExit also ends the service
     with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "root"
         root.mkdir()

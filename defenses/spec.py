@@ -84,7 +84,7 @@ DEFENSES: Registry[Kind] = Registry(
         "uniform": Kind(uniform, channels.uniform, codec="levels", example="3"),
         "withhold": Kind(withhold, channels.withhold, codec="sparse", example="['*.weight']", limit="[]"),
         "masked": Kind(masked, channels.masked, example="clip(0.5), ['*.weight']", limit="clip(1e6), ['*']"),
-        # a learning rate that is a power of two loses nothing on the way to the gradient and back
+        # division and multiplication by a power of two are exact in floating point
         "in_gradient_units": Kind(
             in_gradient_units, channels.in_gradient_units, example="clip(0.5), 0.25", limit="clip(1e6), 0.25"
         ),
@@ -149,7 +149,8 @@ class DefenseSpec:
         codec = before
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _choose_inner_codec(step, codec)
-            codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen  # sparse packs few values as well
+            # the codec sparse also packs values from a small set
+            codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen
         return codec
 
 

@@ -98,7 +98,7 @@ def replay(
         recording = recording / "recording" if (recording / "recording").is_dir() else recording
         opened = Recording(recording)
         _check_model(opened, model)
-        if references.is_reference(attack):  # the user names it
+        if references.is_reference(attack):  # naming it on the command line admits it
             references.admit(attack)
         given = dict(map(parse_assignment, overrides or []))
         if references.is_reference(str(given.get("decoder", ""))):

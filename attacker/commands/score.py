@@ -133,7 +133,7 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
         for source in sources:
             try:
                 rows += scorer.score(source)
-            except NoTruth as error:  # of this attack; another may have been on clients with truth
+            except NoTruth as error:  # other attacks may have been on clients whose truth is known
                 nothing = error
             bar.advance(task)
     if nothing and not rows:

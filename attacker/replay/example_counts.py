@@ -90,7 +90,7 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     for name, given in seen.items():
         update = observation.update.get(f"{name}.weight")
         if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
-            classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer add up to nothing
+            classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer's gradient add up to zero
             found[name] = (
                 _compute_rank(update, observation.rounding.get(f"{name}.weight")),
                 min(len(update) - classes, update.shape[1]),

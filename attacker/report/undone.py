@@ -84,7 +84,8 @@ def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> 
         words += ["--seed", str(told["seed"])]
     if "labels" in told["oracles"]:
         words += ["--oracle", "labels"]
-    if ":" in (model := str(told.get("run", {}).get("model", ""))):  # code of others is imported only where it is named
+    # code outside this project is imported only if the command names it
+    if ":" in (model := str(told.get("run", {}).get("model", ""))):
         words += ["--model", model]
     return join(words)
 

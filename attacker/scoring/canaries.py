@@ -47,7 +47,7 @@ def guess_canaries(scorer: Scorer, recording: Recording) -> CanaryGuesses | None
             score, power = _score_pairs(scorer, recording.read_observation(row), pairs)
             total, length = total + score, length + power
         for (a, b), score in zip(pairs, (total / length.sqrt().clamp(min=1e-30)).tolist(), strict=True):
-            if (a in used) != (b in used):  # else the client's rounds did not come to this pair yet
+            if (a in used) != (b in used):  # otherwise the client has not trained on this pair yet
                 scores.append(score)
                 first_used.append(a in used)
     if not scores:

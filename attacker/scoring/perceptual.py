@@ -161,7 +161,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     try:
         if path.suffix in (".pth", ".pt"):
-            with warnings.catch_warnings(action="ignore"):  # on the file's format: its content is checked afterwards
+            with warnings.catch_warnings(action="ignore"):  # torch warns about the old file format; the content is checked below
                 loaded = dict(torch.load(path, map_location="cpu", weights_only=True))
             return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
         return load_file(path)

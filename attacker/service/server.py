@@ -149,7 +149,7 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     )
     try:
         config.load()
-    except OSError as error:  # of TLS: it has no other files
+    except OSError as error:  # the TLS files are the only files that uvicorn's configuration loads
         words = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(
             f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "

@@ -73,7 +73,7 @@ class Keys:
             return
         try:
             write_json(self._path, self._open)
-        except OSError as error:  # a full disk, say: sessions then last until the service ends
+        except OSError as error:  # such as a full disk; sessions then last until the service ends
             log.warning("%s cannot be written, so users must log in again after the next start: %s", self._path, error)
 
     def _sign(self, text: str) -> str:

@@ -93,7 +93,7 @@ class ServiceSettings:
             if number is not None and number < least:
                 raise ValueError(f"{option} must be at least {least}, got {number}")
         for option, limit in (("--job-seconds", self.job_seconds), ("--job-megabytes", self.job_megabytes)):
-            if limit is not None and not limit > 0:  # nor no number
+            if limit is not None and not limit > 0:  # `not >` also rejects NaN
                 raise ValueError(f"{option} must be positive, got {limit}")
         if self.job_megabytes is not None and not self.measures:
             raise ValueError(f"--job-megabytes with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or give no limit")

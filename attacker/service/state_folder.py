@@ -28,7 +28,7 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
     """
     if not os.path.lexists(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.name != "posix":  # owners and modes are told elsewhere
+    if os.name != "posix":  # other systems have no POSIX owners and modes
         return folder
     _check_parent(folder.parent)
     try:
@@ -100,7 +100,7 @@ def _check_tree(folder: Path) -> None:
             path = Path(where) / name
             try:
                 status = os.lstat(path)
-            except FileNotFoundError:  # a service that is ending removes its own
+            except FileNotFoundError:  # a service that is ending removes its files
                 continue
             _check_entry(path, status)
 

@@ -122,6 +122,6 @@ class Watcher:
     def _repeat_scan(self, look: Callable[[], None]) -> None:
         try:
             look()
-        except Exception:  # of whatever kind: the next look may well succeed, and nobody else would
+        except Exception:  # any error: the next scan may succeed, and no other thread would do it
             log.exception("a scan failed and will be repeated")
             self._end.wait(1.0)

@@ -50,7 +50,8 @@ def measure_codecs(asked: Options) -> None:
         spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(asked.seed)
         built = spec.build()
         sent, _ = built.apply(update, built.init(update), rng)
-        codecs = CODEC_NAMES if not text else (spec.choose_codec(),)  # whatever a codec is given must come through
+        # without a defense, every codec is measured: each must be lossless on any update
+        codecs = CODEC_NAMES if not text else (spec.choose_codec(),)
         shown = text.replace(" |", ", then")
         rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
     summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY_KEYS.items()}

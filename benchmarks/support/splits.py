@@ -167,6 +167,6 @@ def _load_embedded(name: str, count: int, skip: int, *, missing: Path | None) ->
     kind, arguments = EMBEDDED_DATA_SETS[name]
     found = datasets.load(kind, **arguments)
     order = np.random.default_rng(0).permutation(len(found.train))
-    chosen = np.resize(order, skip + count)[skip:]  # repeats where the embedded data set is too small
+    chosen = np.resize(order, skip + count)[skip:]  # examples repeat if the embedded data set is too small
     x, y = found.train[chosen]
     return Images(kind, x, torch.as_tensor(y), found.spec)

@@ -96,5 +96,5 @@ def _import(reference: str) -> Any:
         sys.path.append(os.getcwd())
     try:
         return attrgetter(path)(import_module(module))
-    except Exception as error:  # the code of others may fail in any way
+    except Exception as error:  # code outside this project may raise anything
         raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}") from error

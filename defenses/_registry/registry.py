@@ -44,7 +44,7 @@ class Registry(Generic[T]):
         where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
         try:
             loaded = entry.load()
-        except Exception as error:  # whatever the code of others raises
+        except Exception as error:  # code outside this project may raise anything
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
         return self._check(loaded, where)
 

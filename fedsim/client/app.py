@@ -145,7 +145,7 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
     content = RecordDict(
         {
             records.UPDATE_KEY: records.to_arrays(trained.update),
-            # no training loss: at batch 1 it says p_y in clear, beside whatever a defense did to the update
+            # no training loss is sent: at batch size 1 it reveals p_y, whatever the defense does to the update
             records.METRICS_KEY: MetricRecord({records.NUM_EXAMPLES_KEY: sum(map(len, used)) // epochs}),
         }
     )

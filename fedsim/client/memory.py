@@ -28,7 +28,7 @@ def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, 
         reply = call_next(message, context)
         if not reply.has_error():
             store_state(folder, round, context.state)
-        context.state = RecordDict()  # nothing for Flower to carry about
+        context.state = RecordDict()  # the state is stored above, so that Flower need not transfer it
         return reply
 
     return run

@@ -33,7 +33,7 @@ def update_mod(
     def apply(message: Message, context: Context, call_next: CallNext) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        sent = _read_weights(message.content, key, "the server's message")  # before the app reads it, which may empty the record
+        sent = _read_weights(message.content, key, "the server's message")  # read first, since the app may empty the record
         reply = call_next(message, context)
         if reply.has_error():
             return reply

@@ -42,7 +42,7 @@ def make_command_line(words: str) -> typer.Typer:
     For an unknown command, similar names are suggested.
     """
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
-    app.suggest_commands = False  # Click does
+    app.suggest_commands = False  # Click suggests commands itself
 
     @app.callback(help=words)
     def _read_options(
@@ -92,7 +92,7 @@ def show_progress_bar() -> Iterator[Progress]:
         while not ended.wait(PROGRESS_SECONDS):
             for task in bar.tasks:
                 if not task.finished:
-                    err.print(describe_progress(task))  # its texts are markup already, as in the bar
+                    err.print(describe_progress(task))  # the description is Rich markup already, as in the bar
 
     with bar:
         if not err.is_terminal:
@@ -129,7 +129,8 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
     except (ValueError, OSError, RuntimeError, MemoryError, sqlite3.Error) as error:
         if verbose:
             raise
-        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))  # a name may steer terminals
+        # names may contain terminal escape sequences
+        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))
         err.print(f"[bold red]error[/] {escape(told)}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None

@@ -177,7 +177,7 @@ def _fit_tensors(
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}
     for name, expected in state.items():
-        if name not in renamed and name.endswith("num_batches_tracked"):  # only PyTorch has this counter
+        if name not in renamed and name.endswith("num_batches_tracked"):  # only PyTorch's batch norm has this counter
             fitted[name] = expected
             continue
         if name not in renamed:

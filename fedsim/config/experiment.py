@@ -276,7 +276,8 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
     lines = []
     for one in error.errors():
         key, words = ".".join(map(str, one["loc"])), _describe_error(one, model)
-        about = key if one["loc"] else words.partition(" = ")[0]  # as in "defense = 'clip(0)': ..."
+        # the message begins with the key, as in "defense = 'clip(0)': ..."
+        about = key if one["loc"] else words.partition(" = ")[0]
         lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
     return "\n".join(lines).replace(f"{OVERRIDE_SOURCE}: file: ", f"{OVERRIDE_SOURCE}: ")
 

@@ -49,7 +49,7 @@ def _move(whole: Path, place: Path) -> None:
     try:
         whole.rename(place)
     except OSError:
-        if not place.exists():  # otherwise another process was faster
+        if not place.exists():  # otherwise another process has finished the same download
             raise
 
 
@@ -60,7 +60,7 @@ def _set_timeout(seconds: float) -> Iterator[None]:
     socket.setdefaulttimeout(seconds)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about retries
+            warnings.simplefilter("ignore")  # warnings about retries
             yield
     finally:
         socket.setdefaulttimeout(before)

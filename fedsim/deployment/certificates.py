@@ -145,7 +145,7 @@ def _make_certificate(
 def _begin_certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    now = datetime.now(UTC) - timedelta(minutes=5)  # allows for differences between clocks
     built = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     return built.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(until)
 

@@ -147,7 +147,7 @@ def handle_sigterm() -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning short
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
         sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -169,7 +169,7 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
     try:
         with opener.open(f"{scheme}://{address}", timeout=timeout) as answer:
             return bool(answer.status == 200)
-    except (OSError, HTTPException):  # the second: what answers speaks another language
+    except (OSError, HTTPException):  # HTTPException: whatever answers does not use HTTP
         return False
 
 
@@ -198,7 +198,8 @@ def _make_path() -> str:
 
 
 def _send_signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # ended; on macOS the second, of a group of zombies
+    # the process has ended; macOS raises PermissionError for a group of zombies
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 

@@ -86,7 +86,7 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
     from flwr.simulation import run_simulation
 
     level = logging.INFO if verbose else logging.ERROR
-    # a cluster of its own: Ray would else join one that runs on this machine, or wait for one that does not run any more
+    # a new cluster: otherwise Ray joins one that runs on this machine, or waits for one that has ended
     initialise: dict[str, Any] = {"address": "local", "log_to_driver": verbose, "logging_level": level}
     try:
         run_simulation(
@@ -191,7 +191,7 @@ class LocalGrid(Grid):
         context = copy.deepcopy(self._contexts[node])
         try:
             answer = self._clients(message, context)
-        except Exception as error:  # whatever a client raises, the server sees an error reply
+        except Exception as error:  # any exception of a client becomes an error reply
             answer = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         else:
             self._contexts[node] = context

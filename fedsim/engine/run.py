@@ -110,7 +110,7 @@ class FederationRun:
         """Raise ValueError or FileNotFoundError, before any work, for problems that would fail during the run."""
         try:
             self._try_parts()
-        except TypeError as error:  # what the named things make of arguments that are lists, texts, ...
+        except TypeError as error:  # raised if an argument is a list or a text instead of a number, for example
             raise ValueError(f"an argument of data, model, partition or strategy has the wrong type: {error}") from error
 
     def _try_parts(self) -> None:
@@ -164,7 +164,7 @@ class FederationRun:
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds another run, or other files; choose another --out, or delete them")
         done, rounds = count_rounds(self.out / "state"), self.experiment.rounds
-        if done is None and (rows := read_metrics(self.out)):  # its checkpoint is gone
+        if done is None and (rows := read_metrics(self.out)):  # its checkpoint is missing
             done = rows[-1]["round"]
         if done == rounds:
             return True
@@ -192,7 +192,7 @@ class FederationRun:
         limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]
         limits += [] if wanted.at_most is None else [wanted.at_most]
-        more = 1 if self.experiment.secure_aggregation else 0  # the sum
+        more = 1 if self.experiment.secure_aggregation else 0  # the recorded sum
         return (self._count_model_bytes() + 2000) * (1 + min(limits) + more)
 
     def count_bytes(self, number: int) -> int:
@@ -217,7 +217,7 @@ class FederationRun:
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         check_run(make_private(self.out))
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
-        if self.places.public is None and not self._simulation.exists():  # else the clients are elsewhere
+        if self.places.public is None and not self._simulation.exists():  # otherwise the clients run on other machines
             make_private(self._simulation.parent, below=self.out)
             write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 

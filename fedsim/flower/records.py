@@ -41,7 +41,7 @@ def pack(values: NDArray[Any]) -> Array:
 
 def read_array(array: Array) -> NDArray[Any]:
     """Return what Flower's `array.numpy()` gives, read-only and without a copy. Raises ValueError for a wrong length."""
-    with suppress(TypeError):  # a type that NumPy does not know
+    with suppress(TypeError):  # raised for a type that NumPy does not have
         if array.stype == "numpy.ndarray" and array.data.startswith(head := _make_header(array.dtype, array.shape)):
             return np.frombuffer(array.data, np.dtype(array.dtype), offset=len(head)).reshape(array.shape)
     _check_length(array)

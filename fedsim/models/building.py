@@ -60,7 +60,7 @@ def admit(reference: str, name: str | None = None) -> None:
     if not callable(function):
         raise ValueError(f"{reference} is not a function or class, but of type {type(function).__name__}")
     known, code = _CODE.get(reference, (None, ""))
-    if known is not function:  # a file that was edited since does not change the code that runs
+    if known is not function:  # editing the file after the import does not change the code that runs
         code = identify_code(function)
     for key in {reference, name or reference}:
         _ADMITTED[key] = _make_factory(function)
@@ -101,7 +101,8 @@ def build_layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
     except ValueError:
         raise
     except Exception as error:
-        if spec.name in BUILT_IN and not isinstance(error, NotImplementedError):  # which is what needs values
+        # NotImplementedError: an operation that the meta device lacks
+        if spec.name in BUILT_IN and not isinstance(error, NotImplementedError):
             raise _make_misfit_error(spec, data, error) from error
         model = _draw_weights(spec, data, 0)
         _check_size(spec, model)

@@ -66,6 +66,6 @@ def _is_random(network: nn.Module, data: DataSpec) -> bool:
         x = data.normalise(torch.rand(2, *data.shape))
         try:
             one, other = (trained(x) for _ in range(2))
-        except (RuntimeError, ValueError, TypeError):  # a network that does not stand two examples says nothing of itself
+        except (RuntimeError, ValueError, TypeError):  # nothing can be concluded from a network that fails on these inputs
             return False
     return not torch.equal(one, other)

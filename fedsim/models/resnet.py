@@ -61,9 +61,11 @@ def _make_resnet(
         nn.Flatten(),
         nn.Linear(widths[-1], num_classes),
     )
-    if batch_norm:  # without it, gains of this size would grow from block to block: PyTorch's own are smaller
+    # without batch norm, activations would grow from block to block with these weights; PyTorch's default weights are smaller
+    if batch_norm:
         for module in model.modules():
-            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # where normal draws take torch a second to load
+            # on the meta device, loading torch's code for normal draws takes a second
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 

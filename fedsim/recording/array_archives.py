@@ -43,7 +43,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
             return {name: _read(archive, entries[name], name) for name in chosen}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
-    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:  # what zipfile makes of broken archives
+    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:  # raised by zipfile for broken archives
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except (ValueError, MemoryError, OverflowError) as error:
         raise ValueError(_describe_error(path, error)) from None
@@ -108,7 +108,7 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
     try:
         with ZipFile(file) as archive:
             _check_sizes(archive.infolist(), limit)
-    except BadZipFile:  # an older format of PyTorch's, not packed
+    except BadZipFile:  # an older format of PyTorch, which is no ZIP archive
         return
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -158,7 +158,8 @@ def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
             raise ValueError(
                 f"array {name!r} of shape {shorten(shape)} and type {dtype} takes {needed} bytes, but the file has {there}"
             )
-        values = np.frombuffer(file.read(needed), dtype=dtype)  # no more than the entry's size, whatever is packed
+        # reads at most the size that the entry states, whatever the archive contains
+        values = np.frombuffer(file.read(needed), dtype=dtype)
         if file.read(1) or len(values) != prod(shape):
             raise ValueError(f"array {name!r} is truncated")
         return values.reshape(shape, order="F" if fortran else "C").copy()

@@ -60,7 +60,7 @@ def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike
 
 CODECS: dict[str, Codec] = {
     "dense": Codec(dict, lambda tensors, start: dict(tensors), _check_kinds, packs=False),
-    # whole weights, as plain FedAvg sends them: the client's own rounding is in them, see `Observation.rounding`
+    # whole weights, as plain FedAvg sends them; they include the rounding of the client, see `Observation.rounding`
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
     "bits": Codec(partial(tabled.encode, most=2), partial(tabled.decode, most=2), partial(tabled.check_fit, most=2)),

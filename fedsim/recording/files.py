@@ -91,7 +91,7 @@ def open_replacement(path: Path, *, below: Path | None = None, settle: bool = Tr
         descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
         try:
             with os.fdopen(descriptor, "w+b") as file:
-                os.fchmod(descriptor, 0o600)  # whatever the umask says
+                os.fchmod(descriptor, 0o600)  # independent of the umask
                 yield file
                 file.flush()
                 _flush_and_drop(descriptor)
@@ -147,7 +147,7 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
     with name_errors(path), os.fdopen(descriptor, "ab+") as file:
         if (size := file.seek(0, os.SEEK_END)) == 0:
-            os.fchmod(descriptor, 0o600)  # whatever the umask says
+            os.fchmod(descriptor, 0o600)  # independent of the umask
         elif (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.truncate(_find_last_break(file, size))
         file.write(to_json_lines(*values))

@@ -72,7 +72,7 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
     try:
         with open_image(folder) as image:
             return _query_image(image, query, values)
-    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # an error may quote what is no text
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # the error may quote bytes that are no valid text
         raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub("?", str(error)[:200])) from None
 
 

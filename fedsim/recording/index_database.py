@@ -138,7 +138,7 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
         status = os.fstat(pinned)
         _check_to_write(folder, status)
         connection = sqlite3.connect(path)
-        if not _is_open(status, besides=pinned):  # nothing was read or written yet
+        if not _is_open(status, besides=pinned):  # SQLite has not read or written anything yet
             connection.close()
             raise DamagedFile(path, "was replaced while it was opened; check who may write to its folder")
         return connection
@@ -159,7 +159,7 @@ def _check_to_write(folder: Path, status: os.stat_result) -> None:
 
 def _check_owner(folder: Path, status: os.stat_result) -> None:
     """Raise ValueError if the folder belongs to another user or is writable by others."""
-    if os.name != "posix":  # other systems have no such owners and modes
+    if os.name != "posix":  # other systems have no POSIX owners and modes
         return
     if status.st_uid != os.geteuid():
         raise ValueError(

@@ -48,7 +48,7 @@ class Exchanges:
         self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
         self._cohorts, self._round = cohorts or Cohorts(), records.read_number(first, "server-round")
         self._seen = {node: SecureClient(node) for node in asked}
-        self._numbers: dict[int, int] = {}  # of members, by node
+        self._numbers: dict[int, int] = {}  # numbers of members by node
 
     def run(self) -> SecureRound:
         """Run all four exchanges and return the outcome; a lost round is an outcome without a sum."""
@@ -131,7 +131,7 @@ class Exchanges:
                 try:
                     found[node] = read(node, answer.content)
                     seen.answered += (stage,)
-                except Exception as error:  # whatever is wrong with it, one answer must not end the federation
+                except Exception as error:  # one malformed answer must not end the federation, whatever it raises
                     seen.reason = f"exchange '{stage}': malformed reply: {error or type(error).__name__}"
         return found
 

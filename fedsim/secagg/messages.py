@@ -115,7 +115,7 @@ def read_publics(content: RecordDict) -> Publics:
         raise ValueError("the public keys do not have 32 bytes each")
     if found.mask == found.share:
         raise ValueError("the same public key was sent for masks and for shares")
-    for key in found:  # here, or each of its neighbours would fail over it
+    for key in found:  # checked here, since otherwise every neighbour of the client would fail
         check_public(key)
     return found
 

@@ -144,7 +144,8 @@ class FederationServer:
             replies = list(self.grid.send_and_receive(messages, timeout=self.settings.timeout))
             for reply in replies:
                 if reply.has_error() and is_full_disk(reply.error.reason or ""):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a client's: it could not write what it used
+                    # the disk of a client is full, so it could not store its truth
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             aggregated, _ = self.strategy.aggregate_train(number, replies)
             arrays = arrays if aggregated is None else aggregated
             self._commit(number, attempt, arrays, started)
@@ -161,14 +162,15 @@ class FederationServer:
         found = self.found
         done = found.round if found else 0
         self.recorder.roll_back(done)
-        for path in (*self.settings.folder.rglob(".*.partial"), *self.recorder.folder.rglob(".*.partial")):  # it may be a link
+        # the path may be a link
+        for path in (*self.settings.folder.rglob(".*.partial"), *self.recorder.folder.rglob(".*.partial")):
             path.unlink(missing_ok=True)
         if self.metrics.exists():
             rows = read_metrics(self.settings.folder)
             replace_json_lines(self.metrics, *(row for row in rows if found and row["round"] <= done))
         if found is None:
-            random.seed(self.settings.seed)  # Flower draws each round's clients from the global generator,
-            np.random.seed(self.settings.seed)  # and its central privacy the noise
+            random.seed(self.settings.seed)  # Flower draws each round's clients from this global generator,
+            np.random.seed(self.settings.seed)  # and the noise of central differential privacy from this one
             return self.initial, 0, 1
         checkpoint.restore_strategy(self.inner, found.memory)
         checkpoint.restore_generators(found.generators)

@@ -52,7 +52,7 @@ def find_failures(folder: Path) -> str:
     observations = recording.read_observations(on_damage=lambda error: None)
     if any(count.complete for count in recording.count_replies()) and not any(
         map(_is_finite, observations)
-    ):  # ends at a finite one
+    ):  # stops at the first finite update
         return "every update holds NaN or infinite values; lower training.learning_rate"
     return ""
 

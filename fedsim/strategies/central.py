@@ -54,7 +54,7 @@ def clip_adaptively(
     wrapped = flower.DifferentialPrivacyServerSideAdaptiveClipping(
         inner, noise_multiplier, drawn, clipping_norm, clipped_quantile, norm_learning_rate, clipped_count_stddev
     )
-    # Flower 1.41 counts those that were clipped, and moves the norm as the paper does for those that were not: away from its aim
+    # Flower 1.41 counts clipped updates, but its rule is the paper's for updates that were not clipped; the sign corrects that
     wrapped.clip_norm_lr = -norm_learning_rate
     return wrapped
 

@@ -87,7 +87,7 @@ def record(
         return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
 
     watched = _Watched(own, network, str(spec), start)
-    # hooked, not wrapped: a strategy with a `start` of its own calls the hooks on itself, and apps look at its attributes
+    # methods are replaced on the instance: a wrapper would be bypassed by a strategy's own `start`, and apps read its attributes
     vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
     return strategy
 

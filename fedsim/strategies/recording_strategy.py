@@ -53,7 +53,7 @@ class RecordingStrategy(Wrapper):
         )
         self._types = types or {}
         self._attempt = 1
-        self._asked: dict[int, int] = {}  # by node, the bytes that it is sent
+        self._asked: dict[int, int] = {}  # number of bytes sent to each node
         self._sent: list[Metadata] = []
         self._kept: set[str] = set(recorder.list_clients()) if self._wanted.at_most else set()
         self.pseudonyms: dict[int, str] = {}

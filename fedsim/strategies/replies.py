@@ -47,7 +47,7 @@ class ReplyReader:
         size = records.count_bytes(message.content)
         try:
             return self._read(message.content, node, size)
-        except Exception as error:  # whatever is wrong with it, one reply must not end the federation
+        except Exception as error:  # one malformed reply must not end the federation, whatever it raises
             reason = f"malformed reply: {error or type(error).__name__}"
             return Reply(client=node, node=node, status="failed", reason=reason, bytes=size)
 
@@ -58,11 +58,12 @@ class ReplyReader:
         else:
             metrics = records.read_metrics(content)
             examples = to_whole(metrics.pop(self.examples))
-        if self.foreign and not is_packed(content):  # left as it is
+        if self.foreign and not is_packed(content):  # the reply of such an app is not changed
             payload, buffers = self._take_weights(content)
         else:
             payload, buffers = self._take_update(content)
-        if not self.foreign:  # nothing of a client's own choosing reaches the strategy: Flower ends a run over one metric
+        # metrics of a client never reach the strategy, because Flower ends the run if they differ between clients
+        if not self.foreign:
             _replace(content, records.METRICS_KEY, MetricRecord({self.examples: examples or 0}))
         return Reply(client=node, node=node, payload=payload, buffers=buffers, num_examples=examples, bytes=size, metrics=metrics)
 
@@ -79,7 +80,7 @@ class ReplyReader:
         self._check_names(split_parts(payload.tensors) if codec.packs else payload.tensors)
         update = codec.decode(payload.tensors, self._read_start() if payload.codec == "weights" else self._read_shapes())
         self._check(update, buffers)
-        plain = {  # in the order of what was sent: Flower's own clipping goes by it, not by name
+        plain = {  # in the order of the weights sent, because Flower's clipping pairs tensors by position
             name: records.pack(buffers[name].numpy()) if name in buffers else _add_update(sent, update[name])
             for name, sent in self.start.items()
         }

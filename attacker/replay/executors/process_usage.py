@@ -37,7 +37,7 @@ def read_memory_limit() -> float | None:
         lines = (PROC_FOLDER / "meminfo").read_text().splitlines()
         found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")))
     for path in (CGROUP_FOLDER / "memory.max", CGROUP_FOLDER / "memory" / "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" is no number
+        with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
             found.append(int(path.read_text()))
     return min(found) / 1e6 if found else None
 
@@ -82,9 +82,9 @@ def measure_usage(process: int) -> Usage:
             text = (at / "stat").read_text()
             for children in at.glob("task/*/children"):
                 tree += map(int, children.read_text().split())
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
-        fields = text[text.rindex(")") + 2 :].split()  # the process name before it may contain any character
+        fields = text[text.rindex(")") + 2 :].split()  # the process name in parentheses may contain any character
         pages += int(fields[21])
-        ticks += sum(map(int, fields[11:15]))  # of the process and of its children that have ended
+        ticks += sum(map(int, fields[11:15]))  # CPU time of the process and of its children that have ended
     return Usage(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, ticks / os.sysconf("SC_CLK_TCK"))

@@ -49,7 +49,7 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
             continue
         try:
             data = load_described(reader.dataset, given, beside=reader.folder.parent / "data")
-        except (TypeError, KeyError, AttributeError) as error:  # arguments of any type that a file may hold
+        except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
             words = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", words) from None
         if data.compute_hash() != expected and _lacks_ranges(reader.dataset):

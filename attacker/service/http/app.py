@@ -68,7 +68,7 @@ def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
         version="1",
         description=API_DESCRIPTION,
         openapi_url=f"{API_PREFIX}/openapi.json",
-        docs_url=None,  # its scripts come from elsewhere
+        docs_url=None,  # FastAPI's page loads scripts from another site
         redoc_url=None,
         middleware=[Middleware(Timed), Middleware(Guard, patience=patience)],
     )

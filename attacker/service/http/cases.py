@@ -184,7 +184,7 @@ def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownS
     if case in source.answers:
         try:
             whole = read_whole(run.folder, make_file_path(source.name, case))
-        except ValueError:  # replaced since the last look, or damaged where nobody had looked
+        except ValueError:  # the file was replaced since the last scan, or is damaged in a part that the scan does not read
             whole = None
     address = f"{API_PREFIX}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
     return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))

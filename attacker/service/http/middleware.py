@@ -79,7 +79,7 @@ class Guard:
             log.info("a response ended early, because the session of its request has ended")
         except TooSlow:
             log.info("the connection of a client was closed, because it was too slow")
-        except Exception:  # a bug of ours: it is told as every other error is, and no more of it than that
+        except Exception:  # a bug: the client gets a plain error, and the log the traceback
             log.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not answer.begun:
                 await answer.refuse(scope, Refused(500, "the service made a mistake; its log says which"))
@@ -188,7 +188,7 @@ async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
         more = True
         while more:
             message = await receive()
-            if message["type"] != "http.request":  # it went away
+            if message["type"] != "http.request":  # the client disconnected
                 raise TooSlow
             body.extend(message.get("body", b""))
             more = message.get("more_body", False)
@@ -228,7 +228,7 @@ class _SecuredSender:
         await _wait_in_time(self._send(message), self._patience)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
-        if self.begun:  # it cannot be unsaid
+        if self.begun:  # the response has begun, so no error can be sent any more
             raise TooSlow
         content = json.dumps(make_problem(str(refused))).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}

@@ -156,7 +156,7 @@ class Catalogue:
         def read(before: IndexedRows | None) -> IndexedRows:
             try:
                 return read_rows(run.folder, run.index.rounds, before)
-            except ValueError:  # damaged since the last look, which the next one will tell
+            except ValueError:  # damaged since the last scan; the next one will report it
                 return IndexedRows({}, {})
 
         return self._rows.get(run.id, run.marks["index"], read).by_round

@@ -95,7 +95,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
     bad = 0
     try:
         with open_file(run, name, limit=MAX_BYTES) as file:
-            for line in BufferedReader(file):  # a file without one is read byte by byte
+            for line in BufferedReader(file):  # an unbuffered file is read byte by byte
                 if not line.endswith(b"\n"):
                     break
                 try:

@@ -151,7 +151,7 @@ def _read_rows(
 
     try:
         rows = recording.read_rows(rounds=rounds, on_damage=note)
-    except (ValueError, OSError) as error:  # no room for the copy of one that was cut off, say
+    except (ValueError, OSError) as error:  # for example, no space to copy a truncated index
         damage.setdefault(0, []).append(format_error(error, folder))
         return []
     return [

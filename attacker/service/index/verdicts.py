@@ -49,7 +49,7 @@ def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
         return RunVerdicts(
             {one.source: _summarise_verdict(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None
         )
-    except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
+    except Exception:  # files of a run may contain anything; invalid rows are reported elsewhere
         return RunVerdicts()
 
 

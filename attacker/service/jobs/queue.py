@@ -59,7 +59,7 @@ class Queue:
         """Register a callback that is called after each change by this process; see `Store.tell`."""
         self.store.tell(told)
 
-    # asking
+    # --- queries ---
 
     def get(self, id: str) -> Job:
         """Return the job with that id. Raises UnknownJob."""
@@ -111,7 +111,7 @@ class Queue:
         """Return, by job, the number of the attempt whose result was published."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
-    # what users do
+    # --- actions of users ---
 
     def submit(self, spec: JobSpec, origin: str = "request") -> Job:
         """Add a job. Raises Full if too many jobs wait."""
@@ -176,7 +176,7 @@ class Queue:
             )
             return get_job(db, id)
 
-    # what the supervisor does
+    # --- actions of the supervisor ---
 
     def recover(self, owner: str) -> int:
         """Put the running jobs of other owners back into the queue, or end those that were cancelled, and return their number.
@@ -192,7 +192,8 @@ class Queue:
 
     def claim(self, owner: str) -> Claim | None:
         """Mark the next waiting job as running and return the claim on it; None if no job waits."""
-        if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):  # asked often: writes nothing
+        # called often, so an empty queue must not cost a write
+        if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):
             return None
         with self.store.open_transaction() as db:
             row = db.execute("SELECT * FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1").fetchone()

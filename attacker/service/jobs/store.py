@@ -111,7 +111,7 @@ class Store:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:  # of a full disk, say, SQLite has taken it back itself
+                if self._writer.in_transaction:  # SQLite rolls back by itself after some errors, such as a full disk
                     self._writer.execute("ROLLBACK")
                 raise
         for told in self._told:

@@ -55,13 +55,13 @@ class RunningJob:
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
-        elif self.end is not None:  # it waits again already
+        elif self.end is not None:  # the job has already been returned to the queue
             return
         elif self.asked is not None:
             self.end = self._choose_end(result)
         elif answer.state == "failed":
             self.end = partial(self.queue.end_failed, self.claim, answer.error or "", result, cpu=self._cpu)
-        else:  # somebody else has interrupted it
+        else:  # the worker was interrupted by someone other than the supervisor
             self.record_release()
 
     def record_death(self, words: str) -> None:

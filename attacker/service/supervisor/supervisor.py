@@ -111,7 +111,7 @@ class Supervisor:
                 self._watch()
                 self._start_waiting()
                 self._idle.maintain(self._running)
-            except Exception:  # a full disk, say: what workers answered is kept until it can be written
+            except Exception:  # such as a full disk; workers' answers are kept until they can be written
                 log.exception("an error in the supervisor, which continues")
                 self._stopping.wait(1.0)
         self._end_all()
@@ -125,10 +125,10 @@ class Supervisor:
                 running.record_release()
             try:
                 running.settle()
-            except Exception:  # the next service takes it up
+            except Exception:  # the next start of the service recovers the job
                 log.exception("job %s", running.claim.id)
         if self._claimed is not None:
-            with suppress(Fenced, sqlite3.Error):  # as above
+            with suppress(Fenced, sqlite3.Error):  # the next start of the service recovers the job
                 self.queue.release(self._claimed)
 
     def _listen(self) -> None:
@@ -149,7 +149,7 @@ class Supervisor:
     def _scan_recording(self, recording: str) -> None:
         try:
             self._before_end(recording)
-        except Exception:  # the job has ended all the same
+        except Exception:  # the job has ended even if the scan fails
             log.exception("scanning recording %s failed", recording)
 
     def _hear(self, worker: JobWorker, said: WorkerMessage | None) -> None:
@@ -180,7 +180,7 @@ class Supervisor:
             path.unlink(missing_ok=True)
         if running.asked is None:
             self._idle.keep(worker)
-        else:  # a signal may still be on its way to it
+        else:  # the worker may still receive a signal that was sent for this job
             worker.end()
 
     def _watch(self) -> None:
@@ -191,7 +191,7 @@ class Supervisor:
     def _start_waiting(self) -> None:
         """Give waiting jobs to workers, up to the maximum number of running jobs."""
         while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
-            self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
+            self._claimed = claim  # if no worker can be started or nothing can be written, it is tried again
             with suppress(Fenced):
                 self._start_job(claim)
             self._claimed = None

@@ -44,14 +44,14 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     """
     work = _Work(task, watch)
     try:
-        with interrupt, hold_lock(Path(task.lock), wait=True):  # an older attempt may still be dying
+        with interrupt, hold_lock(Path(task.lock), wait=True):  # the process of an earlier attempt may not have ended yet
             work.attack()
             work.score()
     except KeyboardInterrupt:
         return JobOutcome(
             state="interrupted", result=Result(attacks=tuple(work.parts), score_note="it was ended before it was scored")
         )
-    except Exception as error:  # whatever is wrong with this job, the next one may be done
+    except Exception as error:  # an error in this job must not prevent the next one
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         told = f"{reason[:MAX_ERROR]}\n\n{traceback.format_exc()[-MAX_ERROR:]}"
         return JobOutcome(state="failed", result=work.result, error=told)

@@ -61,7 +61,7 @@ def read(state: Path, job: str) -> Preview | None:
         with safe_open(make_preview_path(state, job), framework="numpy") as file:
             about = json.loads(file.metadata()["about"])
             images = file.get_tensor("images")
-    except (OSError, SafetensorError):  # not yet, or no more
+    except (OSError, SafetensorError):  # not written yet, or deleted already
         return None
     return Preview(images=images, places=tuple(ImagePlace(*place) for place in about.pop("places")), **about)
 
@@ -87,7 +87,7 @@ class Painter:
             if slot.example not in seen:
                 seen.add(slot.example)
                 place = (slot.round, slot.client, slot.batch, slot.position)
-                self._images.pop(place, None)  # the last ones stay
+                self._images.pop(place, None)  # moves the image to the end of the dictionary, whose beginning is dropped
                 self._images[place] = (pixels[slot.example], int(sight.y[slot.example]))
         for place in list(self._images)[:-MAX_IMAGES]:
             del self._images[place]
@@ -100,7 +100,7 @@ class Painter:
         beside = self.path.with_suffix(PARTIAL_SUFFIX)
         with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
-        os.replace(beside, self.path)  # not flushed: after a crash of the machine there is nothing to watch
+        os.replace(beside, self.path)  # no fsync: after a crash of the machine the preview is useless anyway
 
 
 def _to_bytes(x: Tensor) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ UNWRITTEN_STATUS = 74
 
 def main(run: str, out: str, unscored: str = "") -> None:
     """Write the report page of a run. unscored: "--unscored" leaves out scores and originals."""
-    from attacker.report.gather import gather_run  # the service asks for the status above, and need not load these
+    from attacker.report.gather import gather_run  # imported here because the service imports this module for the status only
     from attacker.report.render import render
 
     page = render([gather_run(Path(run), scored=unscored != "--unscored")]).encode()

@@ -110,7 +110,7 @@ def _attack_one(
     with measure_cpu() as clock:
         try:
             guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(asked.seed))[0].x
-        except ValueError:  # it says in words why there is no answer
+        except ValueError:  # the closed form does not apply
             guess = x[None][:0]
     if not len(guess):
         return MAX_REPORTED_MSE, clock.seconds

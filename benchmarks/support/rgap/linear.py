@@ -51,7 +51,7 @@ def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dic
                 answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(asked.seed))[0]
                 guess, labels = answer.x, answer.y
                 routes |= {answer.route}
-            except ValueError:  # it says in words why there is no answer
+            except ValueError:  # the closed form does not apply
                 guess, labels = x[:0], y[:0]
         seconds += clock.seconds
         own, labelled = _match_examples(guess, labels, x, y)

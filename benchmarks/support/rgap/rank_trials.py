@@ -64,7 +64,7 @@ def _draw_network(rng: Random) -> RandomNetwork | None:
     layers.append(nn.Flatten())
     try:
         width = prod(nn.Sequential(*layers).to("meta")(torch.empty(1, *shape, device="meta")).shape[1:])
-    except RuntimeError:  # the image is used up
+    except RuntimeError:  # the strides have reduced the image to nothing
         return None
     if rng.random() < 0.4:
         hidden = rng.randint(4, 20)

@@ -97,7 +97,7 @@ class Aggregator:
             subtract_mask(self._total, self._recover_secret(member, {holder: own.seeds for holder, own in opened.items()}))
         for member in sorted(self._shared - self._summed):
             neighbours = self._graph[member] & self._summed
-            if neighbours:  # else no vector holds a mask of its
+            if neighbours:  # otherwise no summed vector contains one of its masks
                 self._remove_masks(member, self._recover_mask_key(member, opened), neighbours)
         return self._total
 

@@ -57,7 +57,7 @@ class Quantiser:
         Raises ValueError for a weight out of range, other names or shapes, and values that are not finite.
         """
         if not 1 <= weight <= self.max_weight:
-            # without the number itself, which the server, that gets these words in an error reply, is not to know
+            # the message omits the number, because it is sent to the server, which must not learn it
             raise ValueError(f"the number of examples is not from 1 to secure_aggregation.max_weight = {self.max_weight}")
         if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
             raise ValueError(
