@@ -82,7 +82,7 @@ def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
         return None
     wanted = "none found" if text == "none" else text
     if wanted not in grades[:-1]:
-        raise ValueError(f"--fail-above {text!r} is no grade. Known: none, {', '.join(grades[1:-1])}")
+        raise ValueError(f"--fail-above {text!r} is not a grade. Known: none, {', '.join(grades[1:-1])}")
     return grades.index(wanted)
 
 

@@ -129,7 +129,7 @@ def refuse_tuned(keys: Iterable[str]) -> None:
     """Raise TunedOn if one of the examples with these digests was used to choose a setting."""
     for key in keys:
         if key in _read_tuned():
-            raise TunedOn(f"example {key} chose {_read_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
+            raise TunedOn(f"example {key} was used to choose {_read_tuned()[key]!r} (tuned.json); report on other examples")
 
 
 def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> None:

@@ -36,7 +36,8 @@ router = APIRouter(
 
 AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
 CaseVersion = Annotated[
-    str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
+    str | None,
+    Query(pattern="^[0-9a-f]{1,16}$", description="Version for caches; the response is always the newest state of the case."),
 ]
 IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"content": {PNG_TYPE: {"schema": {"type": "string", "format": "binary"}}}}

@@ -21,7 +21,7 @@ EVENT_STREAM_TYPE = "text/event-stream"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 STREAM_RESPONSES: dict[int | str, dict[str, Any]] = REFUSED_RESPONSES | {
     200: {"content": {EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}},
-    503: {"model": Problem, "description": "As many listen as may."},
+    503: {"model": Problem, "description": "The number of listeners has reached its limit."},
 }
 Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)]
 PREVIEW_POLL_SECONDS = 1.0

@@ -17,14 +17,14 @@ from fedsim.recording.selection import parse_rounds
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(check_parameters)])
 
 WRONG_STATE_RESPONSE: dict[int | str, dict[str, Any]] = {
-    409: {"model": Problem, "description": "The job is not in a state for that."}
+    409: {"model": Problem, "description": "The state of the job does not allow this."}
 }
 QUEUE_FULL_RESPONSE: dict[int | str, dict[str, Any]] = {
-    429: {"model": Problem, "description": "As many jobs wait as may."},
+    429: {"model": Problem, "description": "The queue is full."},
     503: {"model": Problem, "description": "The disk is full."},
 }
 MAX_NAMES = 100
-Nothing = Annotated[dict[str, Any] | None, Body(description="Nothing is needed: {}.")]
+Nothing = Annotated[dict[str, Any] | None, Body(description="An empty object, {}.")]
 REQUIRED_BODY: dict[str, Any] = {"requestBody": {"required": True}}
 
 

@@ -105,16 +105,19 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], 
     keys, cookie = known.keys, read_session(headers, known)
     if not keys.is_open(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
-        raise Refused(401, f"{wrong}: Authorization: Bearer TOKEN; the service says where it lies", WWW_Authenticate="Bearer")
+        words = f"{wrong}: send the header Authorization: Bearer TOKEN; the service prints the token's file when it starts"
+        raise Refused(401, words, WWW_Authenticate="Bearer")
     return lambda: keys.is_open(cookie)
 
 
 def _check_host(headers: Headers, settings: ServiceSettings) -> None:
     host = headers.get("host", "")
     if parse_hostname(host) is None:
-        raise Refused(400, "the Host header names no host")
+        raise Refused(400, f"the Host header {host[:100]!r} is not a host name; write it as localhost:8000")
     if settings.is_loopback and not is_loopback_name(host):
-        raise Refused(400, "this service goes by the names of this machine only: localhost, 127.0.0.1 or [::1]")
+        raise Refused(
+            400, f"the host must be localhost, 127.0.0.1 or [::1], got {host[:100]!r}; see --host to serve other machines"
+        )
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
@@ -124,13 +127,13 @@ def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> N
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
-        raise Refused(403, "another site's page may change nothing here")
+        raise Refused(403, "the request comes from a page of another site, and such pages must not change anything")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and (method != "DELETE" or kind):
-        raise Refused(415, "what changes something is sent as Content-Type: application/json; files are not taken")
+        raise Refused(415, f"the Content-Type must be application/json for requests that change something, got {kind[:100]!r}")
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()):
-        raise Refused(400, "Content-Length is no number")
+        raise Refused(400, f"Content-Length must be a number, got {length[:100]!r}")
     if int(length[:20]) > settings.max_body:
         raise Refused(413, f"the request is larger than {settings.max_body} bytes")
 

@@ -21,7 +21,9 @@ router = APIRouter(
     prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
 )
 
-PreviewVersion = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
+PreviewVersion = Annotated[
+    int | None, Query(ge=0, lt=2**53, description="Version for caches; the response is always the newest preview.")
+]
 
 
 @router.get("", response_model=PreviewTold)

@@ -12,11 +12,13 @@ from fedsim.recording.selection import complete_names
 MAX_ITEMS = 1000
 """Items of one answer."""
 
-Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Items of one answer at most.")]
-After = Annotated[str | None, Query(max_length=600, description="`next` of the answer before.")]
-AfterRow = Annotated[str | None, Query(pattern="^[0-9]{1,16}-[A-Za-z0-9_-]{1,64}$", description="`next` of the answer before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Largest number of items in the response.")]
+After = Annotated[str | None, Query(max_length=600, description="`next` of the previous response.")]
+AfterRow = Annotated[
+    str | None, Query(pattern="^[0-9]{1,16}-[A-Za-z0-9_-]{1,64}$", description="`next` of the previous response.")
+]
 AfterCase = Annotated[
-    str | None, Query(pattern="^[A-Za-z0-9_.-]{1,200}/[A-Za-z0-9_.-]{1,200}$", description="As `after` elsewhere.")
+    str | None, Query(pattern="^[A-Za-z0-9_.-]{1,200}/[A-Za-z0-9_.-]{1,200}$", description="`next` of the previous response.")
 ]
 Round = Annotated[int | None, Query(ge=1, lt=2**53)]
 Client = Annotated[str | None, Query(min_length=1, max_length=64, description="A client's name, or a unique beginning of it.")]
@@ -26,15 +28,15 @@ Number = Annotated[int, Path(ge=0, lt=2**31)]
 T = TypeVar("T")
 
 REFUSED_RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request is none that is understood."},
-    401: {"model": Problem, "description": "A token is needed, or the one given is wrong."},
-    404: {"model": Problem, "description": "There is no such thing."},
-    422: {"model": Problem, "description": "A field is wrong; the answer names it, and the mend."},
+    400: {"model": Problem, "description": "The request is malformed."},
+    401: {"model": Problem, "description": "The token is missing or wrong."},
+    404: {"model": Problem, "description": "The resource does not exist."},
+    422: {"model": Problem, "description": "A field is invalid; the response names it and says how to correct it."},
 }
 REFUSED_CHANGE = REFUSED_RESPONSES | {
-    403: {"model": Problem, "description": "Another site's page may change nothing here."},
+    403: {"model": Problem, "description": "The request comes from a page of another site."},
     413: {"model": Problem, "description": "The request is too large."},
-    415: {"model": Problem, "description": "Only JSON is taken."},
+    415: {"model": Problem, "description": "The body is not JSON."},
 }
 
 

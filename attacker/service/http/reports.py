@@ -25,9 +25,9 @@ HTML_TYPE = "text/html; charset=utf-8"
 REPORT_SECONDS = 120.0
 REPORT_RESPONSES = REFUSED_RESPONSES | {
     200: {"content": {"text/html": {"schema": {"type": "string"}}}},
-    409: {"model": Problem, "description": "The run is not such that a report can be made of it."},
-    503: {"model": Problem, "description": "It takes too long."},
-    507: {"model": Problem, "description": "The service's own folder cannot take it."},
+    409: {"model": Problem, "description": "No report can be made of this run."},
+    503: {"model": Problem, "description": "The report takes too long."},
+    507: {"model": Problem, "description": "The report cannot be written to the service's folder."},
 }
 
 

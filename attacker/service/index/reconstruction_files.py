@@ -196,10 +196,10 @@ def _read(file: FileIO, start: int, count: int) -> bytes:
 
 def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
     if not isinstance(slot, list) or len(slot) != 5:
-        raise ValueError("one of its slots is none")
+        raise ValueError("one of its slots is not a list of round, client, batch, position and example")
     round, client, batch, position, example = slot
     if not isinstance(client, str) or not all(type(n) is int and 0 <= n < 2**53 for n in (round, batch, position, example)):
-        raise ValueError("one of its slots is none")
+        raise ValueError("one of its slots is not a list of round, client, batch, position and example")
     return round, client[:64], batch, position, example
 
 
