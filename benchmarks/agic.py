@@ -1,14 +1,15 @@
 """AGIC on the full ResNet20-4: the effect of layer weights, a second epoch, linking and the one-batch approximation.
 
-    layers    equal weights against layer weights, one image each, 1,000 iterations with step decay (--short: 500, --long: 3,000)
-    shapes    the functions of AGIC's table I, batches of 4
-    epochs    one round against two linked ones of different epochs (table VI)
-    matching  links of two shuffled epochs by features and assignment, beside images and greedy as published (table V)
-    fedavg    the one-batch approximation against simulation of 1, 2, 4, 8 local steps on 8 images (figure 8)
+    layers    equal weights compared with layer weights on single images, 1,000 iterations with step decay (--short: 500,
+              --long: 3,000)
+    shapes    the weight functions of AGIC's table I, on batches of 4
+    epochs    one round compared with two linked rounds of different epochs (table VI)
+    matching  linking of two shuffled epochs: by features with optimal assignment, and as published by images, greedily (table V)
+    fedavg    the one-batch approximation compared with simulation, for 1, 2, 4 and 8 local steps on 8 images (figure 8)
     beyond    surrogate weights, the order-invariant prior and robust weights, on CPL's LeNet
 
-CIFAR-10 and CIFAR-100 from --data, photographs without it. Narrow networks and short runs hide or reverse the effect of layer
-weights, so that `--quick` only checks that everything runs. Without a table, all but shapes and beyond are run.
+Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
+of layer weights, so `--quick` only checks that everything runs. If no table is named, all tables except shapes and beyond run.
 """
 
 from collections.abc import Sequence
@@ -91,7 +92,10 @@ PAPER_SHAPES = (
 
 
 def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare one round of an image with two rounds, between which the federation trained on others. The link is given."""
+    """Compare an attack on one round of an image with one on two rounds, between which the global model trained on other images.
+
+    The attack is told that both rounds contain the same image.
+    """
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
     found = load_images(asked, "cifar100", count)

@@ -1,11 +1,11 @@
-"""Whether an audit names planted faults, raises no false alarms, and comes to the right verdict in time.
+"""Detection of planted faults by audits, their false alarms, and a lower bound on the error of attacks.
 
     faults     six federations with a planted fault each: the audit must name it by a check, without any attack
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     sound      twelve federations with sound defenses: no check may be graded serious or worse
 
-Federations are of 8 clients and 6 rounds on the embedded digits, each client on its own part, with a network of one hidden layer.
+Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
 aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0.
 """
 

@@ -1,17 +1,16 @@
 """Cost and effect of each defense at three strengths: accuracy, bytes and epsilon of a federation, and the success of attacks.
 
-One row is one federation (support/defenses/federation.py): it trains with the defense, its privacy is accounted over all
-rounds, and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand
-beside their nulls on the same cases; the strongest one of each row, with its verdict against the best of these nulls, ends the
-row.
-Secure aggregation is attacked by its sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
+Each row is one federation (support/defenses/federation.py). It trains with the defense, and epsilon is accounted over all rounds.
+The updates of its first round, one step on one example each, are attacked without and with knowledge of the defense. Every attack
+is listed with its null on the same cases. The last columns are the strongest attack of the row, and its verdict against the best
+of these nulls. With secure aggregation, sums over 2, 4, 6 and 8 clients are attacked; with MixUp, batches of two.
 
-What should become of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py; `as_declared` is
-the share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`support/defenses/outcomes.py`).
+The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py. `as_declared` is
+the share of pairs (defense, attacker) whose change agrees, by equivalence tests with a margin (support/defenses/outcomes.py).
 
-Lengths of clips and noise are multiples of the federation's own undefended update. Results are kept in runs/benchmarks as they
-come, and what is there is not done again unless `--fresh`; `--kept` prints them and runs nothing. `--tuning` runs on the part
-that settings are chosen on. `--quick` is a smaller instance of the first defenses; a name as argument runs that defense alone.
+Clipping norms and noise levels are multiples of the norm of undefended updates. Results are stored in runs/benchmarks as soon as
+they are measured, and not measured again without `--fresh`; `--kept` prints stored results only. `--tuning` uses the part of the
+data on which settings are chosen. `--quick` is a smaller instance of the first defenses. A name as argument selects one defense.
 """
 
 import re
@@ -57,13 +56,13 @@ class FederationJob:
 
     @property
     def name(self) -> str:
-        """The name of the row."""
+        """Name of the row."""
         none = "none" + (f", batch {self.batch}" if self.batch > 1 else "") + (f", {self.cohort} a round" if self.cohort else "")
         return f"{self.entry.name} {self.strength}" if self.entry else none
 
     @property
     def none(self) -> "FederationJob":
-        """Return the same federation without a defense."""
+        """The same federation without a defense."""
         return replace(self, entry=None, strength="", value="")
 
 

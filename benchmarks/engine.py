@@ -1,28 +1,27 @@
 """Speed of gradient matching compared with breaching 0.1.2 and with a plain loop: same gradients, same arithmetic, one thread.
 
-The measure is the iterations of all reconstructions together per CPU-second, without the cost before the first iteration. DLG's
-LeNet is attacked by squared distance and Adam, ResNet20-4 by Inverting Gradients (cosine, total variation, signed Adam in a box);
-1, 8 and 64 reconstructions, 1 and 8, each of another image of one client's network. The plain loop is eager PyTorch, one
-reconstruction after the other, with a double backward. All three run in turn; a ratio is the median over turns.
+Speed is the number of iterations of all reconstructions per CPU-second, without the cost before the first iteration. On DLG's
+LeNet, 1, 8 and 64 images are reconstructed with the squared distance and Adam; on ResNet20-4, 1 and 8 images by Inverting
+Gradients (cosine distance, total variation, signed Adam in a box). The plain loop is eager PyTorch with a double backward pass
+and reconstructs one image after the other. The three programs run alternately, and ratios are medians over the repetitions.
 
 breaching is not a dependency of this project, and needs older packages. Install it in a separate folder:
     pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
     PYTHONPATH=FOLDER python benchmarks/engine.py
 Without it, the rows and keys that need it are left out.
 
-The tables `lenet` and `resnet` are what runs by itself; `--full` adds `quality`, which takes long: both programs reconstruct the
-same eight images of the report part with equal settings. Objective (cosine), weight of total variation (1e-4), optimiser (signed
-Adam in a box, learning rate 0.1, cut to a tenth at 3/8, 5/8 and 7/8), 100 iterations, told labels and the start (normal noise)
-are the same; all iterations are taken, and each keeps the iterate of its own least loss: truth decides nothing. What differs:
-breaching's total variation counts the differences to zeros beyond two edges, too, and ours takes the images at once.
-`resnet_equal_time` is the CPU time of ours over breaching's, `resnet_equal_quality_db` the mean difference in PSNR over the
-images with its 95 % interval. A row of its own has AGIC's layer weights, which breaching does not have; `layer_weights_db` is
-what they add.
+By default the tables `lenet` and `resnet` run. `--full` adds the table `quality`, which takes long: both programs reconstruct the
+same eight images of the report part with equal settings. They have the same objective (cosine), weight of total variation (1e-4),
+optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at 3/8, 5/8 and 7/8), number of iterations (100), given labels
+and start (normal noise). Both run all iterations and return the iterate with the smallest loss; neither sees the truth. They
+differ in two ways: breaching's total variation includes the differences to zeros beyond two edges, and ours reconstructs all
+images in one batch. `resnet_equal_time` is the ratio of our CPU time to breaching's, and `resnet_equal_quality_db` the mean
+difference in PSNR with its 95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have;
+`layer_weights_db` is their gain.
 
-On LeNet ours is compiled by PyTorch; `eager` is the same without; on ResNet20-4, `bfloat16` is the
-same with convolutions of that precision, where the processor has it. What compiling costs, and after how many iterations of all
-that has paid, is in the rows. `--quick` measures a few iterations of each side once, and compiles for a
-single reconstruction only.
+On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
+search with convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number of
+iterations after which it pays. `--quick` measures a few iterations once, and compiles for a single reconstruction only.
 """
 
 import warnings

@@ -1,12 +1,12 @@
-"""Accuracy of the label rules: how much of the true multiset of labels each infers from a gradient before any search.
+"""Accuracy of the label rules: the share of the true multiset of labels that each infers from a gradient before any search.
 
 Overlap is the share of a batch's labels that were recovered, counting repetitions: the sum of min(n_c, recovered n_c) over n.
-Every other batch has duplicates (from at most half as many classes as it has examples, and at most half of all classes); the
-others have no more than necessary. Models are untrained, or trained by 300 steps of Adam on examples of the tuning split. Single
-gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps of 4 examples each.
+Half of the batches have many duplicates (at most half as many classes as examples, and at most half of all classes); the others
+have as few as possible. Models are untrained, or trained by 300 steps of Adam on examples of the tuning split. The updates are
+single gradients of 1 to 64 examples, and FedAvg updates of 1, 2, 4 and 8 local steps on 4 examples each.
 
-`bias` needs a last layer with a bias, `rows` at most as many examples as classes; a cell is empty if a rule does not apply.
-`--quick` is fewer batches, sizes and models.
+`bias` requires a last layer with a bias, and `rows` at most as many examples as classes; a cell is empty if a rule does not
+apply. `--quick` uses fewer batches, sizes and models.
 """
 
 from collections.abc import Sequence

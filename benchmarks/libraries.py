@@ -1,11 +1,11 @@
-"""Own code beside the libraries that could replace it: what each costs, and what each does when a process is killed.
+"""Comparison of our code with libraries that could replace it: cost, and behaviour when a process is killed.
 
-The table `positions` packs the positions of a sparse update of 11 million values (ResNet-18) by our three ways, by Roaring
-bitmaps (`pyroaring`), by zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. `queue` kills a process
-with SIGKILL while it works on a job, with ours, `persistqueue.SQLiteAckQueue` and `huey.SqliteHuey`, and has a worker that was
-taken for dead end its job after another one did. `pool` kills a worker among several tasks, with ours,
-`concurrent.futures.ProcessPoolExecutor` and `joblib`. Rows of libraries that are not installed are left out:
-pip install --target FOLDER pyroaring persist-queue huey, and put FOLDER on PYTHONPATH.
+The table `positions` packs the positions of a sparse update of 11 million values (ResNet-18) by our codec, Roaring bitmaps
+(`pyroaring`),  zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. The table `queue` kills a process
+with SIGKILL while it works on a job of our queue, of `persistqueue.SQLiteAckQueue` and of `huey.SqliteHuey`. It also tests
+whether a slow worker that was considered dead can still end a job that another worker has ended. The table `pool` kills one
+worker while several tasks run, with our pool, `concurrent.futures.ProcessPoolExecutor` and `joblib`. Libraries that are not
+installed are left out: pip install --target FOLDER pyroaring persist-queue huey, and put FOLDER on PYTHONPATH.
 """
 
 import os
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure_positions(asked: Options) -> list[ResultRow]:
-    """Bytes over ours, and CPU-seconds to pack and unpack, for shares of positions of the size of the usual sparsifiers."""
+    """Measure size relative to our codec, and CPU-seconds to pack and unpack, for shares of positions that sparsifiers send."""
     size = RESNET18_PARAMETERS // 10 if asked.quick else RESNET18_PARAMETERS
     rng = np.random.default_rng(asked.seed)
     rows = []
@@ -153,9 +153,9 @@ def work(number):
 
 
 def measure_queues(asked: Options) -> list[ResultRow]:
-    """Jobs that were lost, and done twice, where a process was killed during one and another one went on.
+    """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another one continued.
 
-    late_ends: how many of two workers could end the same job, of which the first was taken for dead and only slow.
+    late_ends: how many of two workers can end the same job, if the first is slow and was considered dead.
     """
     rows = []
     for name, program in QUEUE_PROGRAMS.items():
@@ -269,7 +269,7 @@ serve(prepare)
 
 
 def measure_pools(asked: Options) -> list[ResultRow]:
-    """Tasks that were answered of several, where the worker of one was killed once."""
+    """Count the tasks that are answered if the worker of one task is killed once."""
     rows = []
     for name in ("ours", *POOL_PROGRAMS):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
 """Closed forms on the sigmoid LeNets of DLG and CPL, without any search, compared with CPL's search on some of the same pairs.
 
-There are 200 pairs of an image and random weights: DLG's and CPL's LeNet in turn, ten classes, cross-entropy, half of the
-images photographs and half CIFAR-10. What is attacked is the float32 gradient of one image; nothing but it and the weights is
-known. `success` is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is the CPU time that CPL's
-L-BFGS with one start takes per image that it recovers, over ours on the same pairs; for both, an image counts as recovered by
-`attacker.scoring.metrics.is_recovered`. Ours attacks one pair at a time, the search all of its pairs at once, which costs it
-less. `--quick` is four pairs, two of them searched.
+There are 200 pairs of an image and random weights, for DLG's and CPL's LeNet alternately, with ten classes and cross-entropy.
+Half of the images are photographs, and half CIFAR-10. An attack gets the float32 gradient of one image and the weights. `success`
+is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is the ratio of CPU time per recovered image,
+CPL's L-BFGS with one start to the closed form, on the same pairs (recovered: `attacker.scoring.metrics.is_recovered`). The closed
+form attacks one pair at a time; the search attacks all of its pairs at once, which favours the search. `--quick` is four pairs,
+of which two are searched.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class PeelCase:
 
 @dataclass(frozen=True)
 class Found:
-    """The results of an attack. mse, recovered: of each pair. seconds: CPU time of each call."""
+    """The results of an attack. mse, recovered: one value per pair. seconds: CPU time of each call."""
 
     mse: Tensor
     recovered: Tensor
@@ -108,7 +108,7 @@ def _make_row(network: str, attack: str, found: Found) -> dict[str, Any]:
 
 
 def _compute_ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
-    """Return the ratio of CPU time per recovered image, search over closed form; None if one of them recovered none."""
+    """Return the CPU time per recovered image of the search relative to the closed form; None if one of them recovered none."""
     sides = [(sum(sum(one.seconds) for one in side), sum(int(one.recovered.sum()) for one in side)) for side in (searches, ours)]
     if not all(recovered for _, recovered in sides):
         return None

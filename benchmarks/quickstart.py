@@ -4,10 +4,10 @@ Ten clients train the template's network with its settings: batches of 32, momen
 same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10 from a file,
 because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
 
-`psnr` is the mean over a client's examples of the best assignment of reconstructions to them, `null` the same of the attack
-without a gradient, `surplus` their difference. `labels` is the share of true labels in the multiset that was read. `examples` is
-the number that the attack searched for, `reported` what the client said. Attack: exact, which tries closed forms before a search
-by inverting_gradients with so many iterations; `route` says which of them answered.
+`psnr` is the mean over a client's examples, to which reconstructions are assigned optimally; `null` is the same for the attack
+without a gradient, and `surplus` the difference. `labels` is the share of true labels in the inferred multiset. `examples` is the
+number of examples that the attack reconstructed, and `reported` the number that the client reported. The attack is `exact`, which
+tries closed forms before a search by inverting_gradients with the given number of iterations; `route` is the one that answered.
 """
 
 import logging
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def draw_images(asked: Options) -> Images:
-    """Return the images of all clients; of its own, each client holds out a fifth."""
+    """Return the images of all clients. Each client holds out a fifth of its own images."""
     return load_images(asked, "cifar10", NUM_EXAMPLES_QUICK if asked.quick else NUM_EXAMPLES)
 
 

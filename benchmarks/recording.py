@@ -1,7 +1,7 @@
 """The cost of recording for a federation, and how it depends on the number of clients and rounds.
 
-python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
-python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
+python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16 images: recording compared with plain Flower FedAvg
+python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; queries of the index
 python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
 python benchmarks/recording.py --codecs   ResNet-18's update through every codec: bytes over dense, time of packing
 """

@@ -5,11 +5,11 @@ python benchmarks/rgap.py linear     whole batches on networks that begin with a
 python benchmarks/rgap.py limits     noise on the gradient, defenses, and updates of several local steps
 python benchmarks/rgap.py many       10,000 images in one batched run, with --device cuda
 
-Gradients are of one image each, in float32, for the untrained network with the logistic loss of odd and even labels. MSE is
-on values in [0, 1], not clamped. `rgap` and `exact` infer the label from the gradient; `rgap(paper_mode)`, with the authors'
-weights of equations and float32 between layers, is given it, as in the paper. `same` is the share of images with an MSE of at
-most 1e-4, which the paper calls visually identical. Its table 1 is of 10,000 images on its own machine, without times.
-`--quick` is a few images.
+Each gradient is of one image, in float32, on an untrained network whose logistic loss separates odd and even labels. The MSE is
+on values in [0, 1], without clamping. `rgap` and `exact` infer the label from the gradient. `rgap(paper_mode)` is given it, as
+in the paper, and uses the authors' weights of equations and float32 between layers. `same` is the share of images with an MSE
+of at most 1e-4, which the paper calls visually identical. The paper's table 1 is of 10,000 images and states no times. `--quick`
+uses a few images.
 """
 
 import subprocess

@@ -77,7 +77,7 @@ def attack_and_score(run: Path) -> None:
 
 
 def list_paths(service: ServiceProcess) -> list[str]:
-    """Return the paths that a page requests while a user watches a run, each about equally often."""
+    """Return the paths that the page requests while a user watches a run; it requests each about equally often."""
     run = f"{API_PREFIX}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
     cases = service.list_items(f"{run}/cases?attack={source}")
@@ -111,7 +111,7 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
 
 
 def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
-    """Measure resident memory after `requests` requests over that before them, after a tenth as many to warm up."""
+    """Measure the growth of resident memory over `requests` requests, after a tenth as many requests to warm up."""
     paths = list_paths(service)
     sizes, count = [], 0
     for share in (0.1, 1.0):

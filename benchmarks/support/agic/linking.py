@@ -1,4 +1,4 @@
-"""The share of examples of a second epoch that are linked correctly to the first, by method of linking (AGIC, table V)."""
+"""The share of a second epoch's examples that are linked to the right example of the first, by method (AGIC, table V)."""
 
 from collections.abc import Sequence
 

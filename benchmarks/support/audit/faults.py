@@ -59,12 +59,12 @@ def _add_noise(update: Update, deviation: float, rng: Generator) -> Update:
 
 
 def reset_epsilon(run: Path) -> None:
-    """Report the epsilon of each round alone in the place of that of all rounds so far."""
+    """Replace the reported epsilon over all rounds so far by the epsilon of the last round alone."""
     _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": privacy["epsilon_round"]})
 
 
 def count_one_use(run: Path) -> None:
-    """Report the epsilon of the round before, as if each round of two local epochs used an example once less."""
+    """Replace the reported epsilon by that of the previous round, as if a round used each example only once."""
     rows = read_json_lines(run / "metrics.jsonl")
     known = {row["round"]: row["privacy"]["epsilon"] for row in rows if "privacy" in row}
     _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": known[(number + 1) // 2]})

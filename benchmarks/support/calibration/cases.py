@@ -130,7 +130,7 @@ def _draw_noise(count: int, seed: int) -> Images:
 
 
 def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
-    """Return rows of a table. Of every four rows, two belong to the tuning part, and one each to validation and report part."""
+    """Return rows of a table. Of every four rows, two are in the tuning, one in the validation and one in the report part."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     found = path is not None and path.exists() and name == "adult"
     loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")

@@ -86,7 +86,10 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
 
 
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return, by steps and share of them, the largest loss of successes, and the failures above it, on the tuning part."""
+    """Return the largest early loss of successful searches, and the number of failures above it, on the tuning part.
+
+    There is one row for each number of steps and each share of them.
+    """
     found = run_watched(asked, "tuning")
     rows = []
     for steps in SEARCH_STEPS:

@@ -12,7 +12,7 @@ NUM_BINS = 10
 
 
 def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[str, Any]]:
-    """Return one row for each interval of equal width that holds answers: their number, what was said, what came true."""
+    """Return one row for each bin that is not empty: number of answers, mean confidence, and share of recovered examples."""
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
     for k in range(count):
@@ -24,7 +24,10 @@ def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[s
 
 
 def measure_calibration_error(said: Floats, right: Floats, count: int = NUM_BINS) -> float:
-    """Return the mean over answers of how far what was said in their bin is from what came true (Naeini et al. 2015)."""
+    """Return the expected calibration error (Naeini et al. 2015).
+
+    It is the mean over answers of the absolute difference between mean confidence and share of successes in their bin.
+    """
     rows = make_bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
 
@@ -35,7 +38,7 @@ def brier(said: Floats, right: Floats) -> float:
 
 
 def draw_diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
-    """Draw what came true over what was said, a panel a route."""
+    """Draw a reliability diagram: the share of successes by confidence, with one panel for each route."""
     import matplotlib
 
     matplotlib.use("Agg")

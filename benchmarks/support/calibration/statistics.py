@@ -40,7 +40,7 @@ TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 
 
 def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Return the coverage of nominal 95 % intervals by design: of shares the mean, least and greatest over true shares."""
+    """Return the coverage of nominal 95 % intervals by design; for shares the mean, minimum and maximum over true shares."""
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
     for count, size, correlation in product(clusters, sizes, CORRELATIONS):
@@ -244,7 +244,7 @@ def _split_clients(count: int, size: int, most: int) -> list[range]:
 
 @cache
 def _load_gallery(asked: Options, name: str) -> Gallery:
-    """Return other images of the same data set, from the tuning split."""
+    """Return images of the tuning split of a data set, which are none of the clients' images."""
     found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))

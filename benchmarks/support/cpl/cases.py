@@ -82,7 +82,7 @@ def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Ima
 
 
 def load_table(asked: Options, name: str, count: int) -> Images | None:
-    """Load `count` rows of the census table in --data, or of the embedded table; None if it is another one."""
+    """Load `count` rows of the census table in --data, or of the embedded table; None if the census file is missing."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     if name == "adult" and (path is None or not path.exists()):
         print("adult: needs adult/adult.csv.gz in --data; left out")

@@ -239,7 +239,10 @@ def measure_compression(asked: Options) -> TableAndSummary:
 
 
 def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
-    """Return CPL without and with knowledge of the defense. tv: weight of the prior of a further one without; 0 for none."""
+    """Return CPL without and with knowledge of the defense.
+
+    tv: weight of total variation of a third attack, which does not know the defense; 0 for no third attack.
+    """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
     if defended and tv:
         attacks |= make_smoothed(tv, choose_max_iterations(asked), knows_defense=False)

@@ -1,13 +1,13 @@
 """Searches on a GPU or another device: agreement with the CPU, memory, and iterations per second of many at once.
 
-    agreement   each attack on the device and on the CPU: the median difference of their results after a few iterations
-    memory      peak memory of a chunk over the planned memory
+    agreement   median difference between the results of each attack on the device and on the CPU, after a few iterations
+    memory      ratio of the peak memory of a chunk to the planned memory
     lenet       iterations per second of 1 to 256 searches at once on DLG's LeNet
     resnet      the same on ResNet20-4, in float32 and with convolutions in bfloat16
-    sharing     time of two processes that search at the same time, over that of one after the other
+    sharing     ratio of the time of two concurrent processes to the time of the same processes in sequence
 
-Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, there are fewer searches, which only
-checks that a table runs. `benchmarks/gpu.py` starts this script, with the folder `benchmarks` on the path.
+Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, fewer searches only check that the
+table runs. `benchmarks/gpu.py` starts this script, with the folder `benchmarks` on the path.
 """
 
 import subprocess
@@ -73,7 +73,7 @@ def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure peak memory over planned memory; above 1, chunks are planned too large."""
+    """Measure the ratio of peak to planned memory; chunks are planned too large if it is above 1."""
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
         for count in (1,) if asked.quick else (1, 8, 64):
@@ -107,7 +107,7 @@ def _count_planned_values(of: LocalClient) -> float:
 
 
 def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the iterations per second of all searches together, without the time to start a search."""
+    """Measure the total iterations per second of all searches, without their start-up time."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     if asked.quick or asked.device == "cpu":
         counts, iterations = (1, 2) if network == "lenet_dlg" else (1,), 2
@@ -126,7 +126,7 @@ def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_sharing(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the wall time of two processes at once, over that of both in turn."""
+    """Measure the ratio of the wall time of two concurrent processes to that of the same processes in sequence."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
     def measure_time(at_once: bool) -> float:
