@@ -18,7 +18,9 @@ class ListedKind(StrEnum):
 
 
 def list_(
-    kind: Annotated[ListedKind, typer.Argument(help="attacks, or decoders: values of their argument.")] = ListedKind.ATTACKS,
+    kind: Annotated[
+        ListedKind, typer.Argument(help="attacks; or decoders, the values of the argument decoder.")
+    ] = ListedKind.ATTACKS,
     as_json: Json = False,
 ) -> None:
     """List the attacks with their arguments, presets, required inputs and source, or the decoders."""

@@ -53,8 +53,8 @@ def score(
     """Compare reconstructions with the examples that the clients used, and write one row per example.
 
     Exit status: 0 if every case of the attacks and their nulls has an answer; 1 if some failed, unless --allow-failures is given,
-    and if scoring failed; 3 if none failed, but some wait or were interrupted, and shares are over the finished ones only; 2 for
-    wrong arguments.
+    or if scoring failed; 3 if none failed, but some are waiting or were interrupted, so that shares cover the finished ones only;
+    2 for wrong arguments.
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv

@@ -185,7 +185,7 @@ def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.M
     own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
     not_these = f"{path}: not the weights of {BACKBONES[net].title}, --lpips-net {net}"
     if wrong := sorted(set(own) ^ {name for name in tensors if name.startswith("features.")}):
-        raise ValueError(f"{not_these}: {wrong[0]} is {'not one of them' if wrong[0] in tensors else 'missing'}")
+        raise ValueError(f"{not_these}: {'unexpected' if wrong[0] in tensors else 'missing'} tensor {wrong[0]}")
     for name, inner in own.items():
         expected, got = tuple(parameters[inner].shape), tuple(tensors[name].shape)
         if got != expected:

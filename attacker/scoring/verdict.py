@@ -247,7 +247,10 @@ def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparis
 
 
 def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
-    """Return the p-value `p`, and a function `least` from a significance level to the smallest detectable difference."""
+    """Test whether the mean difference is positive; return the p-value `p` and a function `least`.
+
+    `least` maps a significance level to the smallest mean difference that the test would detect.
+    """
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 
 

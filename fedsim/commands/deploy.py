@@ -123,8 +123,8 @@ def start(
         list[str] | None,
         typer.Option(
             metavar="NETWORK",
-            help="Of superlink: network that may start runs and enrol keys, beside this machine: 10.0.0.0/24; repeatable. "
-            "Flower asks for no password there: name none that a client is in.",
+            help="For superlink only: a network, such as 10.0.0.0/24, whose machines may start runs and enrol keys; by default "
+            "only this machine. Flower asks them for no password, so the network must not contain clients. May be repeated.",
         ),
     ] = None,
     insecure: Insecure = False,
