@@ -33,7 +33,7 @@ def test_examples_that_chose_a_setting_are_in_no_other_part() -> None:
 
 
 def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
-    with pytest.raises(splits.TunedOn, match=f"example {KEYS[0]} chose '.*'"):
+    with pytest.raises(splits.TunedOn, match=f"example {KEYS[0]} was used to choose '.*'"):
         splits.refuse_tuned(["0" * 16, KEYS[0]])
     splits.refuse_tuned(["0" * 16])
 
