@@ -4,6 +4,7 @@ from attacker.attacks.base import Attack, Case, Memory, Need, Progress, find_unm
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
+from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
@@ -20,6 +21,7 @@ __all__ = [
     "Progress",
     "Stop",
     "agic",
+    "cohort_spans",
     "cpl",
     "dlg",
     "exact",

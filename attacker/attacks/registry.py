@@ -10,6 +10,7 @@ from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
+from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.nulls import Blinded
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
@@ -19,6 +20,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
     "attacker.attacks",
     {
         "agic": agic,
+        "cohort_spans": cohort_spans,
         "cpl": cpl,
         "dlg": dlg,
         "exact": exact,

@@ -13,6 +13,7 @@ EN_DASH = "\N{EN DASH}"
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 PAPER_NAMES = {
     "agic": "AGIC",
+    "cohort_spans": "Cohort Spans",
     "cpl": "CPL",
     "dlg": "DLG",
     "exact": "Exact",

@@ -69,7 +69,7 @@ import torch
 import attacker.replay.replay
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 
-rounds, dense = pickle.loads(Path(sys.argv[1]).read_bytes())
+rounds, dense, sums = pickle.loads(Path(sys.argv[1]).read_bytes())
 opened = []
 
 def watch(event, given):
@@ -81,7 +81,7 @@ for name in ATTACKS:
     for null in (False, True):
         few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=few, null=null).build()
-        own = dense if Need.INPUT_LAYER in attack.needs else rounds
+        own = sums if Need.SECURE_SUM in attack.needs else dense if Need.INPUT_LAYER in attack.needs else rounds
         cases = [Case(tuple(own))] if Need.SAME_CLIENT in attack.needs else [Case((own[0],))]
         (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
         print("ran", name, null, found.attack, tuple(found.x.shape[1:]))
@@ -100,8 +100,11 @@ def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
 ) -> None:
     """Each of them, and its null, on two rounds of one example; the folder of the recording holds truth that nobody opens."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
-    models = ModelSpec(name="lenet_dlg"), ModelSpec(name="mlp")
-    seen = [[observe((x, torch.tensor([2])), model=model, data=data, learning_rate=0.01) for _ in "12"] for model in models]
+    kinds = ("lenet_dlg", "c"), ("mlp", "c"), ("mlp", "sum")
+    settings = [
+        {"model": ModelSpec(name=model), "data": data, "learning_rate": 0.01, "client": client} for model, client in kinds
+    ]
+    seen = [[observe((x, torch.tensor([2])), **own) for _ in "12"] for own in settings]
     numbered = [[replace(one, round=number) for number, one in enumerate(own, start=1)] for own in seen]
     (tmp_path / "rounds").write_bytes(pickle.dumps(numbered))
     (tmp_path / "truth.json").write_text("{}")

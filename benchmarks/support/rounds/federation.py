@@ -83,7 +83,7 @@ def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence
     for number, batches in enumerate(rounds, start=1):
         each = [make_update(network, weights, own) for own in batches.values()]
         update = {name: torch.stack([one[name] for one in each]).mean(dim=0) for name in weights}
-        count = sum(len({id(row) for row in range(len(y))}) for own in batches.values() for _, y in own)
+        count = sum(len(y) for own in batches.values() for _, y in own)
         seen = observe(network, weights, update, number, SUM_CLIENT, tuple(sorted(batches)), count, defense)
         found.append(seen)
         weights = {name: w + seen.update[name] for name, w in weights.items()}

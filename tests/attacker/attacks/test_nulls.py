@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
+    "cohort_spans without lone rows": {"name": "cohort_spans", "lone_rows": False},
     "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
     "cpl from features": {"name": "cpl", "features": True},
     "cpl with a box and simulated steps": {"name": "cpl", "boxed": True, "local_steps": "simulated", "optimiser": "wolfe"},

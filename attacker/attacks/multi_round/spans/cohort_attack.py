@@ -1,0 +1,154 @@
+"""Attack `cohort_spans`: examples and their owners from secure sums and their participants alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction
+from attacker.attacks.multi_round.spans.attack import (
+    build_grey,
+    compute_spaces,
+    find_limits,
+    judge_certainty,
+    label_examples,
+    require_input_layer,
+)
+from attacker.attacks.multi_round.spans.cohorts import (
+    IsolatedClient,
+    find_lone_rows,
+    isolate_clients,
+    name_owner,
+    separate_by_zeros,
+    split_sums,
+)
+from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
+from attacker.attacks.multi_round.spans.recovery import FoundExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.reconstruction import Reconstruction, Slot
+from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.recording.observation import Observation
+
+COHORT_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM, Need.INPUT_LAYER})
+UNKNOWN_OWNER = SUM_CLIENT
+"""Client of the slots of an example whose owner is not known."""
+
+
+@dataclass(kw_only=True)
+class CohortSpans:
+    """An attack that isolates the spans of single clients in secure sums.
+
+    lone_rows: whether to look for examples that alone turn on a neuron of a sum.
+    sees_gradient: False gives the null, grey examples.
+    """
+
+    name: str = "cohort_spans"
+    lone_rows: bool = True
+    sees_gradient: bool = True
+    needs: frozenset[Need] = field(default=COHORT_NEEDS)
+    device: str = "cpu"
+
+    def null(self) -> "CohortSpans":
+        return replace(self, sees_gradient=False)
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases` of secure sums. Raises ValueError with the reason if nothing can be isolated."""
+        if not self.sees_gradient:
+            return [build_grey(case, self.name, rng) for case in cases]
+        return [self._attack(case, rng, progress) for case in cases]
+
+    def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
+        started, first = perf_counter(), case.observations[0]
+        layer = require_input_layer(first)
+        bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations), links=case.links)
+        spaces = compute_spaces(bounded, layer, rng, progress, self.device)
+        cohorts = [observation.cohort for observation in case.observations]
+        clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+        vectors = [separate_by_zeros(space) for space in split_sums(spaces, cohorts, clients).values()]
+        if self.lone_rows:
+            vectors += [find_lone_rows(space) for space in spaces if space.rank and not space.saturated]
+        low, high = find_limits(first)
+        kept = [vector * torch.sign(vector[-1]) for own in vectors for vector in own if is_plausible(vector, low, high)]
+        words = _describe(spaces, clients, cohorts)
+        if not kept:
+            raise ValueError(f"no example could be isolated: {'; '.join(words)}")
+        merged, clearance = merge_equal(torch.stack(kept), torch.full((len(kept),), torch.inf, dtype=torch.float64))
+        found = FoundExamples(merged, clearance, find_holders(merged, spaces))
+        owners = [name_owner(own, cohorts) for own in found.holders]
+        named = sum(owner != "" for owner in owners)
+        return build_reconstruction(
+            case,
+            convert_to_examples(found.vectors, first.data),
+            label_examples(bounded, layer, found),
+            attack=self.name,
+            rng=rng,
+            route="cohort spans",
+            confidence=judge_certainty(found),
+            slots=_list_slots(case, found.holders, owners),
+            seconds=perf_counter() - started,
+            evidence={"error": tuple(found.error.tolist()), "rounds": tuple(float(len(own)) for own in found.holders)},
+            notes=(*words, f"{named} of {len(owners)} examples have a single possible owner"),
+        )
+
+
+def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
+    """Isolate the spans of clients in secure sums, from who took part in which round, and separate their examples by zeros.
+
+    lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does.
+    """
+    return CohortSpans(lone_rows=lone_rows)
+
+
+def count_most_examples(observation: Observation) -> int | None:
+    """Return the largest possible number of examples behind a sum: what clients report, or what their steps can use."""
+    training = observation.training
+    prescribed = None if training.steps is None else training.steps * training.step_size * max(1, len(observation.cohort))
+    counts = [count for count in (observation.num_examples, prescribed) if count]
+    return min(counts) if counts else None
+
+
+def list_owners(found: Reconstruction) -> list[str]:
+    """Return the owner that the attack names for each example, "" if it names none."""
+    owners = [""] * len(found.x)
+    for slot in found.slots:
+        if slot.client != UNKNOWN_OWNER:
+            owners[slot.example] = slot.client
+    return owners
+
+
+def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:
+    places = [0] * len(case.observations)
+    slots = []
+    for example, own in enumerate(holders):
+        for t in own:
+            slots.append(Slot(case.observations[t].round, owners[example] or UNKNOWN_OWNER, 1, places[t], example))
+            places[t] += 1
+    return tuple(slots)
+
+
+def _describe(
+    spaces: Sequence[RowSpace], clients: dict[str, IsolatedClient], cohorts: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
+    """Return sentences on the ranks of the sums and on the clients that were isolated."""
+    ranks = [space.rank for space in spaces]
+    everyone = {name for cohort in cohorts for name in cohort}
+    words = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
+    if full := sum(space.saturated for space in spaces):
+        words.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
+    if len({tuple(sorted(cohort)) for cohort in cohorts}) == 1:
+        words.append("the cohort never changes, so that no client can be isolated")
+    told = ", ".join(f"{name} after round {one.round} ({len(one.y)} examples)" for name, one in sorted(clients.items()))
+    return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if told else ''}{told}")
+
+
+def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
+    """Return the span (dimensions, F) of each isolated client, in units of noise, by name."""
+    layer = require_input_layer(case.observations[0])
+    bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))
+    spaces, cohorts = compute_spaces(bounded, layer, rng), [one.cohort for one in case.observations]
+    found = isolate_clients(spaces, cohorts, [one.round for one in case.observations])
+    return {name: one.y for name, one in found.items()}

@@ -1,0 +1,132 @@
+"""Spans of single clients from secure sums: which cohorts share one client alone, and the client's part of each sum.
+
+The row space of a summed update is the sum of the spans of its clients' examples, although the model moves between rounds. If
+clients use the same examples in every round, the intersection of all sums that a client takes part in is its own span as soon as
+no other client takes part in all of them. Given the spans of all clients of a round, its sum splits into their parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.isolation import group_parallel_rows, select_independent
+from attacker.attacks.closed_form.linear.low_rank import polish
+from attacker.attacks.closed_form.linear.zeros import compute_zero_threshold
+from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect
+from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL, ZERO_LEVEL
+
+MIN_ZERO_SHARE = 0.05
+"""Smallest share of neurons that are off for an example, below which zeros are no evidence of it."""
+MAX_CONDITION = 1e6
+"""Largest condition number of the spans of a round's clients up to which its sum is split."""
+
+
+@dataclass(frozen=True)
+class IsolatedClient:
+    """The span of one client. y: (dimensions, F) in units of noise. round: 1-based round after which it was isolated."""
+
+    y: Tensor
+    round: int
+
+
+def isolate_clients(
+    spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
+) -> dict[str, IsolatedClient]:
+    """Return the spans of the clients that are alone in the intersection of the cohorts that they took part in, by name.
+
+    spaces, cohorts, rounds: row space, clients and number of each sum. Sums of full rank are left out: any two of them intersect.
+    """
+    found: dict[str, IsolatedClient] = {}
+    for client in sorted({name for cohort in cohorts for name in cohort}):
+        own = [t for t, cohort in enumerate(cohorts) if client in cohort and not spaces[t].saturated]
+        if not own:
+            continue
+        others, y, last = set(cohorts[own[0]]) - {client}, spaces[own[0]].y, rounds[own[0]]
+        for t in own[1:]:
+            if not others:
+                break
+            y, others, last = intersect(y, spaces[t].y).y, others & set(cohorts[t]), rounds[t]
+        if not others and len(y):
+            found[client] = IsolatedClient(y, last)
+    return found
+
+
+def split_sums(
+    spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
+) -> dict[str, RowSpace]:
+    """Return the rows of each isolated client's parts of all sums whose clients are all isolated, in its own coordinates."""
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for space, cohort in zip(spaces, cohorts, strict=True):
+        if space.saturated or not all(name in clients for name in cohort):
+            continue
+        bases = [_normalise(clients[name].y) for name in cohort]
+        z = torch.cat(bases) @ space.basis.T
+        if len(z) != space.rank or float(torch.linalg.cond(z)) > MAX_CONDITION:
+            continue
+        inverse = torch.linalg.inv(z)
+        split = (space.coordinates @ inverse).split([len(basis) for basis in bases], dim=1)
+        factors = inverse.norm(dim=0).split([len(basis) for basis in bases])
+        for name, rows, factor in zip(cohort, split, factors, strict=True):
+            parts.setdefault(name, []).append((rows, space.noise * float(factor.max())))
+    return {
+        name: RowSpace(
+            clients[name].y, torch.cat([rows for rows, _ in own]), torch.cat([noise for _, noise in own]), 0.0, saturated=False
+        )
+        for name, own in parts.items()
+    }
+
+
+def separate_by_zeros(space: RowSpace) -> Tensor:
+    """Return vectors (n, F) in units of noise of the examples of a client, from rows where only one of them turns a neuron on.
+
+    space: the client's parts of several sums. Nothing is returned unless there are as many directions as dimensions, and their
+    zeros explain the rows. The weights are not used, since they move during the local steps.
+    """
+    rank, basis = space.rank, _normalise(space.y)
+    nothing = basis.new_zeros(0, basis.shape[1])
+    live = space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise * rank**0.5
+    if rank == 1:
+        return space.y
+    if int(live.sum()) < rank + 2:
+        return nothing
+    rows, noise = space.coordinates[live], space.noise[live]
+    groups = group_parallel_rows(rows, noise, torch.ones(len(rows), dtype=torch.bool))
+    sure = groups.directions[groups.confirmed]
+    z = sure[select_independent(sure)][:rank]
+    if len(z) < rank:
+        return nothing
+    inverse = torch.linalg.inv(z)
+    d = rows @ inverse
+    level = torch.outer(noise, inverse.norm(dim=0))
+    on = d.abs() > compute_zero_threshold(level, d.abs().median(dim=0).values)
+    if float((~on).double().mean(dim=0).min()) < MIN_ZERO_SHARE:
+        return nothing
+    d, z, residual = polish(rows, noise, on, z)
+    vectors = z @ basis
+    if not residual <= MAX_RESIDUAL or not bool(torch.isfinite(vectors).all()):
+        return nothing
+    weighted = d / noise[:, None]
+    error = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(z.dtype).tiny).sqrt()
+    return vectors / (ERROR_FACTOR * error[:, None])
+
+
+def find_lone_rows(space: RowSpace) -> Tensor:
+    """Return vectors (n, F) in units of noise of examples that alone turn on at least two neurons of a sum."""
+    groups = group_parallel_rows(space.coordinates, space.noise, space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise)
+    directions = groups.directions[groups.confirmed]
+    lengths = space.y.norm(dim=1)
+    error = (directions / lengths).norm(dim=1)
+    return directions @ space.basis / (ERROR_FACTOR * error[:, None])
+
+
+def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
+    """Return the only client that took part in all sums that contain an example, or "" if there are several or none."""
+    common = set.intersection(*(set(cohorts[t]) for t in holders)) if holders else set()
+    return next(iter(common)) if len(common) == 1 else ""
+
+
+def _normalise(y: Tensor) -> Tensor:
+    """Return an orthonormal basis of the rows of y."""
+    return torch.linalg.qr(y.T).Q.T

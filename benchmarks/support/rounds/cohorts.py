@@ -1,0 +1,153 @@
+"""The table of `cohort_spans`: which clients secure sums isolate, and which of their examples with the owner named."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.federation import LocalBatch, make_network, record_sums
+from support.rounds.spans import EXACT_DB, count_exact, measure_best
+from support.splits import Images, load_images
+from torch import Generator
+
+from attacker.attacks import Case, cohort_spans
+from attacker.attacks.multi_round.spans.cohort_attack import list_owners, measure_isolation
+from fedsim.recording import Training
+
+MAX_OUTSIDE = 1e-3
+"""Largest part of a true example outside of a span that counts as the client's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortSetting:
+    """One row of the table.
+
+    clients, cohort: number of clients, and of those that take part in a round. examples: of each client.
+    steps, batch: local steps of a round, and the size of their batches.
+    fixed: whether cohorts are always the same groups of clients. hidden: width of the first layer.
+    """
+
+    clients: int = 20
+    cohort: int = 4
+    rounds: int = 30
+    examples: int = 8
+    steps: int = 2
+    batch: int = 4
+    hidden: int = 256
+    fixed: bool = False
+    defense: str = ""
+    data: str = "cifar10"
+    learning_rate: float = 0.02
+    what: str = ""
+
+
+def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
+    """Return the rows of the table: two to four local steps, fewer rounds, counter-measures, and SRATTA's configuration."""
+    if quick:
+        return [
+            CohortSetting(clients=8, cohort=2, rounds=12, what="random cohorts"),
+            CohortSetting(fixed=True, rounds=10, what="fixed cohorts"),
+        ]
+    return [
+        CohortSetting(what="random cohorts"),
+        CohortSetting(steps=4, batch=2, what="random cohorts"),
+        CohortSetting(rounds=10, what="random cohorts"),
+        CohortSetting(rounds=20, what="random cohorts"),
+        CohortSetting(fixed=True, what="fixed cohorts"),
+        CohortSetting(hidden=24, what="narrow layer"),
+        CohortSetting(defense="gaussian(snr_db=40)", what="noise of 40 dB"),
+        CohortSetting(
+            clients=5,
+            cohort=5,
+            rounds=20,
+            examples=100,
+            steps=5,
+            batch=8,
+            hidden=1000,
+            data="mnist",
+            learning_rate=0.5,
+            what="SRATTA's configuration, MNIST",
+        ),
+    ]
+
+
+def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
+    """Return one row: the share of clients isolated with their own span, and of examples exact, and with the right owner."""
+    images = load_images(asked, setting.data, setting.clients * setting.examples)
+    holdings = {
+        f"c{number:02d}": images.of(range(number * setting.examples, (number + 1) * setting.examples))
+        for number in range(setting.clients)
+    }
+    case = record(asked, setting, images, holdings)
+    isolated = _count_isolated(case, holdings, asked)
+    exact = owned = wrong_owner = found = 0
+    with measure_cpu() as clock:
+        try:
+            (answer,) = replace(cohort_spans(), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))
+        except ValueError:
+            answer = None
+    if answer is not None:
+        found, owners = len(answer.x), list_owners(answer)
+        names = [name for name, own in holdings.items() for _ in range(len(own))]
+        hit = measure_best(answer.x, torch.cat([own.x for own in holdings.values()])) > EXACT_DB
+        exact = int(hit.any(dim=0).sum())
+        right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
+        other = torch.tensor([[bool(owner) and owner != name for name in names] for owner in owners])
+        owned, wrong_owner = int((hit & right).any(dim=0).sum()), int((hit & other & ~(hit & right).any(dim=0)).any(dim=0).sum())
+    total = len(images)
+    (grey,) = cohort_spans().null()([case], rng=Generator().manual_seed(asked.seed))
+    return {
+        "federation": setting.what,
+        "clients": setting.clients,
+        "cohort": setting.cohort,
+        "rounds": setting.rounds,
+        "examples": setting.examples,
+        "steps": setting.steps,
+        "batch": setting.batch,
+        "width": setting.hidden,
+        "isolated": isolated / setting.clients,
+        "exact": exact / total,
+        "exact_with_owner": owned / total,
+        "wrong_owner": wrong_owner / total,
+        "candidates": found,
+        "null": count_exact(grey, torch.cat([own.x for own in holdings.values()])) / total,
+        "cpu_seconds": clock.seconds,
+        "part": images.part,
+    }
+
+
+def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
+    """Return the secure sums of the federation."""
+    rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
+    groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
+    for number in range(setting.rounds):
+        if setting.fixed:
+            cohort = groups[number % len(groups)]
+        else:
+            cohort = [names[i] for i in torch.randperm(len(names), generator=rng)[: setting.cohort].tolist()]
+        rounds.append({name: _draw_batches(holdings[name], setting, rng) for name in sorted(cohort)})
+    training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
+    network = make_network(images.data, training, hidden=setting.hidden, seed=asked.seed)
+    return record_sums(network, rounds, defense=setting.defense)
+
+
+def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[LocalBatch]:
+    rows = torch.randperm(len(own), generator=rng)[: setting.steps * setting.batch]
+    return [(own.x[part], own.y[part]) for part in rows.split(setting.batch)]
+
+
+def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
+    """Return the number of clients whose isolated span is that of their own examples."""
+    try:
+        spans = measure_isolation(case, Generator().manual_seed(asked.seed))
+    except ValueError:
+        return 0
+    right = 0
+    for name, y in spans.items():
+        x = case.observations[0].data.normalise(holdings[name].x).flatten(1).double()
+        vectors = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
+        unit = vectors / vectors.norm(dim=1, keepdim=True)
+        basis = torch.linalg.qr(y.T).Q
+        outside = (unit - unit @ basis @ basis.T).norm(dim=1)
+        right += len(y) == len(x) and float(outside.max()) < MAX_OUTSIDE
+    return right

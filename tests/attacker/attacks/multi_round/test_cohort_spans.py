@@ -1,0 +1,129 @@
+"""Tests of `cohort_spans`: spans of clients from secure sums, and their examples with the owner named."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import AttackSpec, Case, Need, cohort_spans, find_unmet
+from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_owners
+from attacker.attacks.multi_round.spans.cohorts import isolate_clients, name_owner
+from attacker.attacks.multi_round.spans.row_space import RowSpace
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.training.local import train
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+COHORTS = (("a", "b"), ("a", "c"), ("b", "c"), ("a", "b"))
+FIXED = (("a", "b"), ("c", "d"), ("a", "b"), ("c", "d"))
+EXAMPLES = 3
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def hold(*names: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return three random examples for each client."""
+    rng = seeded(3)
+    return {name: (torch.rand(EXAMPLES, *DATA.shape, generator=rng), torch.arange(EXAMPLES)) for name in names}
+
+
+def make_sums(
+    cohorts: Sequence[tuple[str, ...]], holdings: Mapping[str, tuple[Tensor, Tensor]], hidden: int = 96, client: str = SUM_CLIENT
+) -> Case:
+    """Return secure sums of clients that take one local step on each of their examples, while the model moves."""
+    model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
+    network = models.build(model, DATA, seed=2)
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    training, rounds = Training(learning_rate=0.05, batch_size=1, steps=EXAMPLES), []
+    for number, cohort in enumerate(cohorts, start=1):
+        batches = {name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort}
+        updates = [train(network, weights, own, training, DATA).update for own in batches.values()]
+        update = {name: torch.stack([one[name] for one in updates]).mean(dim=0) for name in weights}
+        rounds.append(
+            Observation(
+                round=number,
+                client=client,
+                cohort=cohort,
+                num_examples=EXAMPLES * len(cohort),
+                model=model,
+                data=DATA,
+                training=training,
+                defenses=DefenseSpec(),
+                weights=weights,
+                payload=encode(update),
+            )
+        )
+        weights = {name: w + update[name] for name, w in weights.items()}
+    return Case(tuple(rounds))
+
+
+def plane(*axes: int) -> RowSpace:
+    """Return the space of some axes of 12 dimensions, almost without noise."""
+    y = 1e6 * torch.eye(12, dtype=torch.float64)[list(axes)]
+    return RowSpace(y, torch.eye(12, dtype=torch.float64)[:, : len(axes)], torch.ones(12), 1e6, saturated=False)
+
+
+def test_a_client_is_isolated_once_no_other_is_in_all_of_its_cohorts() -> None:
+    """Client a holds axes 0 and 1, b holds 2, c holds 3 and 4."""
+    spaces = [plane(0, 1, 2), plane(0, 1, 3, 4), plane(2, 3, 4), plane(0, 1, 2)]
+    found = isolate_clients(spaces, COHORTS, [1, 2, 3, 4])
+    assert {name: (len(one.y), one.round) for name, one in found.items()} == {"a": (2, 2), "b": (1, 3), "c": (2, 3)}
+    assert float(found["a"].y[:, 2:].abs().max()) < 1e-3
+
+
+def test_clients_that_always_come_together_are_not_isolated() -> None:
+    spaces = [plane(0, 1), plane(2, 3), plane(0, 1), plane(2, 3)]
+    assert isolate_clients(spaces, FIXED, [1, 2, 3, 4]) == {}
+
+
+def test_the_owner_is_the_only_client_of_all_its_sums() -> None:
+    assert name_owner([0, 1], COHORTS) == "a"
+    assert name_owner([0, 3], COHORTS) == ""
+    assert name_owner([], COHORTS) == ""
+
+
+def test_examples_of_secure_sums_are_exact_and_have_their_owners() -> None:
+    holdings = hold("a", "b", "c")
+    case = make_sums(COHORTS, holdings)
+    (found,) = cohort_spans()([case], rng=seeded())
+    owners, names = list_owners(found), [name for name in holdings for _ in range(EXAMPLES)]
+    x = torch.cat([own for own, _ in holdings.values()])
+    errors = (found.x[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2)
+    assert float(errors.amin(dim=0).max()) < 1e-3
+    assert [names[i] for i in errors.argmin(dim=1).tolist()] == owners
+    assert any("3 of 3 clients are isolated" in note for note in found.notes)
+
+
+def test_fixed_cohorts_name_no_owner() -> None:
+    case = make_sums(FIXED, hold("a", "b", "c", "d"))
+    (found,) = cohort_spans()([case], rng=seeded())  # examples that alone turn on a neuron
+    assert set(list_owners(found)) == {""}
+    assert any("0 of 4 clients are isolated" in note for note in found.notes)
+
+
+def test_a_layer_narrower_than_a_sum_hides_everything() -> None:
+    case = make_sums(COHORTS, hold("a", "b", "c"), hidden=6)
+    with pytest.raises(ValueError, match="too narrow"):
+        cohort_spans()([case], rng=seeded())
+
+
+def test_a_single_client_is_refused() -> None:
+    case = make_sums(COHORTS, hold("a", "b", "c"), client="a")
+    assert find_unmet(cohort_spans(), case) == [Need.SECURE_SUM.value]
+
+
+def test_the_largest_rank_is_what_clients_report_or_their_steps_can_use() -> None:
+    (first, *_), holdings = make_sums(COHORTS, hold("a", "b", "c")).observations, 2 * EXAMPLES
+    assert count_most_examples(first) == holdings
+
+
+def test_the_null_is_grey() -> None:
+    (null,) = AttackSpec(name="cohort_spans", null=True).build()([make_sums(COHORTS, hold("a", "b", "c"))], rng=seeded())
+    assert float((null.x - 0.5).abs().max()) == 0
+    assert null.route == "prior alone"
