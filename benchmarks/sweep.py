@@ -21,14 +21,14 @@ from time import monotonic
 
 from support.contract import Options, ResultRow, parse_options, print_results
 
-EXPERIMENT = """
+EXPERIMENT_TOML = """
 rounds = 1
 model = { name = "mlp", hidden = [32] }
 data = "digits"
 clients = { count = 3 }
 training = { learning_rate = 0.1, batch_size = 1, steps = 1 }
 """
-DEFENSES = {
+DEFENSE_STRENGTHS = {
     "clip": '["clip(0.05)"]',
     "noise": '["gaussian(0.001)"]',
     "laplace": '["laplace(0.001)"]',
@@ -42,16 +42,16 @@ DEFENSES = {
     "uniform": '["uniform(4)"]',
     "dp_sgd": '[{ gradient = "dp_sgd(max_norm=1, noise=0.1)" }]',
 }
-SEARCHES = "steps = 60"
-ATTACKS = {
+SEARCH_ARGUMENTS = "steps = 60"
+ATTACK_ARGUMENTS = {
     "exact": 'fallback = "none"',
-    "cpl": SEARCHES,
-    "dlg": SEARCHES,
-    "idlg": SEARCHES,
-    "inverting_gradients": SEARCHES,
-    "hgap": SEARCHES,
+    "cpl": SEARCH_ARGUMENTS,
+    "dlg": SEARCH_ARGUMENTS,
+    "idlg": SEARCH_ARGUMENTS,
+    "inverting_gradients": SEARCH_ARGUMENTS,
+    "hgap": SEARCH_ARGUMENTS,
 }
-WORKERS, KILLS = 2, 3
+WORKER_COUNT, KILL_COUNT = 2, 3
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
         folder = Path(name)
         write_grid(asked, folder)
         whole = run_sweep(folder, folder / "whole", kill_after=None)
-        killed = run_interrupted(folder, whole["seconds"] / (KILLS + 1))
+        killed = run_interrupted(folder, whole["seconds"] / (KILL_COUNT + 1))
         rows = [{"sweep": "not interrupted", "kills": 0, **whole}, {"sweep": "killed and continued", **killed}]
         tables = [read_table(folder / one / "sweep.csv") for one in ("whole", "killed")]
         summary = {
@@ -76,25 +76,25 @@ def main() -> None:
 
 def write_grid(asked: Options, folder: Path) -> None:
     """Write the grid and its experiment into a folder."""
-    defenses = list(DEFENSES.items())[: 3 if asked.quick else None]
-    attacks = list(ATTACKS.items())[: 2 if asked.quick else None]
+    defenses = list(DEFENSE_STRENGTHS.items())[: 3 if asked.quick else None]
+    attacks = list(ATTACK_ARGUMENTS.items())[: 2 if asked.quick else None]
     lines = ['experiment = "base.toml"', f"seeds = [{asked.seed}]", "attacked = { clients = 2 }", "[defenses]"]
     lines += [f"{name} = {strengths}" for name, strengths in defenses]
     lines += ["[attacks]", *(f"{name} = {{ {arguments} }}" for name, arguments in attacks), ""]
-    (folder / "base.toml").write_text(EXPERIMENT)
+    (folder / "base.toml").write_text(EXPERIMENT_TOML)
     (folder / "grid.toml").write_text("\n".join(lines))
 
 
 def run_interrupted(folder: Path, seconds: float) -> ResultRow:
-    """Return the time of a sweep that is killed `KILLS` times after so many seconds each, and then runs to its end."""
+    """Return the time of a sweep that is killed `KILL_COUNT` times after so many seconds each, and then runs to its end."""
     out, spent, cpu, finished = folder / "killed", 0.0, 0.0, []
-    for _ in range(KILLS):
+    for _ in range(KILL_COUNT):
         one = run_sweep(folder, out, kill_after=seconds)
         spent, cpu = spent + one["seconds"], cpu + one["cpu_seconds"]
         finished.append(len(list(out.glob("*/sweep.json"))))
     last = run_sweep(folder, out, kill_after=None)
     told = {"seconds": spent + last["seconds"], "cpu_seconds": cpu + last["cpu_seconds"]}
-    return {"kills": KILLS, **told, "finished": ", ".join(map(str, finished))}
+    return {"kills": KILL_COUNT, **told, "finished": ", ".join(map(str, finished))}
 
 
 def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow:
@@ -105,7 +105,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
     """
     started, before = monotonic(), _measure_children()
     code = "from attacker.cli import main; main()"
-    command = [sys.executable, "-c", code, "sweep", str(folder / "grid.toml"), "--out", str(out), "--workers", str(WORKERS)]
+    command = [sys.executable, "-c", code, "sweep", str(folder / "grid.toml"), "--out", str(out), "--workers", str(WORKER_COUNT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     process = subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL, cwd=folder)
     try:

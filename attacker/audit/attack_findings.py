@@ -86,7 +86,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator
     if not scored:
         yield _judge_confidence(max(attacks, key=lambda one: one.confident))
         return
-    strongest = max(attacks, key=_strength)
+    strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
     if found is None:
         yield Passed(rule=RECOVERED_RULE, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
@@ -120,7 +120,12 @@ def _judge_confidence(strongest: AuditedAttack) -> CheckResult:
     )
 
 
-def _strength(one: AuditedAttack) -> tuple[int, int, int]:
+def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
+    """Return the attack that decides, or None without any."""
+    return max(attacks, key=_measure_strength, default=None)
+
+
+def _measure_strength(one: AuditedAttack) -> tuple[int, int, int]:
     """Return a key that orders attacks by what they achieved."""
     outcomes = ("no verdict", "not distinguishable from the null at this sample", "partly leaked", "recovered")
     return outcomes.index(one.outcome), one.recovered, len(one.leaked)

@@ -12,11 +12,13 @@ from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
+from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import PlannedAttack, plan_attacks
 from attacker.audit.privacy_checks import check_epsilon
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.weight_checks import check_weights
+from attacker.audit.what_if import MeasuredChange
 from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, summarise
 from fedsim.recording import DamagedFile, Observation, Recording
@@ -38,6 +40,7 @@ class Audit:
     attacks:     one result for each attack that ran.
     scored:      whether reconstructions were compared with the clients' true examples.
     seconds:     time that the audit took.
+    what_if:     measured effect of a change, if it was asked for.
     """
 
     run: str
@@ -47,6 +50,7 @@ class Audit:
     attacks: tuple[AuditedAttack, ...]
     scored: bool
     seconds: float
+    what_if: MeasuredChange | None = None
 
     @property
     def grade(self) -> Grade:
@@ -74,6 +78,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_defense(observations, signature)
     found += check_noise(observations, signature)
     found += check_settings(recording, observations)
+    found += check_labels(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
         found.append(NotChecked(rule="defense-of-training", reason=f"{names} acts before the update; only attacks test it"))

@@ -9,6 +9,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
+from attacker.audit.what_if import describe_change
 from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
@@ -35,7 +36,9 @@ def render(found: Audit, run: Path) -> str:
     loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}
-    return environment.get_template("audit.html").render(audit=found, meanings=GRADE_MEANINGS, grades=GRADES, pictures=pictures)
+    return environment.get_template("audit.html").render(
+        audit=found, describe_change=describe_change, meanings=GRADE_MEANINGS, grades=GRADES, pictures=pictures
+    )
 
 
 def write(found: Audit, run: Path, path: Path) -> None:

@@ -53,7 +53,7 @@ def bound_error(
 
 def _scale(vectors: Tensor, prior: GaussianPrior) -> Tensor:
     """Apply the square root of the covariance to each example of flat vectors (..., N * d)."""
-    return prior.scale(vectors.unflatten(-1, (-1, prior.mean.numel()))).flatten(-2)
+    return prior.scale(vectors.reshape(*vectors.shape[:-1], -1, prior.mean.numel())).flatten(-2)
 
 
 def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tensor:
@@ -61,7 +61,8 @@ def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tens
     root = _scale(torch.eye(information.size, dtype=prior.mean.dtype), prior)
     whitened = root @ information.to_dense() @ root
     factor = torch.linalg.cholesky(whitened + torch.eye(information.size, dtype=root.dtype))
-    return torch.linalg.solve_triangular(factor, root, upper=False).square().sum(dim=0)
+    diagonal: Tensor = torch.linalg.solve_triangular(factor, root, upper=False).square().sum(dim=0)
+    return diagonal
 
 
 def _probe(information: FisherInformation, prior: GaussianPrior, rng: Generator) -> Tensor:

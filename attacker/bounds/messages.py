@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -119,8 +118,8 @@ def _apply(step: Step, update: Update) -> Mapping[str, Tensor]:
     if step.name in NOISES:
         return update
     defense = DefenseSpec((step,)).build()
-    apply = partial(defense.apply, state=defense.init(update), rng=Generator())
+    state = defense.init(update)
     if step.name in CLIPS:
-        return apply(update)[0]
-    kept = apply({name: u.detach() for name, u in update.items()})[0]
+        return defense.apply(update, state, Generator())[0]
+    kept, _ = defense.apply({name: u.detach() for name, u in update.items()}, state, Generator())
     return {name: u * (kept[name] != 0) for name, u in update.items()}

@@ -18,7 +18,12 @@ EXIT_ABOVE_GRADE = 4
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="A run or recording; or an experiment (TOML), which is run first beside it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run or recording; or an experiment (TOML) or a folder with a recorded Flower app, which runs first."
+        ),
+    ],
     budget: Annotated[str, typer.Option(metavar="TIME", help="Processor time of the attacks, such as 90s, 10m or 2h.")] = "10m",
     out_files: Annotated[
         list[Path] | None,
@@ -38,6 +43,14 @@ def audit(
         typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
     ] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Only make the checks without attacks, and print the plan.")] = False,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEFENSE",
+            help="Run the federation again with this defense, or a 'recommended' one, and audit that as well.",
+        ),
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients of a Flower app that is run first.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Check a recorded federation, attack it within a time budget, and write a graded verdict with what to change.
@@ -54,7 +67,10 @@ def audit(
 
         limit = _parse_grade(fail_above, GRADES)
         seconds = parse_duration("--budget", budget)
-        run = _run_experiment(run) if run.suffix == ".toml" else run
+        if run.suffix == ".toml":
+            run = _run_experiment(run)
+        elif not (run / "recording").is_dir() and (run / "pyproject.toml").is_file():
+            run, model = _run_flower_app(run, clients, model)
         folder = run if (run / "manifest.json").is_file() else run / "recording"
         run = folder.parent if folder.name == "recording" else folder
         if model is not None:
@@ -66,6 +82,8 @@ def audit(
             _print_plan_only(Recording(folder), run, seconds)
             return
         found = make_audit(run, seconds=seconds, truth=known, model=model, replayed=_replay_shown, told=_print_plan)
+        if what_if is not None:
+            found = _measure_change(found, run, what_if, seconds)
         files = [run / "audit.html", *(out_files or [])]
         for file in files:
             output.write(found, run, file)
@@ -94,6 +112,43 @@ def _run_experiment(path: Path) -> Path:
     folder = Path("runs") / f"audit-{path.stem}"
     federate(read(path, []), folder, engine="local", resume=True)
     return folder
+
+
+def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path, str]:
+    """Run a Flower app that records itself, unless it did already, and return its run and the reference of its network."""
+    import sys
+
+    from fedsim.engine.flower_projects import find_recorded, run_project
+    from fedsim.recording import Recording
+
+    run = find_recorded(folder)
+    if not (run / "recording" / "manifest.json").exists():
+        err.print(f"running the Flower app in {escape(str(folder))} with {clients} clients")
+        run_project(folder, clients)
+    sys.path.insert(0, str(folder.absolute()))
+    return run, model or Recording(run / "recording").manifest.model.name
+
+
+def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "Audit":
+    """Run the federation of a run again with another defense, audit it, and return the first audit with the effect."""
+    from dataclasses import replace
+
+    from attacker.audit import audit as make_audit
+    from attacker.audit.what_if import RECOMMENDED, MeasuredChange, describe_outcome, name_changed_run, recommend_defense
+    from fedsim.commands.run import federate
+    from fedsim.config.experiment import read
+    from fedsim.recording import Recording
+
+    path = run / "experiment.toml"
+    if not path.exists():
+        raise ValueError(f"{run} holds no experiment.toml to run again: --what-if is for federations of this project")
+    change = recommend_defense(Recording(run / "recording")) if wanted == RECOMMENDED else wanted
+    changed = name_changed_run(run, change)
+    err.print(f"what if: the same federation with {escape(change)}, in {escape(str(changed))}")
+    federate(read(path, [("defense", change)]), changed, engine="local", resume=True)
+    again = make_audit(changed, seconds=seconds, truth=[changed / "truth"], replayed=_replay_shown, told=_print_plan)
+    before, after = (describe_outcome(one.grade, one.attacks, folder) for one, folder in ((found, run), (again, changed)))
+    return replace(found, what_if=MeasuredChange(change=change, before=before, after=after))
 
 
 def _replay_shown(replay: Any) -> Any:
@@ -131,5 +186,9 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
         out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
     if not found.findings:
         out.print(f"{len(found.passed)} checks and attacks found nothing; that is no proof that nothing leaks.")
+    if found.what_if is not None:
+        from attacker.audit.what_if import describe_change
+
+        out.print(f"[bold]what if[/]: {escape(describe_change(found.what_if))}", soft_wrap=True)
     for file in files:
         out.print(str(file), soft_wrap=True)

@@ -1,6 +1,7 @@
 """Command `fedsim init`, which writes a template: an experiment, or a Flower app that is recorded."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
@@ -17,7 +18,9 @@ TEMPLATE_SUFFIX = "-tpl"
 EXPERIMENT_FILE = "experiment.toml"
 DEFAULT_PATHS = {"imagefolder": "pictures", "csv": "table.csv"}
 """Default path of the user's data, by kind of template."""
-TEMPLATE_KINDS = ("photos", "imagefolder", "csv", "flower")
+TEMPLATE_KINDS = ("photos", "imagefolder", "csv", "flower", "quickstart")
+FLOWER_SIZES = {"flower": 1, "quickstart": 32}
+"""Examples of a client, and batch size, of the Flower apps: one is easy to reconstruct, 32 is the setting of Flower's own app."""
 
 
 def init(
@@ -25,7 +28,7 @@ def init(
         str,
         typer.Argument(
             help="photos: an experiment that runs as it is. imagefolder: one on your own pictures. csv: one on your own table. "
-            "flower: a Flower app with the line that records it."
+            "flower: a Flower app with the line that records it. quickstart: the same with batches of 32, as Flower's own has."
         ),
     ],
     folder: Annotated[Path, typer.Argument(help="Folder to write to; by default the current one.")] = Path(),
@@ -37,9 +40,10 @@ def init(
     with report_errors():
         for path in write_starting_point(kind, folder, data):
             err.print(f"wrote {escape(str(path))}")
-        if kind == "flower":
+        if kind in FLOWER_SIZES:
             recorded = folder / "recorded"
             out.print(escape(f"flwr run {folder} local --stream"), soft_wrap=True)
+            out.print(escape(f"attacker audit {folder}"), soft_wrap=True)
             out.print(escape(f"cd {folder}; attacker replay {recorded.name} --attack exact --model app.task:Net"), soft_wrap=True)
         else:
             out.print(escape(f"fedsim run {folder / EXPERIMENT_FILE} --out {folder / 'run'}"), soft_wrap=True)
@@ -66,6 +70,8 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".toml":
             text = Template(text).safe_substitute({key: json.dumps(value)[1:-1] for key, value in values.items()})
+            if kind in FLOWER_SIZES:
+                text = re.sub(r"^(examples|batch-size) = 1\b", rf"\1 = {FLOWER_SIZES[kind]}", text, flags=re.MULTILINE)
         with name_errors(path):
             path.write_text(text)
     return list(files)
@@ -73,7 +79,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
 def _read_templates(kind: str) -> Iterator[tuple[str, str]]:
     """Yield the relative path and the text of each file of a template."""
-    at = TEMPLATE_FOLDER / kind
+    at = TEMPLATE_FOLDER / ("flower" if kind in FLOWER_SIZES else kind)
     if not at.is_dir():
         yield EXPERIMENT_FILE, at.with_suffix(".toml").read_text()
         return

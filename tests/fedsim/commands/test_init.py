@@ -96,3 +96,11 @@ def test_wrong_usage_is_refused(folder: Path, arguments: tuple[str, ...], told: 
     assert refused.exit_code == 2
     assert told in " ".join(refused.stderr.split())
     assert not (folder / "experiment.toml").exists()
+
+
+def test_the_quickstart_is_the_flower_app_with_batches_of_32(folder: Path) -> None:
+    told = fedsim("init", "quickstart", "demo")
+    assert told.exit_code == 0, told.output
+    assert "attacker audit demo" in told.stdout
+    config = tomllib.loads((folder / "demo" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert (config["examples"], config["batch-size"]) == (32, 32)

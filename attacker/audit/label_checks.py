@@ -1,0 +1,80 @@
+"""Check whether the numbers of examples of each label can be read off the updates, without truth."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.labels.observed import PROBE_COUNT
+from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
+from attacker.attacks.labels.rules import INTEGER_TOLERANCE
+from attacker.attacks.simulation.client import build_network
+from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from fedsim import models
+from fedsim.recording import Observation
+from fedsim.recording.masked_vectors import SUM_CLIENT
+
+READABLE = "labels-readable"
+MAX_UPDATES, MAX_EXAMPLES = 8, 256
+MAX_CHANCE = 1e-4
+"""Probability at which so many estimates near whole numbers are no coincidence."""
+
+
+def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
+    """Yield whether the estimated numbers of examples of each label are whole numbers, as only the true ones are.
+
+    For softmax cross-entropy, the gradient of the last layer's bias is the mean of `p - 1[label]`, where the mean prediction p is
+    estimated on random inputs. Of numbers that have nothing to do with the labels, a share of 2 * `INTEGER_TOLERANCE` would be as
+    near to whole numbers. One class of each update follows from the others and is not counted.
+    """
+    tested, reason = [], ""
+    for one in observations[:MAX_UPDATES]:
+        try:
+            tested.append(_estimate_counts(one))
+        except ValueError as error:
+            reason = str(error)
+    if not tested:
+        yield NotChecked(rule=READABLE, reason=reason or "the recording holds no update")
+        return
+    distances = torch.cat([(counts - counts.round()).abs()[1:] for counts in tested])
+    near = int((distances <= INTEGER_TOLERANCE).sum())
+    chance = float(binom.sf(near - 1, len(distances), 2 * INTEGER_TOLERANCE))
+    told = (
+        f"{near} of {len(distances)} estimated numbers of examples per label are within {INTEGER_TOLERANCE:g} of a whole number"
+    )
+    if chance > MAX_CHANCE:
+        yield Passed(rule=READABLE, evidence=f"{told}, as many as by chance")
+        return
+    first = ", ".join(str(int(count)) for count in tested[0].round().tolist())
+    yield Finding(
+        rule=READABLE,
+        grade="moderate",
+        title="The server can count how many examples of each label a client used.",
+        evidence=f"{told}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
+        f"update, from label 0 on: {first}.",
+        advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
+        "aggregation. If labels are no secret, accept this finding.",
+    )
+
+
+def _estimate_counts(observation: Observation) -> Tensor:
+    """Return the estimated numbers of examples of each label, (K,). Raises ValueError if they cannot be estimated."""
+    examples = observation.num_examples or 0
+    if observation.client == SUM_CLIENT or not 0 < examples <= MAX_EXAMPLES:
+        raise ValueError(f"labels are counted in updates of one client of at most {MAX_EXAMPLES} examples")
+    if observation.training.loss != "cross_entropy":
+        raise ValueError(f"labels are counted for cross-entropy, and the loss is {observation.training.loss}")
+    model = build_network(observation)
+    seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
+    if seen.steps > 1:
+        raise ValueError("labels are counted in updates of one local step")
+    _, bias = models.find_head(model)
+    if bias is None or observation.data.num_classes < 3:
+        raise ValueError("labels are counted if the last layer has a bias, and there are more than two classes")
+    state, gradient = seen.get_state(0), seen.gradients[bias][0]
+    with torch.no_grad():
+        probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
+        _, logits = compute_head_inputs(model, {**state["buffers"], **state["weights"]}, seen.data.normalise(probes))
+    return examples * (models.predict_probabilities(logits).mean(dim=0) - gradient)

@@ -1,0 +1,84 @@
+"""The measured effect of a recommended change: the same federation with another defense, audited again."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from attacker.audit.attack_findings import AuditedAttack, find_strongest_attack
+from attacker.audit.findings import Grade
+from fedsim.recording import DamagedFile, Recording
+from fedsim.recording.round_metrics import read_metrics
+
+RECOMMENDED = "recommended"
+MAX_UPDATES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOutcome:
+    """What an audit found: its grade, what the strongest attack recovered of how many, its median PSNR, and the accuracy."""
+
+    grade: Grade
+    recovered: int = 0
+    examples: int = 0
+    psnr: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredChange:
+    """A change of the defense, with what was found before and after it."""
+
+    change: str
+    before: AuditOutcome
+    after: AuditOutcome
+
+
+def name_changed_run(run: Path, change: str) -> Path:
+    """Return the folder, beside the run, of the same federation with another defense."""
+    return run.with_name(f"{run.name}-what-if-{hashlib.sha256(change.encode()).hexdigest()[:8]}")
+
+
+def recommend_defense(recording: Recording) -> str:
+    """Return a defense to try: clipping at the median norm of the updates, and noise that is as strong as a clipped update.
+
+    Raises ValueError if there is no update to measure.
+    """
+    norms, size = [], 1
+    for row in [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"][:MAX_UPDATES]:
+        try:
+            update = recording.read_observation(row).update
+        except DamagedFile:
+            continue
+        norms.append(sum(float(u.square().sum()) for u in update.values()) ** 0.5)
+        size = sum(u.numel() for u in update.values())
+    if not norms or median(norms) <= 0:
+        raise ValueError("the recording holds no update to choose a defense for; name one with --what-if DEFENSE")
+    norm = median(norms)
+    return f"clip({norm:.2g}) | gaussian({norm / size**0.5:.2g})"
+
+
+def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
+    """Return what an audit of a run found."""
+    strongest = find_strongest_attack(attacks)
+    rows = read_metrics(run)
+    accuracy = rows[-1].get("accuracy") if rows else None
+    return AuditOutcome(
+        grade=grade,
+        recovered=strongest.recovered if strongest else 0,
+        examples=strongest.examples if strongest else 0,
+        psnr=strongest.psnr if strongest else None,
+        accuracy=float(accuracy) if isinstance(accuracy, int | float) else None,
+    )
+
+
+def describe_change(one: MeasuredChange) -> str:
+    """Return the effect of a change as sentences."""
+    before, after = one.before, one.after
+    found = f"With {one.change}, the verdict is {after.grade} instead of {before.grade}."
+    if before.examples and after.examples:
+        found += f" The strongest attack recovers {after.recovered} of {after.examples} examples"
+        found += f" instead of {before.recovered} of {before.examples}."
+    if before.accuracy is not None and after.accuracy is not None:
+        found += f" The accuracy of this short run is {after.accuracy:.0%} instead of {before.accuracy:.0%}."
+    return found

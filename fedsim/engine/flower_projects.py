@@ -1,0 +1,69 @@
+"""Runs of Flower apps of others from their folder, in this process, as an audit of a recorded app needs them."""
+
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from fedsim.engine.engines import EngineError, LocalGrid, set_verbosity
+from fedsim.recording.safe_files import name_errors
+
+PROJECT_FILE = "pyproject.toml"
+RECORDED_KEY = "recorded"
+"""Key of the app's configuration that names the folder of the run, as templates of `fedsim init` have it."""
+
+
+def is_project(folder: Path) -> bool:
+    """Return whether a folder holds a Flower app."""
+    return (folder / PROJECT_FILE).is_file()
+
+
+def find_recorded(folder: Path) -> Path:
+    """Return the folder that a Flower app records to. Raises ValueError, with the mend, if its configuration names none."""
+    config = _read_app(folder).get("config", {})
+    if not isinstance(config.get(RECORDED_KEY), str):
+        raise ValueError(
+            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config]: run the app by flwr run, and give "
+            "the folder that it records to"
+        )
+    return folder / str(config[RECORDED_KEY])
+
+
+def run_project(folder: Path, clients: int) -> None:
+    """Run the Flower app of a folder to its end, with so many clients, one after the other. Its code is imported.
+
+    Raises ValueError if the folder holds no Flower app, and EngineError if the app fails.
+    """
+    app = _read_app(folder)
+    set_verbosity(False)
+    if str(folder.absolute()) not in sys.path:
+        sys.path.insert(0, str(folder.absolute()))
+    server, client = (_import_component(folder, app, key) for key in ("serverapp", "clientapp"))
+    grid = LocalGrid(client, clients)
+    config = app.get("config", {})
+    try:
+        server(grid, Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    except Exception as error:  # an app may fail in any way
+        raise EngineError(f"the app in {folder} failed: {type(error).__name__}: {error}") from error
+
+
+def _read_app(folder: Path) -> dict[str, Any]:
+    path = folder / PROJECT_FILE
+    with name_errors(path):
+        found = tomllib.loads(path.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
+    if not isinstance(found.get("components"), dict):
+        raise ValueError(f"{path} is of no Flower app: it has no table [tool.flwr.app.components]")
+    return dict(found)
+
+
+def _import_component(folder: Path, app: dict[str, Any], key: str) -> Any:
+    module, _, name = str(app["components"].get(key, "")).partition(":")
+    if not module or not name:
+        raise ValueError(f"{folder / PROJECT_FILE}: [tool.flwr.app.components] names no {key} as module:object")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:  # so may its import
+        raise ValueError(f"{folder / PROJECT_FILE}: {key} {module}:{name} cannot be imported: {error}") from error

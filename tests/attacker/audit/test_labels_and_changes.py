@@ -1,0 +1,135 @@
+"""Label counts read off updates, Flower apps as input, and the measured effect of a change."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from attacker.audit import Finding, Passed, check_recording
+from attacker.audit.label_checks import READABLE
+from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, name_changed_run, recommend_defense
+from attacker.cli import app
+from fedsim import data as datasets
+from fedsim.commands.init import write_starting_point
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, ["audit", *map(str, words)])
+
+
+def federate(out: Path, defense: str = "") -> Path:
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [32]},
+        "data": "digits",
+        "clients": {"count": 4},
+        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
+        "defense": defense,
+    }
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federate(tmp_path_factory.mktemp("runs") / "open")
+
+
+def test_label_counts_of_an_open_update_are_read(run: Path) -> None:
+    (found,) = [one for one in check_recording(Recording(run / "recording")) if one.rule == READABLE]
+    assert isinstance(found, Finding)
+    assert found.grade == "moderate"
+    counts = [int(word) for word in found.evidence.rpartition(": ")[2].rstrip(".").split(", ")]
+    client = Recording(run / "recording").read_rows()[0].client
+    used = json.loads((run / "truth" / f"{client}.jsonl").read_text().splitlines()[0])
+    labels = datasets.load("digits").train[used["indices"]][1].tolist()
+    assert counts == [labels.count(label) for label in range(10)]
+
+
+@pytest.mark.parametrize("defense", ["gaussian(0.1)", "sign()"])
+def test_label_counts_under_noise_or_signs_are_not_read(tmp_path: Path, defense: str) -> None:
+    folder = federate(tmp_path / "run", defense)
+    (found,) = [one for one in check_recording(Recording(folder / "recording")) if one.rule == READABLE]
+    assert isinstance(found, Passed)
+
+
+def test_a_change_is_run_again_and_its_effect_is_measured(run: Path) -> None:
+    change = "gaussian(1.0)"
+    result = call(run, "--budget", "1s", "--what-if", change, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["what_if"]
+    assert told["change"] == change
+    assert told["before"]["grade"] == "severe"
+    assert told["after"]["grade"] in ("none found", "low")
+    assert told["before"]["examples"] == told["after"]["examples"] == 16
+    assert told["before"]["recovered"] > told["after"]["recovered"] == 0
+    assert "What a change would do" in (run / "audit.html").read_text()
+    assert (name_changed_run(run, change) / "recording").is_dir()
+
+
+def test_the_recommended_change_clips_at_the_median_norm(run: Path) -> None:
+    recording = Recording(run / "recording")
+    updates = [recording.read_observation(row).update for row in recording.read_rows()]
+    norms = sorted(sum(float(u.square().sum()) for u in update.values()) ** 0.5 for update in updates)
+    clip, noise = recommend_defense(recording).split(" | ")
+    assert norms[1] * 0.95 <= float(clip[5:-1]) <= norms[2] * 1.05
+    assert float(noise[9:-1]) < float(clip[5:-1])
+
+
+def test_a_recording_of_a_foreign_app_cannot_be_run_again(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "recording").symlink_to(run / "recording")
+    result = call(tmp_path, "--budget", "1s", "--what-if", "recommended")
+    assert result.exit_code == 2
+
+
+def test_an_effect_is_told_in_sentences() -> None:
+    before = AuditOutcome(grade="severe", recovered=4, examples=4, psnr=58.9, accuracy=0.8)
+    told = describe_change(
+        MeasuredChange(change="clip(1)", before=before, after=AuditOutcome(grade="low", examples=4, accuracy=0.7))
+    )
+    assert "low instead of severe" in told
+    assert "0 of 4 examples instead of 4 of 4" in told
+    assert "70% instead of 80%" in told
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    write_starting_point("flower", tmp_path / "project")
+    path = list(sys.path)
+    yield tmp_path / "project"
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "app"]:
+        del sys.modules[name]
+
+
+def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
+    result = call(project, "--clients", 2, "--budget", "1s", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["scored"] is False
+    assert READABLE in {one["rule"] for one in found["findings"]}
+    assert (project / "recorded" / "audit.html").exists()
+    again = call(project, "--clients", 2, "--budget", "1s", "--json")
+    assert "running the Flower app" in result.stderr
+    assert "running the Flower app" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("[project]\nname = 'x'\n", "is of no Flower app"),
+        ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "give the folder that it records to"),
+    ],
+)
+def test_another_project_is_refused_with_the_mend(tmp_path: Path, text: str, mend: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    result = call(tmp_path)
+    assert result.exit_code == 2
+    assert mend in " ".join(result.stderr.split())
