@@ -154,7 +154,7 @@ def _describe_unscored(run: ReportedRun) -> str:
         text = (
             f"{_describe_protection(run)}{shown:,} {noun} reconstructed, and nothing could be scored, because no truth was given"
         )
-        return f"{text[0].upper()}{text[1:]}: how near they come only the owners of the data can tell."
+        return f"{text[0].upper()}{text[1:]}: only the owners of the data can compare them with the originals."
     if run.attacks and not is_finished(run):
         return "Attacks were replayed, and nothing is finished yet: what leaks is not known."
     if run.attacks:

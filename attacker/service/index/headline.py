@@ -111,4 +111,5 @@ def _write_sentence(
         return "Attacks run, and nothing is finished yet: what leaks is not known."
     found = sum(answer.examples for source in attacks for answer in source.answers.values())
     why = "nothing is scored yet" if truth else "nothing could be scored, because this service was given no truth"
-    return f"{found:,} example{'s were' if found != 1 else ' was'} reconstructed, and {why}: how near they come is not known."
+    text = f"{found:,} example{'s were' if found != 1 else ' was'} reconstructed, and {why}"
+    return f"{text}: their similarity to the originals is not known."

@@ -92,11 +92,11 @@ function build(store, attacks, preset, dialog) {
       "div.two",
       {},
       field("rounds", rounds, { help: "all, 1-20 or 1-3,7" }),
-      field("clients", clients, { help: "Names, with commas between; none is all." }),
+      field("clients", clients, { help: "Names, separated by commas; leave empty for all." }),
     ),
     h("details", {}, h("summary", {}, "Arguments of the attack"), knobs),
     h("details", {}, h("summary", {}, "Seed and place in the queue"), h("div.two", {}, numbers)),
-    h("label.check", {}, isNull, "Run the null beside it: the same attack without the update"),
+    h("label.check", {}, isNull, "Also run the null: the same attack without the update"),
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: () => dialog.close() }, "Cancel"), send),
   );

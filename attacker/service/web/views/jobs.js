@@ -63,7 +63,7 @@ export function jobsView(app) {
     if (!store.loaded) return "Loading.";
     return query.state || query.run
       ? "No job is like that."
-      : "No job yet. An attack that is asked for, here or by a rule, waits in this list for its turn.";
+      : "No job yet. Attacks that are started here or by a rule are listed here.";
   }
 
   /** The store keeps the newest jobs: of a filter, older ones are asked for. */

@@ -62,7 +62,7 @@ export function runView(app, id) {
   const training = panel({
     load: () => all(`recordings/${id}/training`),
     draw: (body, rows) => put(body, ...trainingCharts(rows)),
-    empty: (rows) => (rows.length ? null : "The server wrote nothing of its training."),
+    empty: (rows) => (rows.length ? null : "The server recorded no loss or accuracy of its training."),
   });
   const cases = caseList(id, () => ({ query, sources }));
   const verdict = headline(id);

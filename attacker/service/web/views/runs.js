@@ -27,7 +27,7 @@ export function runsView(app) {
     "div.view",
     {},
     h("header.head", {}, h("p.eyebrow", {}, "fedleak"), h("h1", {}, "What leaks")),
-    h("p.lede", {}, "What an honest-but-curious server makes of the updates it is sent, while they arrive."),
+    h("p.lede", {}, "What an honest-but-curious server can reconstruct from the updates that it receives."),
     h("p.soft.explained", {}, NULL_EXPLAINED),
     busy,
     h(
