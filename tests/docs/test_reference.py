@@ -45,3 +45,11 @@ def test_every_page_is_in_the_navigation() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     pages |= {f"results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md")}
     assert named == pages
+
+
+@pytest.mark.parametrize("attack", ["exact", "cpl", "inverting_gradients", "dlg and idlg", "rgap and hgap", "agic"])
+def test_every_attack_has_idea_needs_arguments_results_limits_and_paper(attack: str) -> None:
+    text = "\n".join((ROOT / "docs" / name).read_text() for name in ("attacks.md", "many-rounds.md"))
+    section = text.split(f"\n## {attack}\n")[1].split("\n## ")[0]
+    for part in ("Idea", "Needs", "Arguments", "Results", "Limits", "Paper"):
+        assert f"\n**{part}.**" in section or f"\n### {part}\n" in section, part
