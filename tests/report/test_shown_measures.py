@@ -52,6 +52,6 @@ def test_categories_are_shown_as_one_variable_and_their_success_is_explained(mak
     assert "age4040 ✓40colourone that training never sawred" in text
     assert "0.100values 0.100 to 0.100; no interval of 4 groups" in text
     assert "0.500values 0.500 to 0.500; no interval of 4 groups" in text
-    assert "the share of its categorical variables" in text
-    assert "every categorical value is right and every continuous one within 5 % of its range" in text.replace("\xa0", " ")
+    assert "the share of categorical columns that are right" in text
+    assert "every categorical value is right and every continuous value is within 5 % of its range" in text.replace("\xa0", " ")
     assert "No LPIPS" not in text

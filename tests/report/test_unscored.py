@@ -28,7 +28,7 @@ def test_without_truth_what_was_found_is_shown_beside_its_null_and_not_judged(ma
     run.forget_truth()
     page = report(run)
     assert "4 examples were reconstructed, and nothing could be scored, because no truth was given" in page.text
-    assert "Nothing here could be scored, because no truth was given" in page.text
+    assert "These cannot be scored, because no truth was given" in page.text
     assert f"attacker score {run.path} --truth FOLDER" in page.text
     assert "label 0, confidence 1.00round 1" not in page.text
     assert page.text.count("label 0, confidence 1.00") == 4
@@ -80,7 +80,7 @@ def test_what_is_not_scored_yet_is_shown_until_it_is(make_run: Any, report: Any)
     text = report(run).text
     assert "CPL recovered 3 of 3 private images" in text
     assert "1 of 4 cases are not scored yet" in text
-    assert "These are not scored yet, and what they are worth is not known" in text
+    assert "These are not scored yet." in text
     assert text.count("label 0, confidence 1.00") == 1
     assert "no truth was given" not in text
 
