@@ -34,8 +34,8 @@ from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate
 from attacker.scoring.verdict import Verdict
 
-ATTACK_COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in DECLARED_PAIRS), "exact")
-"""Columns of attacks in the table; without a defense the column "ignoring" is used."""
+ATTACK_COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in DECLARED_PAIRS), "exact", "CPL tuned")
+"""Columns of attacks in the table; without a defense the column "ignoring" is used. The last one attacks sums only."""
 STRENGTH_NAMES = ("mild", "middle", "strong")
 NUM_ATTACKED, NUM_ATTACKED_QUICK = 16, 6
 """Number of updates of the first round that are attacked."""

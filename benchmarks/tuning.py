@@ -1,6 +1,7 @@
 """Grid searches that choose the presets of attacks, on images of the tuning part only: `tuning.py TABLE`.
 
     inverting_gradients  signs, total variation and steps, on five networks
+    presets              settings of matching attacks for networks with ReLU, residual paths, batch norm, or dense layers only
     batches              CPL's search on batches of the LeNet: latents, starts, total variation
     features             the assumed smoothness of images, on batches of the LeNet
     give_up              losses early in searches that succeed and that fail
@@ -20,6 +21,7 @@ from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
 from support.contract import Options, TableAndSummary, parse_options, print_results
 from support.cpl.cases import Originals, make_batch_cases
+from support.preset_grid import measure_presets
 from support.single_cases import make_client
 from support.splits import Images, hash_example, load_images, record_tuned
 
@@ -70,6 +72,11 @@ def measure_signs(asked: Options) -> TableAndSummary:
                     {"network": name, "data": data.name, **setting, "steps": steps, **summarise_attack(attack, originals, asked)}
                 )
     return rows, {}
+
+
+def measure_families(asked: Options) -> TableAndSummary:
+    """Measure settings of three attacks on one network of each family, with four images of each data set."""
+    return measure_presets(asked, draw_images(asked, ("cifar10", "lfw"), 4))
 
 
 def measure_searches(asked: Options) -> TableAndSummary:
@@ -127,6 +134,7 @@ def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals
 
 TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
     "inverting_gradients": measure_signs,
+    "presets": measure_families,
     "batches": measure_searches,
     "features": measure_beliefs,
     "give_up": measure_early_losses,

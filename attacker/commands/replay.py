@@ -28,7 +28,7 @@ def replay(
         typer.Option(
             help="Named settings of the attack, which --set overrides: tuned (for the recording's kind of network; chosen on "
             "tuning "
-            "images for sigmoid LeNets, estimates for other networks) or published (those of the attack's paper).",
+            "images for sigmoid and ReLU networks, mostly estimates for others) or published (those of the attack's paper).",
         ),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",

@@ -12,6 +12,13 @@ def resnet8(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
+def residual(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Return a residual network of three narrow stages of two blocks each, without normalisation."""
+    stem = [nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU()]
+    stages = make_stages((2, 2, 2), (16, 32, 64), batch_norm=False, bias=True)
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
+
+
 def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Return two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
     channels, height, width = shape

@@ -22,6 +22,18 @@ BATCH_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
 SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
+    "CPL tuned": (
+        "cpl",
+        {
+            "optimiser": "wolfe",
+            "decoder": "smooth",
+            "init": "smooth",
+            "relative": True,
+            "tv": 1e-6,
+            "steps": 50,
+            "restarts": 3,
+        },
+    ),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Attacks by name in the table, for secure sums of several clients."""

@@ -1,0 +1,85 @@
+"""Grid search over the settings of gradient-matching attacks, by family of networks, on images of the tuning part.
+
+For every family of `attacker.attacks.presets`, each setting attacks the same updates of an untrained network: one step on a
+single example, and one step on a batch of four. A preset takes the setting that recovers most examples over both; among equal
+ones, the setting with the smaller median error.
+"""
+
+from typing import Any
+
+from torch import Tensor, cat
+
+from attacker.attacks import ATTACKS
+from attacker.scoring.metrics import is_recovered, mse
+from fedsim import models
+from support.attacked import match_examples, run_attack
+from support.calibration import networks
+from support.contract import Options, TableAndSummary
+from support.cpl.cases import Originals, make_batch_cases
+from support.single_cases import make_client
+from support.splits import Images
+
+NETWORKS_OF_FAMILIES = {
+    "relu": f"{networks.__name__}:convnet",
+    "dense": "mlp",
+    "batch_norm": f"{networks.__name__}:resnet8",
+    "residual": f"{networks.__name__}:residual",
+}
+"""One network per family; the family `sigmoid` has grids of its own in tuning.py."""
+STEPS = 600
+"""Iterations of a first-order search in the grid. Presets may use more, as quality does not fall with more iterations."""
+SIGNED: dict[str, Any] = {"signed": True, "tv": 1e-4}
+SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "inverting_gradients": (
+        SIGNED,
+        *({"signed": False, "tv": tv} for tv in (1e-4, 1e-3, 3e-3, 1e-2)),
+    ),
+    "cpl": (
+        *({"optimiser": "adam", "distance": "cosine", "tv": tv, "steps": STEPS} for tv in (1e-4, 1e-3, 1e-2)),
+        {"optimiser": "wolfe", "tv": 1e-5, "steps": 100},
+        {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": 50},
+        {"optimiser": "wolfe", "relative": True, "tv": 1e-6, "steps": 100},
+    ),
+    "agic": (
+        SIGNED,
+        *({"signed": False, "tv": tv} for tv in (1e-3, 1e-2)),
+    ),
+}
+BATCH_SIZES = (1, 4)
+
+
+def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
+    """Measure every setting of every attack on every family: one row for each, over all data sets and batch sizes."""
+    rows = []
+    for family, network in NETWORKS_OF_FAMILIES.items():
+        originals = [_make_originals(network, data, size, asked) for data in sets for size in BATCH_SIZES]
+        for attack, settings in SETTINGS_OF_ATTACKS.items():
+            for setting in settings[:1] if asked.quick else settings:
+                row = {"family": family, "attack": attack, **setting}
+                rows.append(row | _measure_setting(attack, setting, originals, asked))
+                print(rows[-1], flush=True)
+    return rows, {}
+
+
+def _make_originals(network: str, data: Images, size: int, asked: Options) -> Originals:
+    if ":" in network:
+        models.admit(network)
+    client = make_client(network, data.data, seed=asked.seed, batch=size)
+    return make_batch_cases(data, client, size)
+
+
+def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
+    """Return the share recovered by batch size, the median error over all examples and the CPU-seconds."""
+    built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {size: [] for size in BATCH_SIZES}
+    seconds = 0.0
+    for one in originals:
+        answers, spent = run_attack(built, one.cases, asked)
+        seconds += spent
+        found[len(one.x[0])] += [(match_examples(answer, x)[0], x) for answer, x in zip(answers, one.x, strict=True)]
+    rows: dict[str, Any] = {}
+    for size, pairs in found.items():
+        guesses, truth = cat([guess for guess, _ in pairs]), cat([x for _, x in pairs])
+        rows |= {f"recovered {size}": float(is_recovered(guesses, truth).float().mean())}
+        rows |= {f"median_mse {size}": float(mse(guesses, truth).median())}
+    return {**rows, "examples": sum(len(x) for pairs in found.values() for _, x in pairs), "cpu_seconds": seconds}
