@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import AuditedAttack, confident, judge_results
+from attacker.audit.attack_findings import AuditedAttack, confident, find_strongest_attack, judge_results
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense
@@ -16,6 +16,7 @@ from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import PlannedAttack, plan_attacks
 from attacker.audit.privacy_checks import check_epsilon
+from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
@@ -125,6 +126,7 @@ def audit(
             folders = [replayed(one.replay(recording, out, null=null, model=model)).folder for null in (False, True)]
             attacks.append(_result(one, folders, scorer))
     results += judge_results(attacks, scored=scorer is not None)
+    results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)
     results += _not_tried({one.spec.partition("(")[0] for one in attacks})
     return Audit(

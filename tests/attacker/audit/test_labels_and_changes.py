@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from attacker.audit import Finding, Passed, check_recording
+from attacker.audit import Finding, NotChecked, Passed, check_recording
+from attacker.audit.attack_findings import AuditedAttack
 from attacker.audit.label_checks import READABLE
+from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, name_changed_run, recommend_defense
 from attacker.cli import app
 from fedsim import data as datasets
@@ -133,3 +135,22 @@ def test_another_project_is_refused_with_the_mend(tmp_path: Path, text: str, men
     result = call(tmp_path)
     assert result.exit_code == 2
     assert mend in " ".join(result.stderr.split())
+
+
+def make_result(recovered: int) -> AuditedAttack:
+    return AuditedAttack(spec="cpl()", updates=16, examples=16, recovered=recovered)
+
+
+def test_the_accountant_bounds_reconstruction_and_an_attack_above_it_is_a_finding(tmp_path: Path) -> None:
+    recording = Recording(federate(tmp_path / "run", "clip(0.1) | gaussian(0.1)") / "recording")
+    (none, few, many) = (list(check_robustness(recording, one)) for one in (None, make_result(1), make_result(12)))
+    assert isinstance(none[0], Passed)
+    assert none == few
+    assert "at most 9.2% after 1 round," in none[0].evidence  # Phi(Phi^-1(0.01) + 1)
+    assert isinstance(many[0], Finding)
+    assert many[0].grade == "serious"
+
+
+def test_without_noise_reconstruction_is_not_bounded(run: Path) -> None:
+    (found,) = check_robustness(Recording(run / "recording"), make_result(16))
+    assert isinstance(found, NotChecked)
