@@ -1,4 +1,4 @@
-"""Whether a sweep that is killed three times ends with the table of a sweep that was never interrupted.
+"""Resumption of sweeps: whether one that is killed three times ends with the same table as one that is never interrupted.
 
 The grid compares twelve defenses by six attacks on the embedded digits: three clients, one round, updates of one example. One
 process runs it to its end. Another one starts anew in an empty folder, is killed (SIGKILL, with its workers) after a quarter of

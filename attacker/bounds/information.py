@@ -12,8 +12,8 @@ class NoisyMessage:
     """A message with independent noise on each coordinate.
 
     simulate: maps examples x (N, *shape) to the message without noise, (M,); differentiable.
-    std:      standard deviation of Gaussian noise, (M,) or 0-d; positive. The scale of Laplace noise takes its place, since
-              both then hold the same information.
+    std:      standard deviation of Gaussian noise, or scale of Laplace noise, (M,) or 0-d; positive. Gaussian noise whose
+              standard deviation is that scale has the same Fisher information as the Laplace noise.
     """
 
     simulate: Callable[[Tensor], Tensor]

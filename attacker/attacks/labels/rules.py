@@ -193,7 +193,7 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
 def _has_zero_sum(evidence: Evidence) -> bool:
     """Return whether the rows of the head's gradient add up to 0, as they do for softmax unless a defense changed them.
 
-    For a single logit this cannot be checked, and the result is whether no defense may have shortened the gradient.
+    For a single logit this cannot be checked. The result is then True unless a defense may have reduced the gradient's norm.
     """
     rows = _add_negative_logit(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:

@@ -120,7 +120,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
     y = np.array([float(right) for r in own for right in r["recovered"]])
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
-    x = _select_outcomes(own, features).reshape(len(y), len(features))
+    x = _stack_evidence(own, features).reshape(len(y), len(features))
     x = x.clip(*([limits.get(name, end) for name in features] for limits, end in EVIDENCE_BOUNDS)) if features else x
     low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
     weights, intercept = fit_logistic(x, y, features, count)
@@ -133,7 +133,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
         print(f"{route}, {kind}: left out: {decided.sum()} of {len(said)} decided outside {unsure}, ECE {error:.3f}")
     print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
     known = [name for name in RANGE_CHECKED_FEATURES if all(name in r["evidence"] for r in own)]
-    facts = {name: [float(_select_outcomes(own, [name]).min()), float(_select_outcomes(own, [name]).max())] for name in known}
+    facts = {name: [float(_stack_evidence(own, [name]).min()), float(_stack_evidence(own, [name]).max())] for name in known}
     facts |= {name: [EVIDENCE_FLOOR, most] for name, most in limits.items()}
     return {
         "route": route, "data": kind, "features": list(features), "weights": [float(w) for w in weights],
@@ -151,7 +151,7 @@ def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
     return {**record, "evidence": evidence, "recovered": [record["recovered"][i] for i in kept]}
 
 
-def _select_outcomes(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
+def _stack_evidence(records: Sequence[ResultRow], features: Sequence[str]) -> Floats:
     """Return the evidence of all examples, (answers, features)."""
     return np.array([[r["evidence"][name][i] for name in features] for r in records for i in range(len(r["recovered"]))])
 

@@ -127,7 +127,10 @@ def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
 
 
 def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
-    """Return functions that compute [W, b] of the observations with one step on a first layer with ReLU, by index."""
+    """Return functions that load the first layer's [W, b] of each observation with one local step, by index.
+
+    The result is empty if the layer is not the network's first one, or is not followed by ReLU.
+    """
     chain = _find_chain(case.observations[0])
     if chain is None or chain.layers[0].weight != layer.weight or chain.layers[0].activation.name != "relu":
         return {}
