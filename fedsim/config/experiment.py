@@ -117,11 +117,6 @@ def _rename_squeezing(training: Any) -> Any:
     return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
 
 
-def _state_mode(training: Training) -> Training:
-    """Return the settings with the mode that clients of an experiment train in if none is given."""
-    return replace(training, mode="eval") if training.mode == "unstated" else training
-
-
 def _parse_terms(value: Any) -> Terms | Literal[False]:
     return Terms.parse(value) or False
 
@@ -136,7 +131,7 @@ class Experiment(_Frozen):
     partition: Named = Named(name="iid")
     clients: Clients
     strategy: Named = Named(name="FedAvg")
-    training: Annotated[Training, BeforeValidator(_rename_squeezing), AfterValidator(_state_mode)]
+    training: Annotated[Training, BeforeValidator(_rename_squeezing)]
     defense: str = ""
     gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
@@ -157,6 +152,15 @@ class Experiment(_Frozen):
     def parse_defense(self) -> DefenseSpec:
         """Return the defense of updates; learning rates that it leaves out are those of the training."""
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
+
+    def state_mode(self) -> "Experiment":
+        """Return the experiment with the mode that clients train in if none is given, "eval".
+
+        A run refuses networks for which it matters.
+        """
+        if self.training.mode != "unstated":
+            return self
+        return self.model_copy(update={"training": replace(self.training, mode="eval")})
 
     @model_validator(mode="after")
     def _check_training(self) -> "Experiment":
@@ -207,6 +211,8 @@ class Experiment(_Frozen):
             key: value.to_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
             for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
         }
+        if self.training.mode == "unstated":
+            del tables["training"]["mode"]
         return tomli_w.dumps(tables)
 
 

@@ -27,7 +27,7 @@ from fedsim.engine.locations import SIMULATION_PLACES, Places
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED_CODEC
-from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import read_json
@@ -119,6 +119,7 @@ class FederationRun:
         x, y = _take_sample(data, 1)
         with torch.no_grad():
             models.find_loss(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
+        self._require_mode(model, data.spec)
         load_public_images(InputsSpec.parse(self.experiment.inputs), data)
         self._try_rule(model, data)
         self.experiment.parse_defense().build().init(dict(model.named_parameters()))
@@ -144,6 +145,15 @@ class FederationRun:
         if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(f"device {self.device!r} is not available on this machine; use cpu")
 
+    def _require_mode(self, model: nn.Module, spec: DataSpec) -> Training:
+        """Return the training settings with a mode. Raises ValueError if none is stated and the network needs one.
+
+        Network defenses do not: their random blocks are in training mode whenever a client trains.
+        """
+        named = self.make_model_spec()
+        bare = models.build_layout(replace(named, network=""), spec) if named.network else model
+        return models.require_mode(bare, self.experiment.training, spec)
+
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
         """Try one local step on two examples if the gradient rule is not plain, since a rule may not suit the network."""
         spec = GradientSpec.parse(self.experiment.gradient)
@@ -161,7 +171,7 @@ class FederationRun:
             return False
         check_run(self.out)
         path = self.out / "experiment.toml"
-        if not path.exists() or read(path) != self.experiment:
+        if not path.exists() or read(path).state_mode() != self.experiment.state_mode():
             raise ValueError(f"{self.out} holds another run, or other files; choose another --out, or delete them")
         done, rounds = count_rounds(self.out / "state"), self.experiment.rounds
         if done is None and (rows := read_metrics(self.out)):  # its checkpoint is missing
@@ -246,7 +256,7 @@ class FederationRun:
             name=make_name(self.out.name),
             model=self.make_model_spec(),
             data=spec,
-            training=e.training,
+            training=self._require_mode(models.build_layout(self.make_model_spec(), spec), spec),
             defense=e.parse_defense(),
             gradient=str(GradientSpec.parse(e.gradient)),
             inputs=str(InputsSpec.parse(e.inputs)),

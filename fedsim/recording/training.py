@@ -33,8 +33,9 @@ class Training:
     shuffle:   whether the client draws a new order for every epoch.
     drop_last: whether an epoch's last batch is dropped if it is not full.
     loss:      cross_entropy with one logit per class, or logistic with a single logit for two classes.
-    mode:      mode of the model while the client trains: train or eval. unstated (the default) stands for eval; `record()` and
-               `fedsim import` refuse it for networks that compute differently in the two modes (batch norm, dropout).
+    mode:      mode of the model while the client trains: train or eval. unstated (the default) stands for eval; `record()`,
+               `fedsim import` and `fedsim run` refuse it for networks that compute differently in the two modes (batch norm,
+               dropout).
     buffers:   treatment of batch-norm statistics. none: they keep their initial values. shared: the server sends them with the
                weights, clients send theirs back, and the server averages them. local: each client keeps its own.
     frozen:    names of parameters that are not trained, with * as wildcard; for example the base weights of a LoRA.

@@ -38,8 +38,9 @@ def record(
     """Record everything that `strategy` receives in `out`, and return the strategy, whose behaviour does not change.
 
     strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that.
-    out:      folder of the run. Relative paths start in the folder of this process, which Flower chooses; the full path is
-              logged.
+    out:      folder of the run. Relative paths start in the folder of this process. With `flwr run` that is where the local
+              SuperLink was started, which goes on running: a later `flwr run` from another folder records in the first one. The
+              full path is logged.
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
               (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
               sent.
@@ -50,11 +51,14 @@ def record(
 
     It logs what attacks will assume about each update, with the reasons.
 
-    Raises ValueError if `out` holds a recording already or a name is unknown. Before the first round, the strategy raises it if
+    Raises TypeError for a strategy of Flower's older interface, and ValueError if `out` holds a recording already or a name is
+    unknown. Before the first round, the strategy raises it if
     `model` is not the network that it sends, or if it sends different weights to different clients.
     """
+    _check_interface(strategy)
     folder = Path(out).expanduser().absolute()
-    _check_new(folder)
+    where = "" if Path(out).expanduser().is_absolute() else _explain_relative(out)
+    _check_new(folder, where)
     spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
     if ":" in spec.name and spec.name not in models.MODELS:
         models.admit(spec.name)
@@ -75,12 +79,13 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    for sentence in (f"will record in {folder}", *training.list_beliefs(), *models.list_concessions(network, training, data)):
+    believed = (*training.list_beliefs(), *models.list_concessions(network, training, data))
+    for sentence in (f"will record in {folder}{where}", *believed):
         log(INFO, "fedleak: %s", sentence)
     own, state = _Own(strategy), network.state_dict()
 
     def start() -> RecordingStrategy:
-        _check_new(folder)
+        _check_new(folder, where)
         recorder = Recorder(folder / "recording", manifest)
         log(INFO, "fedleak records this federation in %s", folder)
         types = {name: tensor.dtype for name, tensor in state.items()}
@@ -153,9 +158,29 @@ def _describe_shape(name: str, shape: tuple[int, ...] | None) -> str:
     return f"no {name!r}" if shape is None else f"{name!r} of shape {shape}"
 
 
-def _check_new(folder: Path) -> None:
+def _check_new(folder: Path, where: str) -> None:
     if (folder / "recording").exists():
-        raise ValueError(f"{folder} holds a recording already; choose another folder, or remove it with `fedsim delete {folder}`")
+        raise ValueError(
+            f"{folder} holds a recording already{where}; choose another folder, or remove it with `fedsim delete {folder}`"
+        )
+
+
+def _explain_relative(out: Path | str) -> str:
+    return (
+        f" ({str(out)!r} is relative and starts in the folder of this process; `flwr run` uses that in which the local SuperLink "
+        "was started, also for later runs)"
+    )
+
+
+def _check_interface(strategy: object) -> None:
+    if not (hasattr(strategy, "configure_train") and hasattr(strategy, "aggregate_train")):
+        kind = type(strategy)
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} is not a strategy of flwr.serverapp.strategy, which record() needs. Flower's "
+            "older strategies (flwr.server.strategy, with configure_fit) run in a server_fn: use the strategy of the same name "
+            "in flwr.serverapp.strategy and start it from @app.main(), or write down what a client was sent and returned and use "
+            "`fedsim import`"
+        )
 
 
 def _find_version(package: str) -> str:

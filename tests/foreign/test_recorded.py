@@ -262,6 +262,32 @@ def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
     assert {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.usefixtures("app")
+def test_a_relative_folder_is_explained_at_the_start_and_where_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from fedsim.server import record
+
+    facts: Any = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10)}
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        record(FedAvg(), "mine", **facts)
+        record(FedAvg(), tmp_path / "absolute", **facts)
+    told = [record.getMessage() for record in caplog.records if "will record" in record.getMessage()]
+    assert told[0].startswith(f"fedleak: will record in {tmp_path / 'mine'} ('mine' is relative and starts in the folder of")
+    assert told[1] == f"fedleak: will record in {tmp_path / 'absolute'}"
+    (tmp_path / "mine" / "recording").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"holds a recording already .'mine' is relative and .*SuperLink was started"):
+        record(FedAvg(), "mine", **facts)
+
+
+def test_a_strategy_of_flowers_older_interface_is_refused_with_what_to_do(app: Any) -> None:
+    from flwr.server.strategy import FedAvg as OldFedAvg
+
+    with pytest.raises(TypeError, match=r"flwr\.server\.strategy\.fedavg\.FedAvg is not a strategy of flwr\.serverapp\.strategy"):
+        app.record(OldFedAvg())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

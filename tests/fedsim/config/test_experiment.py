@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def test_the_experiments_that_are_shipped_would_run(path: Path, tmp_path: Path) 
 def test_what_is_left_out_has_a_default(small: Path) -> None:
     e = read(small)
     assert (e.seed, e.partition.name, e.strategy.name, e.defense, e.record.rounds) == (0, "iid", "FedAvg", "", "all")
-    assert (e.training.momentum, e.training.shuffle, e.training.mode) == (0, True, "eval")
+    assert (e.training.momentum, e.training.shuffle, e.training.mode) == (0, True, "unstated")
+    assert e.state_mode() == e.model_copy(update={"training": replace(e.training, mode="eval")})
 
 
 @pytest.mark.parametrize(

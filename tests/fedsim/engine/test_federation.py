@@ -127,7 +127,7 @@ def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Fede
     run = federate(seed=1234567, client_seed=7654321, defense="clip(2)", rounds=1)
     manifest = Recording(run.out / "recording").manifest
     assert (manifest.name, manifest.model, manifest.data) == ("run", run.make_model_spec(), run.load_data().spec)
-    assert (manifest.training, str(manifest.defense)) == (run.experiment.training, "clip(2)")
+    assert (manifest.training, str(manifest.defense)) == (run.experiment.state_mode().training, "clip(2)")
     assert set(manifest.software) == {"flwr", "torch", "numpy"}
     text = (run.out / "recording" / "manifest.json").read_text()
     assert "1234567" not in text

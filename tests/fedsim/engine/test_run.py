@@ -176,3 +176,31 @@ def test_truth_names_the_data_that_it_refers_to(federate: Federate) -> None:
         "content_hash": run.load_data().compute_hash(),
         "size": len(run.load_data().train),
     }
+
+
+@pytest.mark.parametrize("model", ["resnet20_4", {"name": "torchvision", "architecture": "mobilenet_v3_small"}])
+def test_a_network_that_trains_differently_needs_a_stated_mode(planned: Callable[..., FederationRun], model: Any) -> None:
+    """Batch norm in training mode is the default of real apps, so `eval` is a choice."""
+    photos = {"model": model, "data": {"name": "photos", "size": 32}, "clients": {"count": 2}}
+    training = {"learning_rate": 1, "batch_size": 2, "steps": 1}
+    with pytest.raises(ValueError, match=r"set training\.mode to 'train'"):
+        planned(**photos, training=training).check()
+    for mode in ("train", "eval"):
+        run = planned(**photos, training={**training, "mode": mode})
+        run.check()
+        assert run.make_manifest(run.load_data().spec).training.mode == mode
+
+
+def test_a_network_defense_and_networks_without_modes_need_none(planned: Callable[..., FederationRun]) -> None:
+    run = planned(network="dropout(p=0.5)")
+    run.check()
+    assert run.make_manifest(run.load_data().spec).training.mode == "eval"
+
+
+def test_a_run_from_before_modes_were_demanded_is_the_same_experiment(planned: Callable[..., FederationRun]) -> None:
+    """Its file states mode "eval", which was taken silently."""
+    run = planned()
+    run.prepare()
+    (run.out / "experiment.toml").write_text(run.experiment.state_mode().to_toml())
+    assert 'mode = "eval"' in (run.out / "experiment.toml").read_text()
+    assert not replace(run, resume=True).is_done()

@@ -111,7 +111,7 @@ def test_arguments_reach_admitted_code(their_code: str) -> None:
         ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "returns 4, but 7 classes need 7 logits per example"),
         ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
-        ("list_of_logits", DATA, "returns list"),
+        ("list_of_logits", DATA, r"returns list, .*; name a function whose network .* returns one tensor of logits, \(N, K\)"),
         ("number", DATA, r"must return a torch\.nn\.Module, got int"),
     ],
 )
