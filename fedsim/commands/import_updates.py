@@ -94,6 +94,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
         raise ValueError(f"{out} holds a recording already; choose another folder, or remove it with `fedsim delete {out}`")
     spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments, network=settings.network)
     model = models.build(spec, settings.data)
+    models.check_loss(model, settings.training, settings.data)
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     state = model.state_dict()
     limit = SPARE_BYTES + MAX_SIZE_RATIO * sum(t.numel() * t.element_size() for t in state.values())

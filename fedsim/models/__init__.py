@@ -1,7 +1,7 @@
 """Models and losses by name. Both are public knowledge."""
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, build, build_layout, find_head, identify_network, list_buffers
-from fedsim.models.concessions import list_concessions, list_unsimulated, require_mode
+from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode
 from fedsim.models.foreign import ModuleSpec
 from fedsim.models.losses import count_outputs, find_loss, predict_classes, predict_probabilities
 
@@ -12,6 +12,7 @@ __all__ = [
     "admit",
     "build",
     "build_layout",
+    "check_loss",
     "count_outputs",
     "find_head",
     "find_loss",

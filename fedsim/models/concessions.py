@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedsim.models.foreign import copy_module
+from fedsim.models.losses import find_loss
 from fedsim.recording.observation import DataSpec, Training
 
 RANDOM_CLIENTS_WARNING = (
@@ -46,6 +47,13 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
             "they call net.eval(); if they send the statistics of batch norm back, set training.buffers to 'shared' as well"
         )
     return replace(training, mode="eval")
+
+
+def check_loss(network: nn.Module, training: Training, data: DataSpec) -> None:
+    """Raise ValueError if the network's logits do not suit the prescribed loss, such as a single logit and cross-entropy."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        logits = copy_module(network).eval()(data.normalise(torch.zeros(1, *data.shape)))
+        find_loss(training.loss)(logits, torch.zeros(1, dtype=torch.long))
 
 
 def _has_batch_norm(network: nn.Module) -> bool:

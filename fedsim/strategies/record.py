@@ -64,6 +64,7 @@ def record(
         models.admit(spec.name)
     network = models.build(spec, data)
     training = models.require_mode(network, training, data)
+    models.check_loss(network, training, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     wanted = Wanted.parse(rounds, clients)
     chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,12 +298,15 @@ def test_a_strategy_of_flowers_older_interface_is_refused_with_what_to_do(app: A
         ({"data": DataSpec(shape=(3, 32, 32), num_classes=7)}, "7 classes"),
         ({"data": DataSpec(shape=(1, 32, 32), num_classes=10)}, "does not fit inputs of shape"),
         ({"defense": "clipp(1)"}, "clip"),
+        ({"training": replace(TRAINING, loss="logistic")}, "takes a single logit, and this model has 10"),
+        ({"data": DataSpec(shape=(3, 32, 32), num_classes=2), "model": "task:OneLogit"}, "set training.loss to 'logistic'"),
         ({"rounds": "none"}, "cannot read rounds"),
     ],
 )
 def test_a_wrong_word_is_refused_at_once(app: Any, options: Any, words: str) -> None:
     from fedsim.server import record
 
+    app.task.OneLogit = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 1))
     facts = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10), **options}
     with pytest.raises(ValueError, match=words):
         record(FedAvg(), app.folder, **facts)
