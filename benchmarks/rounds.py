@@ -10,20 +10,26 @@ two epochs. Nothing was tuned on these images; `certain_and_wrong` counts wrong 
 clients whose own span was found, `exact` that of images above 60 dB, `exact_with_owner` of those whose owner is named rightly.
 Counter-measures stand beside it: cohorts that never mix, a layer with fewer neurons than a sum has images, noise.
 
+`growth`: the share of exact images after 1, 2, 4, ... recorded rounds, one line per federation; with `--picture` it is drawn into
+`docs/rounds.png`.
+
 Options: `--quick`, `--json`, `--data DIR`, `--seed N`; a table's name runs that table alone.
 """
 
+from pathlib import Path
+
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
+from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts")
+TABLES = ("spans", "cohorts", "growth")
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES)
-    for name, table in {"spans": run_spans_table, "cohorts": run_cohorts_table}.items():
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("picture",))
+    for name, table in {"spans": run_spans_table, "cohorts": run_cohorts_table, "growth": run_growth_table}.items():
         if asked.table in (None, name):
             print_results(f"rounds {name}", *table(asked), asked)
 
@@ -59,6 +65,15 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
     return rows, summary
+
+
+def run_growth_table(asked: Options) -> TableAndSummary:
+    """Return the table of leakage against the number of recorded rounds, and its largest null."""
+    rows = make_growth_rows(asked)
+    if "picture" in asked.flags:
+        draw_growth(rows, Path(__file__).parents[1] / "docs" / "rounds.png")
+    last = {row["federation"]: row["exact"] for row in rows}
+    return rows, {"worst_null": max(row["null"] for row in rows), **{f"exact: {words}": exact for words, exact in last.items()}}
 
 
 if __name__ == "__main__":

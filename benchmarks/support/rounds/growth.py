@@ -1,0 +1,108 @@
+"""Leakage against the number of recorded rounds: the attacks on the first 1, 2, 4, ... rounds of the same recordings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.cohorts import CohortSetting, record
+from support.rounds.federation import make_network, record_epochs, train_network
+from support.rounds.spans import LEARNING_RATE, TRAINING_STEPS, count_exact
+from support.splits import Images, load_images
+from torch import Generator
+
+from attacker.attacks import Attack, AttackSpec, Case
+from attacker.reconstruction import Reconstruction
+from fedsim.recording import Training
+
+EPOCHS = 3
+BATCH, EXAMPLES = 8, 64
+SUM_ROUNDS = (1, 5, 10, 15, 20, 30)
+CLIENT_ROUNDS = (1, 4, 8, 10, 12, 16, 20, 24)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the picture. case: all rounds. rounds: the numbers of first rounds that are attacked. x: all true examples."""
+
+    federation: str
+    attack: str
+    case: Case
+    images: Images
+    rounds: Sequence[int]
+
+
+def make_lines(asked: Options) -> list[Line]:
+    """Return the federations: one client untrained, trained and with noise, and secure sums with changing and fixed cohorts."""
+    images = load_images(asked, "cifar10", EXAMPLES)
+    training = Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1)
+    plain = make_network(images.data, training, seed=asked.seed)
+    trained = plain if asked.quick else train_network(plain, images, steps=TRAINING_STEPS, seed=asked.seed)
+    lines = []
+    for words, network, defense in (
+        ("no defense", plain, ""),
+        ("no defense, trained network", trained, ""),
+        ("noise of 40 dB", plain, "gaussian(snr_db=40)"),
+        ("noise of 20 dB", plain, "gaussian(snr_db=20)"),
+    ):
+        case, _ = record_epochs(network, images, BATCH, EPOCHS, "c", seed=asked.seed, defense=defense)
+        lines.append(Line(federation=words, attack="spans", case=case, images=images, rounds=CLIENT_ROUNDS))
+    for fixed in (False, True):
+        setting = CohortSetting(fixed=fixed)
+        own = load_images(asked, "cifar10", setting.clients * setting.examples)
+        parts = {f"c{i:02d}": own.of(range(i * setting.examples, (i + 1) * setting.examples)) for i in range(setting.clients)}
+        words = f"secure sums, {'fixed' if fixed else 'changing'} cohorts"
+        case = record(asked, setting, own, parts)
+        lines.append(Line(federation=words, attack="cohort_spans", case=case, images=own, rounds=SUM_ROUNDS))
+    return lines[:1] if asked.quick else lines
+
+
+def make_growth_rows(asked: Options) -> list[ResultRow]:
+    """Return the share of all images that are exact after each number of rounds, of the attack and of its null, by line."""
+    rows = []
+    for line in make_lines(asked):
+        attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=asked.device) for is_null in (False, True))
+        for count in line.rounds[:: 4 if asked.quick else 1]:
+            first = replace(line.case, observations=line.case.observations[:count])
+            with measure_cpu() as clock:
+                found = _attack(attack, first, asked)
+            total = len(line.images)
+            rows.append(
+                {
+                    "federation": line.federation,
+                    "attack": line.attack,
+                    "rounds": count,
+                    "exact": count_exact(found, line.images.x) / total,
+                    "null": count_exact(_attack(null, first, asked), line.images.x) / total,
+                    "cpu_seconds": clock.seconds,
+                    "part": line.images.part,
+                }
+            )
+    return rows
+
+
+def _attack(attack: Attack, case: Case, asked: Options) -> Reconstruction | None:
+    try:
+        return attack([case], rng=Generator().manual_seed(asked.seed))[0]
+    except ValueError:
+        return None
+
+
+def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
+    """Write the picture of leakage against the number of recorded rounds: one line per federation, and the null in grey."""
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        for federation in dict.fromkeys(row["federation"] for row in rows):
+            own = [row for row in rows if row["federation"] == federation]
+            axes.plot([row["rounds"] for row in own], [row["exact"] for row in own], marker="o", markersize=3, label=federation)
+        counts = sorted({row["rounds"] for row in rows})
+        worst = [max(row["null"] for row in rows if row["rounds"] == count) for count in counts]
+        axes.plot(counts, worst, color="#8a8f98", linestyle="--", label="null of all")
+        axes.set_xlabel("recorded rounds")
+        axes.set_ylabel("exact images (above 60 dB)")
+        axes.set_ylim(-0.03, 1.03)
+        axes.legend(frameon=False, fontsize=8)
+        figure.savefig(path, dpi=160, facecolor="white")
