@@ -18,6 +18,8 @@ from fedsim.recording import Training
 
 EXACT_DB = 60.0
 """PSNR above which an image counts as exact."""
+SUCCESS_DB = 20.46
+"""PSNR of the mean squared error at which scoring counts an image as recovered."""
 LEARNING_RATE = 0.02
 TRAINING_STEPS = 1500
 
@@ -61,7 +63,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
     """Return one row of the table: counts of overlaps, and the share of exact images, of `spans` and of its null."""
     images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
     network = _make_network(images, setting, asked.seed)
-    pairs = right = exact = with_relu = wrong = certain = false = null = 0
+    pairs = right = exact = with_relu = recovered = wrong = certain = false = null = 0
     spent = [0.0, 0.0]
     for number in range(setting.clients):
         own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
@@ -78,6 +80,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         spent[1] += clock.seconds
         exact += count_exact(alone, own.x)
         with_relu += count_exact(whole, own.x)
+        recovered += count_exact(whole, own.x, SUCCESS_DB)
         false_here, certain_here = count_false(whole, own.x)
         false, certain = false + false_here, certain + certain_here
         wrong += count_wrong(whole, own.x)
@@ -98,10 +101,11 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
         "expected_two_epochs": (1 - (b - 1) / (n - 1)) ** (b - 1),
         "intersections": exact / total,
         "with_relu": with_relu / total,
+        "recovered": recovered / total,
         "null": null / total,
         "certain": certain,
         "certain_and_wrong": false,
-        "wrong": wrong,
+        "below_60_db": wrong,
         "cpu_seconds": spent[1],
         "part": images.part,
     }
@@ -120,11 +124,11 @@ def measure_best(found: Tensor, x: Tensor) -> Tensor:
     return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)])
 
 
-def count_exact(found: Reconstruction | None, x: Tensor) -> int:
-    """Return the number of originals with a reconstruction above `EXACT_DB`."""
+def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
+    """Return the number of originals with a reconstruction above `least` dB."""
     if found is None or not len(found.x):
         return 0
-    return int((measure_best(found.x, x).amax(dim=0) > EXACT_DB).sum())
+    return int((measure_best(found.x, x).amax(dim=0) > least).sum())
 
 
 def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
@@ -132,11 +136,8 @@ def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
     return 0 if found is None else int((measure_best(found.x, x).amax(dim=1) <= EXACT_DB).sum())
 
 
-def count_false(found: Reconstruction | None, x: Tensor, success: float = 20.46) -> tuple[int, int]:
-    """Return how many reconstructions the attack calls certain although no original is above `success` dB, and how many in all.
-
-    The default is the PSNR of the mean squared error at which scoring counts an image as recovered.
-    """
+def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
+    """Return how many certain answers have no original above `success` dB, and how many are certain."""
     if found is None:
         return 0, 0
     sure = found.confidence > 0.9

@@ -66,8 +66,8 @@ def split_sums(
         if len(z) != space.rank or float(torch.linalg.cond(z)) > MAX_CONDITION:
             continue
         inverse = torch.linalg.inv(z)
-        split = (space.coordinates @ inverse).split([len(basis) for basis in bases], dim=1)
-        factors = inverse.norm(dim=0).split([len(basis) for basis in bases])
+        sizes = [len(basis) for basis in bases]
+        split, factors = torch.split(space.coordinates @ inverse, sizes, dim=1), torch.split(inverse.norm(dim=0), sizes)
         for name, rows, factor in zip(cohort, split, factors, strict=True):
             parts.setdefault(name, []).append((rows, space.noise * float(factor.max())))
     return {
@@ -109,7 +109,8 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
         return nothing
     weighted = d / noise[:, None]
     error = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(z.dtype).tiny).sqrt()
-    return vectors / (ERROR_FACTOR * error[:, None])
+    scaled: Tensor = vectors / (ERROR_FACTOR * error[:, None])
+    return scaled
 
 
 def find_lone_rows(space: RowSpace) -> Tensor:
@@ -118,7 +119,8 @@ def find_lone_rows(space: RowSpace) -> Tensor:
     directions = groups.directions[groups.confirmed]
     lengths = space.y.norm(dim=1)
     error = (directions / lengths).norm(dim=1)
-    return directions @ space.basis / (ERROR_FACTOR * error[:, None])
+    scaled: Tensor = directions @ space.basis / (ERROR_FACTOR * error[:, None])
+    return scaled
 
 
 def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
@@ -129,4 +131,5 @@ def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
 
 def _normalise(y: Tensor) -> Tensor:
     """Return an orthonormal basis of the rows of y."""
-    return torch.linalg.qr(y.T).Q.T
+    basis: Tensor = torch.linalg.qr(y.T).Q.T
+    return basis

@@ -31,7 +31,7 @@ MAX_EQUAL_DISTANCE = 1e-4
 """Largest distance of unit vectors of the same example, whatever their estimated errors."""
 MAX_MEMBERS = 8
 """Largest number of row spaces that are intersected to isolate an example."""
-MIN_CLEARANCE = 2.0
+MIN_CLEARANCE = 10.0
 """Smallest ratio of the shortest combination of rows that is no noise to the longest that is, for a certain example."""
 
 

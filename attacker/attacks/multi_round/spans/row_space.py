@@ -6,6 +6,7 @@ null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence the dimension o
 with the rank counted above the noise. Unlike an angle between spaces, this compares each direction with its own error.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,8 @@ class RowSpace:
     @property
     def basis(self) -> Tensor:
         """The unit rows of y."""
-        return self.y / self.y.norm(dim=1, keepdim=True)
+        unit: Tensor = self.y / self.y.norm(dim=1, keepdim=True)
+        return unit
 
 
 def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Generator) -> RowSpace:
@@ -132,7 +134,7 @@ def intersect(first: Tensor, second: Tensor) -> Intersection:
 
 def compute_threshold(features: int) -> float:
     """Return the length up to which a vector of `features` entries with unit noise counts as noise."""
-    return MARGIN * features**0.5
+    return MARGIN * math.sqrt(features)
 
 
 def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
@@ -160,7 +162,7 @@ def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: flo
     """
     threshold = margin * compute_threshold(projected.shape[2])
     found = []
-    for part in pairs.split(PAIRS_PER_CHUNK):
+    for part in torch.split(pairs, PAIRS_PER_CHUNK):
         stack = torch.cat([projected[part[:, 0]], projected[part[:, 1]]], dim=1)
         above = (torch.linalg.svdvals(stack) > threshold).sum(dim=1)
         found.append((ranks[part].sum(dim=1) - above).clamp(min=0))

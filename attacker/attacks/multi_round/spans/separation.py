@@ -107,4 +107,5 @@ def _fit_batch(batch: ReluBatch, known: Tensor, found: Tensor, basis: Tensor) ->
     weighted = d / noise[:, None]
     variance = torch.linalg.inv(weighted.T @ weighted).diagonal()[len(known) :]
     fitted = z[len(known) :] @ basis
-    return fitted / (ERROR_FACTOR * variance.clamp(min=torch.finfo(z.dtype).tiny).sqrt()[:, None])
+    scaled: Tensor = fitted / (ERROR_FACTOR * variance.clamp(min=torch.finfo(z.dtype).tiny).sqrt()[:, None])
+    return scaled
