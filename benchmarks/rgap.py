@@ -3,6 +3,7 @@
 python benchmarks/rgap.py            CNN6, CNN6-d and FCN3 on images like CIFAR-10 and MNIST, beside the paper's table 1
 python benchmarks/rgap.py linear     whole batches on networks that begin with a linear layer
 python benchmarks/rgap.py limits     noise on the gradient, defenses, and updates of several local steps
+python benchmarks/rgap.py imprint    a malicious server's imprint layer (Robbing the Fed), and the client's check of the model
 python benchmarks/rgap.py many       10,000 images in one batched run, with --device cuda
 
 Each gradient is of one image, in float32, on an untrained network whose logistic loss separates odd and even labels. The MSE is
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from support.contract import Options, measure_cpu, parse_options, print_results
+from support.rgap.imprint import measure_imprint
 from support.rgap.limits import measure_limits
 from support.rgap.linear import measure_linear
 from support.rgap.rank_trials import PAPER_NETWORKS, make_paper_network, measure_right_share
@@ -45,8 +47,8 @@ PAPER_RESULTS = {
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "many"))
-    tables = {"linear": measure_linear, "limits": measure_limits, "many": measure_many}
+    asked = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "imprint", "many"))
+    tables = {"linear": measure_linear, "limits": measure_limits, "imprint": measure_imprint, "many": measure_many}
     if asked.table in tables:
         print_results(f"rgap {asked.table}", *tables[asked.table](asked), asked)
     else:

@@ -33,15 +33,29 @@ if TYPE_CHECKING:
     from fedleak.observing import observe
     from fedleak.results import AttackResult
     from fedleak.scores import ScoreTable, score
+    from fedsim.models.tampering import inspect_model
     from fedsim.server import record
 
-__all__ = ["AttackResult", "ScoreTable", "attack", "audit", "load", "observe", "record", "report", "run", "score"]
+__all__ = [
+    "AttackResult",
+    "ScoreTable",
+    "attack",
+    "audit",
+    "inspect_model",
+    "load",
+    "observe",
+    "record",
+    "report",
+    "run",
+    "score",
+]
 
 _HOME = {
     "AttackResult": "fedleak.results",
     "ScoreTable": "fedleak.scores",
     "attack": "fedleak.attacking",
     "audit": "fedleak.federations",
+    "inspect_model": "fedsim.models.tampering",
     "load": "fedleak.federations",
     "observe": "fedleak.observing",
     "record": "fedsim.server",

@@ -6,7 +6,7 @@ from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.optimisers.descent import Stop
-from attacker.attacks.papers.closed_form import exact, hgap, rgap
+from attacker.attacks.papers.closed_form import exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from attacker.attacks.registry import ATTACKS, AttackSpec
 
@@ -30,5 +30,6 @@ __all__ = [
     "idlg",
     "inverting_gradients",
     "rgap",
+    "robbing_the_fed",
     "spans",
 ]

@@ -14,6 +14,7 @@ from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 from fedsim import models
+from fedsim.models.tampering import find_imprint
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
@@ -63,6 +64,7 @@ class Need(Enum):
     FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
+    IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
     SECURE_SUM = "it splits secure sums, and this is the update of a single client"
     INPUT_LAYER = (
         "it reads examples off the update of a linear layer with a bias that sees them directly, and this model has none"
@@ -89,6 +91,8 @@ class Need(Enum):
             return first.data.is_image
         if self is Need.OWN_IMAGES:
             return True
+        if self is Need.IMPRINT_LAYER:
+            return find_imprint(first.weights, first.data.size) is not None
         if self is Need.SECURE_SUM:
             return first.client == SUM_CLIENT
         if self is Need.INPUT_LAYER:
@@ -106,7 +110,7 @@ _MENDS = {
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
     Need.IMAGE_CRITERION: "--set criterion=gradient does without",
 }
-_ORACLES = {Need.OWN_IMAGES: "images of the same class"}
+_ORACLES = {Need.OWN_IMAGES: "images of the same class", Need.IMPRINT_LAYER: "malicious server"}
 
 
 def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:

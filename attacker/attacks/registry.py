@@ -12,7 +12,7 @@ from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.nulls import Blinded
-from attacker.attacks.papers.closed_form import exact, hgap, rgap
+from attacker.attacks.papers.closed_form import exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from defenses._registry import Registry, bind_arguments
 
@@ -28,6 +28,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,
         "rgap": rgap,
+        "robbing_the_fed": robbing_the_fed,
         "spans": spans,
     },
 )

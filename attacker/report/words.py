@@ -21,6 +21,7 @@ PAPER_NAMES = {
     "idlg": "iDLG",
     "inverting_gradients": "Inverting Gradients",
     "rgap": "R-GAP",
+    "robbing_the_fed": "Robbing the Fed (malicious server)",
     "spans": "Spans",
 }
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from math import isfinite, prod
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from defenses._registry import Registry, bind_arguments, references
 from defenses.networks import NetworkSpec, find_last_linear
 from fedsim.models.foreign import ModuleSpec, adapt
+from fedsim.models.imprint import STATISTICS, Imprint
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4
@@ -21,10 +23,43 @@ from fedsim.recording.observation import DataSpec, ModelSpec
 
 ModelFactory = Callable[..., nn.Module]
 
+
+def imprint(
+    shape: tuple[int, ...],
+    num_classes: int,
+    base: str = "lenet_cpl",
+    bins: int = 1024,
+    statistic: str = "average",
+    centre: float = 0.0,
+    spread: float = 1.0,
+) -> nn.Sequential:
+    """Return a model behind the imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed").
+
+    base: name of a built-in model. bins, statistic, centre, spread: as in `fedsim.models.imprint.Imprint`.
+    """
+    if base not in BUILT_IN or base in ("imprint", "torchvision"):
+        known = ", ".join(name for name in BUILT_IN if name not in ("imprint", "torchvision"))
+        raise ValueError(f"imprint: base must be one of {known}, got {base!r}")
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MAX_BINS:
+        raise ValueError(f"imprint: bins must be a whole number from 2 to {MAX_BINS:,}, got {bins!r}")
+    if statistic not in STATISTICS:
+        raise ValueError(f"imprint: statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
+    if isinstance(centre, bool) or not isinstance(centre, int | float) or not isfinite(centre):
+        raise ValueError(f"imprint: centre must be a finite number, got {centre!r}")
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < float("inf"):
+        raise ValueError(f"imprint: spread must be a number above 0, got {spread!r}")
+    module = Imprint(prod(shape), bins=bins, statistic=statistic, centre=centre, spread=spread)
+    return nn.Sequential(module, BUILT_IN[base](shape, num_classes))
+
+
+MAX_BINS = 2**16
+"""Largest number of neurons of an imprint module."""
+
 BUILT_IN: Mapping[str, ModelFactory] = {
     "cnn6": cnn6,
     "cnn6_d": cnn6_d,
     "fcn3": fcn3,
+    "imprint": imprint,
     "lenet_cpl": lenet_cpl,
     "lenet_dlg": lenet_dlg,
     "lenet_rog": lenet_rog,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedsim.models.foreign import copy_module
+from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
 from fedsim.recording.observation import DataSpec, Training
 
@@ -13,11 +14,16 @@ RANDOM_CLIENTS_WARNING = (
     "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
 )
 
+MALICIOUS_SERVER_WARNING = (
+    "the server is malicious: it has inserted an imprint layer, which sorts the examples of a batch into single neurons, so that "
+    "no result on this model is one of an honest-but-curious server"
+)
+
 
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what the prescribed training mode ("train" or "eval") means for attacks on this network."""
     normed = _has_batch_norm(network)
-    found = []
+    found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
     if normed and training.mode != "train":
         found.append(
             "batch norm goes by the statistics that are sent, as mode 'eval' says; clients that call net.train() normalise by "

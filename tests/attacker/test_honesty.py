@@ -69,7 +69,7 @@ import torch
 import attacker.replay.replay
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 
-rounds, dense, sums = pickle.loads(Path(sys.argv[1]).read_bytes())
+of_kinds = pickle.loads(Path(sys.argv[1]).read_bytes())
 opened = []
 
 def watch(event, given):
@@ -81,8 +81,9 @@ for name in ATTACKS:
     for null in (False, True):
         few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=few, null=null).build()
-        own = sums if Need.SECURE_SUM in attack.needs else dense if Need.INPUT_LAYER in attack.needs else rounds
-        cases = [Case(tuple(own))] if Need.SAME_CLIENT in attack.needs else [Case((own[0],))]
+        fitting = {Need.IMPRINT_LAYER: "imprint", Need.SECURE_SUM: "sum", Need.INPUT_LAYER: "mlp"}
+        rounds = of_kinds[next((kind for need, kind in fitting.items() if need in attack.needs), "lenet_dlg")]
+        cases = [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((rounds[0],))]
         (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
         print("ran", name, null, found.attack, tuple(found.x.shape[1:]))
 print("opened", [path for path in opened if Path(path).resolve().is_relative_to(Path(sys.argv[1]).resolve().parent)])
@@ -100,13 +101,17 @@ def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
 ) -> None:
     """Each of them, and its null, on two rounds of one example; the folder of the recording holds truth that nobody opens."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
-    kinds = ("lenet_dlg", "c"), ("mlp", "c"), ("mlp", "sum")
-    settings = [
-        {"model": ModelSpec(name=model), "data": data, "learning_rate": 0.01, "client": client} for model, client in kinds
-    ]
-    seen = [[observe((x, torch.tensor([2])), **own) for _ in "12"] for own in settings]
-    numbered = [[replace(one, round=number) for number, one in enumerate(own, start=1)] for own in seen]
-    (tmp_path / "rounds").write_bytes(pickle.dumps(numbered))
+    kinds = {
+        "lenet_dlg": {"model": ModelSpec(name="lenet_dlg")},
+        "mlp": {"model": ModelSpec(name="mlp")},
+        "sum": {"model": ModelSpec(name="mlp"), "client": "sum"},
+        "imprint": {"model": ModelSpec(name="imprint", arguments={"bins": 16})},
+    }
+    seen = {}
+    for kind, own in kinds.items():
+        both = [observe((x, torch.tensor([2])), data=data, learning_rate=0.01, **own) for _ in "12"]
+        seen[kind] = [replace(one, round=number) for number, one in enumerate(both, start=1)]
+    (tmp_path / "rounds").write_bytes(pickle.dumps(seen))
     (tmp_path / "truth.json").write_text("{}")
     program = BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *TRUTHFUL]) + SEALED
     command = [sys.executable, "-c", program, str(tmp_path / "rounds")]

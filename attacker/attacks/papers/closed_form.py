@@ -6,6 +6,7 @@ from typing import Annotated
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
+from attacker.attacks.closed_form.imprint import ImprintReadout
 from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.router import ClosedForm
@@ -97,3 +98,11 @@ def hgap(
         knows_defense=knows_defense,
         needs=SINGLE_EXAMPLE_NEEDS | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),
     )
+
+
+def robbing_the_fed() -> ImprintReadout:
+    """Read single examples of a batch off the imprint layer of a malicious server (Fowl et al. 2022, "Robbing the Fed").
+
+    It needs a model with such a layer, for example `model = { name = "imprint", base = "lenet_cpl", bins = 1024 }`.
+    """
+    return ImprintReadout()

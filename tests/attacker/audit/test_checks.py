@@ -15,12 +15,12 @@ from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, ch
 from attacker.audit.findings import order, worst
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
-from attacker.audit.weight_checks import MAX_PARALLEL_SHARE, parallel_share
 from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
+from fedsim.models.tampering import MAX_PARALLEL_SHARE, compute_parallel_share
 from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
 from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
@@ -149,12 +149,12 @@ def test_parallel_rows_are_the_mark_of_an_imprint_layer() -> None:
     rng = Generator().manual_seed(0)
     measured = torch.rand(64, generator=rng)
     scales = torch.rand(32, generator=rng) + 0.1
-    assert parallel_share(scales[:, None] * measured) == 1.0
-    assert parallel_share(torch.randn(32, 64, generator=rng)) == 0.0
+    assert compute_parallel_share(scales[:, None] * measured) == 1.0
+    assert compute_parallel_share(torch.randn(32, 64, generator=rng)) == 0.0
     half = torch.cat([scales[:16, None] * measured, torch.randn(16, 64, generator=rng)])
-    assert math.isclose(parallel_share(half), (16 * 15) / (32 * 31))
-    assert parallel_share(half) < MAX_PARALLEL_SHARE
-    assert parallel_share(torch.zeros(32, 64)) == 0.0
+    assert math.isclose(compute_parallel_share(half), (16 * 15) / (32 * 31))
+    assert compute_parallel_share(half) < MAX_PARALLEL_SHARE
+    assert compute_parallel_share(torch.zeros(32, 64)) == 0.0
 
 
 def finding(grade: str) -> Finding:

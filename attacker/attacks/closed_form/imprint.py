@@ -1,0 +1,224 @@
+"""Reading single examples off the gradient of an imprint layer (Fowl et al. 2022, "Robbing the Fed").
+
+All neurons of the layer measure one linear quantity of the input, and neuron i reacts if it exceeds the threshold t_i. Let G_i be
+the gradient of row i and g_i that of its bias. The differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples between
+the thresholds t_i and t_(i+1). If there is exactly one, its input is their quotient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.nulls import blind_cases
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.models.tampering import ImprintLayer, find_imprint
+
+ROUNDING = 2.0**-18
+"""Difference of neighbouring entries, relative to the entries, that float32 rounding of an update may leave."""
+MIN_NOISE_RATIO = 5.0
+"""A bin counts as occupied if its entry of the bias is this many times the noise."""
+EMPTY_QUANTILE = 0.05
+"""Quantile of the bins' lengths that is taken for that of an empty bin, which holds noise alone."""
+CERTIFIED_ERROR = 1e-3
+"""Largest relative difference between the observed entry of a bin and the one that a single example with one label would have,
+times the number of labels: every label is one more chance that a mixture matches by coincidence."""
+CERTIFIED_CONFIDENCE = 0.99
+"""Confidence in an example that explains its bin alone. A mixture does so by coincidence only, once in about a thousand cases."""
+RECOVERED_MSE = 0.009
+"""Mean squared error up to which scoring counts an image as recovered."""
+MARGIN = 0.05
+"""Distance by which reconstructed values may leave [0, 1] before they count as a mixture of several examples."""
+
+
+@dataclass(kw_only=True)
+class ImprintReadout:
+    """The readout of an imprint layer: examples that are alone between two thresholds, at any batch size.
+
+    The server has inserted the layer, so this is the attack of a malicious server. A reconstruction always has as many examples
+    as there are behind the update; those that could not be read are grey, with a confidence of 0.
+
+    sees_gradient: False gives the null, grey examples with random labels.
+    """
+
+    name: str = "robbing_the_fed"
+    sees_gradient: bool = True
+    needs: frozenset[Need] = field(
+        default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMPRINT_LAYER, Need.LINEAR_HEAD})
+    )
+    device: str = "cpu"
+
+    def null(self) -> "ImprintReadout":
+        return ImprintReadout(name=self.name, sees_gradient=False, device=self.device)
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        found = []
+        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
+            found.append(self._attack(case, rng))
+            if progress is not None:
+                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
+        return found
+
+    def _attack(self, case: Case, rng: Generator) -> Reconstruction:
+        started, data = perf_counter(), case.observations[0].data
+        count = case.observations[0].num_examples or 0
+        x = torch.full((count, *data.shape), 0.5)
+        y = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
+        confidence = torch.zeros(count)
+        notes: tuple[str, ...] = ()
+        route = "prior alone"
+        explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
+        if self.sees_gradient:
+            read = read_imprint(observe([case], knows_defense=False, device=self.device))
+            kept = read.rank()[:count]
+            n = len(kept)
+            x[:n], y[:n], confidence[:n] = read.x[kept].float().cpu(), read.y[kept].cpu(), read.confidence[kept].float().cpu()
+            notes, route = (read.describe(count),), "imprint"
+        return build_reconstruction(
+            case,
+            x,
+            y,
+            attack=self.name,
+            rng=rng,
+            route=route,
+            confidence=confidence,
+            explained=explained,
+            notes=notes,
+            seconds=perf_counter() - started,
+        )
+
+
+@dataclass(frozen=True)
+class ImprintedExamples:
+    """The contents of the M occupied bins of one update.
+
+    x: quotients, (M, *shape), in [0, 1] where one example is alone. y: labels that explain the bins best, (M,).
+    error: relative difference between the observed entry of the bias and that of a single example (x, y), times the number of
+    labels, (M,).
+    plausible: whether x lies between the thresholds of its bin and in the range of the data, (M,). size: entry of the bias, (M,).
+    confidence: probability that the example is recovered, (M,).
+    """
+
+    x: Tensor
+    y: Tensor
+    error: Tensor
+    plausible: Tensor
+    size: Tensor
+    confidence: Tensor
+
+    def rank(self) -> Tensor:
+        """Return the indices of the bins, the most credible first: by confidence, then by the size of the entry."""
+        keys = sorted(range(len(self.x)), key=lambda i: (-float(self.confidence[i]), -float(self.size[i])))
+        return torch.tensor(keys, dtype=torch.long)
+
+    def describe(self, count: int) -> str:
+        """Return a sentence on what was read, for the notes of a reconstruction of `count` examples."""
+        certified = int((self.error <= CERTIFIED_ERROR).sum())
+        return (
+            f"{len(self.x)} bins of the imprint layer hold examples, for {count} examples behind the update; in {certified} of "
+            "them a single example explains the whole entry"
+        )
+
+
+def read_imprint(observed: Observed) -> ImprintedExamples:
+    """Return what the bins of the imprint layer hold, from the first observation. Raises ValueError without such a layer."""
+    weights = observed.get_weights(0)
+    layer = find_imprint(weights, observed.data.size)
+    if layer is None:
+        raise ValueError("the weights hold no layer whose neurons all measure one quantity of the input")
+    rows, bias = observed.gradient[layer.weight][0][layer.order], observed.gradient[layer.bias][0][layer.order]
+    row_steps, bias_steps = _subtract_next(rows), _subtract_next(bias)
+    occupied = _find_occupied(bias, row_steps, bias_steps)
+    inputs = row_steps[occupied] / bias_steps[occupied, None]
+    x = observed.data.denormalise(inputs.reshape(-1, *observed.data.shape))
+    plausible = _check_bins(inputs, occupied, layer) & ((x > -MARGIN) & (x < 1 + MARGIN)).flatten(1).all(dim=1)
+    y, error = _fit_labels(observed, layer, occupied, x, bias_steps[occupied])
+    noise = _estimate_noise(row_steps) / bias_steps[occupied].abs()
+    confidence = _judge(error, plausible, observed.examples, noise * max(observed.data.std))
+    return ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence)
+
+
+def _subtract_next(values: Tensor) -> Tensor:
+    """Return the differences between each row and the next one; the last row stays as it is, as no neuron is above it."""
+    return values - torch.cat([values[1:], torch.zeros_like(values[:1])])
+
+
+def _estimate_noise(row_steps: Tensor) -> float:
+    """Return the noise of one entry of a difference, which is what an empty bin holds, as root mean square."""
+    return float(row_steps.square().mean(dim=1).sqrt().quantile(EMPTY_QUANTILE))
+
+
+def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tensor:
+    """Return the indices of the bins whose entry of the bias is more than rounding and noise."""
+    magnitude = torch.maximum(bias.abs(), torch.cat([bias[1:], torch.zeros_like(bias[:1])]).abs())
+    floor = (ROUNDING * magnitude).clamp(min=MIN_NOISE_RATIO * _estimate_noise(row_steps))
+    return (bias_steps.abs() > floor).nonzero()[:, 0]
+
+
+def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor:
+    """Return whether each input lies between the thresholds of its bin, with a tolerance of one per cent of their distance."""
+    value = inputs @ layer.direction
+    low = layer.thresholds[occupied]
+    high = torch.cat([layer.thresholds[1:], torch.full_like(layer.thresholds[:1], torch.inf)])[occupied]
+    slack = 0.01 * (high - low).nan_to_num(posinf=0.0) + 1e-6
+    return (value >= low - slack) & (value <= high + slack)
+
+
+def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each bin the label with which its example explains the entry of the bias best, and `ImprintedExamples.error`.
+
+    A single example x with label c contributes dL(x, c)/db_i / B to the gradient of a batch of B.
+    """
+    if not len(x):
+        return torch.zeros(0, dtype=torch.long, device=x.device), torch.zeros(0, dtype=x.dtype, device=x.device)
+    expected = _differentiate_bias(observed, layer, occupied, x) / observed.examples
+    off = (expected - entries[:, None]).abs() / entries[:, None].abs()
+    error, y = off.min(dim=1)
+    return y, error * expected.shape[1]
+
+
+def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor) -> Tensor:
+    """Return the derivative of each example's loss by the bias of its bin's neuron, for every label, (M, num_classes)."""
+    kept: list[Tensor] = []
+    module = observed.model.get_submodule(layer.bias.removesuffix(".bias"))
+
+    def keep_output(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[-1]
+
+    handle = module.register_forward_hook(keep_output)
+    buffers = {name: b if observed.same_buffers else b[0] for name, b in observed.buffers.items()}
+    try:
+        inside = observed.data.normalise(x.clamp(0, 1))
+        logits = torch.func.functional_call(observed.model, {**observed.get_weights(0), **buffers}, (inside,))
+    finally:
+        handle.remove()
+    loss, at = models.find_loss(observed.training.loss), layer.order[occupied]
+    found = []
+    for label in range(observed.data.num_classes):
+        y = torch.full((len(x),), label, device=x.device)
+        (slope,) = torch.autograd.grad(loss(logits, y) * len(x), kept, retain_graph=True)
+        found.append(slope.gather(1, at[:, None])[:, 0])
+    return torch.stack(found, dim=1)
+
+
+def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
+    """Return the probability that each example is recovered.
+
+    It is `CERTIFIED_CONFIDENCE` where a single example explains the entry. Otherwise it follows from counting: M plausible bins
+    for the examples that implausible ones, with two or more each, leave. noise: standard deviation of a pixel that noise leaves;
+    above the error at which an image counts as recovered, the probability is 0.
+    """
+    certified = plausible & (error <= CERTIFIED_ERROR)
+    bins, mixed = int(plausible.sum()), int((~plausible).sum())
+    alone = min(1.0, max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins)))
+    open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))
+    found = torch.where(certified, CERTIFIED_CONFIDENCE, open_share) * plausible
+    return found * (noise**2 <= RECOVERED_MSE)

@@ -1,0 +1,65 @@
+"""The imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed: directly obtaining private data").
+
+It is inserted before the first layer. All its neurons measure one linear statistic of the image, and neuron i reacts if the
+statistic exceeds the i-th quantile of its distribution. The server reads single examples off differences of neighbouring neurons'
+gradients.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+LOWEST_THRESHOLD = -10.0
+"""Threshold of the first neuron, which reacts to every example, as in the paper's code."""
+
+
+def _average(size: int) -> Tensor:
+    return torch.full((size,), 1 / size)
+
+
+def _cosine(size: int, mode: int = 32) -> Tensor:
+    """Return the values of a cosine wave over the flattened image, scaled as in the paper's code."""
+    place = torch.arange(size) + 0.5
+    return 4 * mode / size * torch.cos(math.pi / size * place * mode)
+
+
+STATISTICS: Mapping[str, tuple[Callable[[int], Tensor], torch.distributions.Distribution]] = {
+    "average": (_average, torch.distributions.Normal(0.0, 1.0)),
+    "cosine": (_cosine, torch.distributions.Laplace(0.0, 1 / math.sqrt(2))),
+}
+"""The linear statistic by name, with the distribution whose quantiles are the thresholds if its spread is 1."""
+
+
+class Imprint(nn.Module):
+    """A linear layer with one direction and many thresholds, ReLU, and a linear layer back to the shape of the input.
+
+    bins:      number of neurons k. An example can be read if no other example of the batch lies between the same thresholds.
+    statistic: average (of all normalised values) or cosine (a wave over the flattened image).
+    centre, spread: location and scale of the statistic on public data of the same kind, by which the thresholds are shifted and
+               multiplied.
+    """
+
+    def __init__(self, size: int, *, bins: int, statistic: str, centre: float, spread: float) -> None:
+        super().__init__()
+        direction, distribution = STATISTICS[statistic]
+        thresholds = centre + spread * _compute_thresholds(distribution, bins)
+        self.sort = nn.Linear(size, bins)
+        self.join = nn.Linear(bins, size)
+        with torch.no_grad():
+            self.sort.weight.copy_(direction(size).expand(bins, size))
+            self.sort.bias.copy_(-thresholds)
+            self.join.weight.fill_(1.0)
+            self.join.bias.fill_(-float(thresholds.mean()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.join(torch.relu(self.sort(x.flatten(1)))).reshape(x.shape)
+        return out
+
+
+def _compute_thresholds(distribution: torch.distributions.Distribution, bins: int) -> Tensor:
+    """Return `bins` increasing thresholds: `LOWEST_THRESHOLD`, then the quantiles i / bins of the distribution."""
+    with torch.device("cpu"):
+        quantiles = distribution.icdf(torch.arange(1, bins, dtype=torch.float64) / bins)
+        return torch.cat([torch.tensor([LOWEST_THRESHOLD], dtype=torch.float64), quantiles]).float()

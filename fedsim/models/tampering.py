@@ -1,0 +1,159 @@
+"""Signs that a server has changed a model so that updates give examples away: known patterns in weights.
+
+An honest server sends random or trained weights. Malicious servers send layers that sort the examples of a batch into single
+neurons, so that the gradient of a neuron holds one example, whatever the size of the batch. Clients can look for such layers
+before they train.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+MIN_ROWS, MIN_COLUMNS = 16, 8
+"""Smallest layer that is inspected."""
+MAX_ROWS = 1024
+"""Largest number of rows of a layer that are compared with each other."""
+PARALLEL_COSINE = 0.999
+"""Absolute cosine of two rows above which they measure the same quantity."""
+MAX_PARALLEL_SHARE = 0.5
+"""Largest share of parallel pairs of rows in a layer of an honest server."""
+MIRROR_ERROR = 0.02
+"""Largest relative deviation of the ratios between the sorted positive and negative values of a row that was mirrored."""
+MAX_INPUT = 3.0
+"""Largest absolute input of a neuron that is assumed: three standard deviations of normalised data."""
+SUSPICIOUS_SHARE = 0.9
+"""Share of the rows of a layer that must show a pattern of single rows before the layer is reported."""
+
+
+@dataclass(frozen=True)
+class Tampering:
+    """One sign of tampering.
+
+    layer: name of the weight. pattern: short name of the pattern. evidence: one sentence with the measured value.
+    """
+
+    layer: str
+    pattern: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class ImprintLayer:
+    """A linear layer whose neurons all compare one linear quantity of the input with thresholds of their own.
+
+    weight, bias: names of its parameters. direction: unit vector (n,); the quantity is its inner product with the input.
+    order: indices of the neurons by increasing threshold, (k,). thresholds: in that order, (k,).
+    """
+
+    weight: str
+    bias: str
+    direction: Tensor
+    order: Tensor
+    thresholds: Tensor
+
+
+def inspect_model(model: nn.Module) -> list[Tampering]:
+    """Return the signs of tampering in the weights of a model, such as one that a server has just sent; empty if there are none.
+
+    The patterns: imprint layers (Fowl et al. 2022, "Robbing the Fed"), trap weights (Boenisch et al. 2023, "When the curious
+    abandon honesty"), neurons that never react (Pasquini et al. 2022, "Eluding secure aggregation"), heads of a single class
+    (Wen et al. 2022, "Fishing for user data") and convolutions that only copy their input to imprint layers behind them (Zhao et
+    al. 2024, "LOKI"). No sign is no proof of an honest server: patterns that nobody has published yet are not known here.
+    """
+    return list(inspect_weights({name: p.detach() for name, p in model.named_parameters()}))
+
+
+def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
+    """Yield the signs of tampering in weights by name, as in `inspect_model`. The last matrix is taken for the head."""
+    matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
+    for name in matrices:
+        weight = matrices[name].flatten(1).double()
+        bias = weights.get(f"{name.removesuffix('weight')}bias")
+        if is_large(weight):
+            yield from _inspect_rows(name, weight, None if bias is None else bias.detach().double())
+        if matrices[name].ndim == 4:
+            yield from _inspect_convolution(name, matrices[name].double())
+    heads = [name for name, w in matrices.items() if w.ndim == 2]
+    if heads:
+        yield from _inspect_head(heads[-1], matrices[heads[-1]].double())
+
+
+def is_large(weight: Tensor) -> bool:
+    """Return whether a layer has enough rows and columns for its rows to be compared."""
+    return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
+
+
+def _inspect_rows(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Tampering]:
+    if (share := compute_parallel_share(weight)) > MAX_PARALLEL_SHARE:
+        yield Tampering(name, "imprint layer", f"{share:.0%} of the pairs of rows are parallel")
+    if (share := _compute_mirrored_share(weight)) > SUSPICIOUS_SHARE:
+        yield Tampering(name, "trap weights", f"{share:.0%} of the rows hold each positive value again as a scaled negative one")
+    if bias is not None and len(bias) == len(weight):
+        dead = bias < -MAX_INPUT * weight.abs().sum(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        if (share := float(dead.double().mean())) > SUSPICIOUS_SHARE:
+            yield Tampering(name, "dead neurons", f"{share:.0%} of the biases are so negative that no usual input reaches them")
+
+
+def compute_parallel_share(weight: Tensor) -> float:
+    """Return the share of pairs of non-zero rows whose absolute cosine is above `PARALLEL_COSINE`; 0 for less than two rows."""
+    rows = weight.flatten(1)[:MAX_ROWS].double()
+    rows = rows[rows.norm(dim=1) > 0]
+    if len(rows) < 2:
+        return 0.0
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    pairs = len(rows) * (len(rows) - 1)
+    return float((torch.triu((rows @ rows.T).abs(), diagonal=1) > PARALLEL_COSINE).sum()) * 2 / pairs
+
+
+def _compute_mirrored_share(weight: Tensor) -> float:
+    """Return the share of rows in which half of the values are the other half times one negative factor, in any order."""
+    rows = weight[:MAX_ROWS]
+    half = rows.shape[1] // 2
+    ordered = rows.sort(dim=1).values
+    negative, positive = -ordered[:, :half], ordered.flip(1)[:, :half]
+    ratio = negative / positive.clamp(min=torch.finfo(torch.float64).tiny)
+    even = (negative > 0).all(dim=1) & (positive > 0).all(dim=1)
+    return float((even & (ratio.std(dim=1) < MIRROR_ERROR * ratio.mean(dim=1))).double().mean())
+
+
+def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
+    """Yield whether most filters of a convolution have one single non-zero value, so that they copy a channel."""
+    if weight[0, 0].numel() < 2 or len(weight) < 3:
+        return
+    share = float(((weight != 0).flatten(1).sum(dim=1) == 1).double().mean())
+    if share > SUSPICIOUS_SHARE:
+        yield Tampering(name, "copying convolution", f"{share:.0%} of the filters copy one pixel of one channel")
+
+
+def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
+    """Yield whether the head reacts for one class only: all other rows are zero, or smaller by a factor of a thousand."""
+    norms = weight.norm(dim=1)
+    if len(norms) < 3 or not bool(norms.max() > 0):
+        return
+    rest = norms.sort(descending=True).values[1]
+    if float(rest) < 1e-3 * float(norms.max()):
+        yield Tampering(name, "head of a single class", f"the row of class {int(norms.argmax())} is over 1,000 times all others")
+
+
+def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:
+    """Return the first linear layer with `inputs` columns, a bias, and rows that are positive multiples of one vector.
+
+    None if there is no such layer.
+    """
+    for name, weight in weights.items():
+        bias_name = f"{name.removesuffix('weight')}bias"
+        if not name.endswith("weight") or bias_name not in weights or weight.ndim != 2 or weight.shape[1] != inputs:
+            continue
+        rows = weight.detach().double()
+        norms = rows.norm(dim=1)
+        if len(rows) < MIN_ROWS or not bool((norms > 0).all()):
+            continue
+        direction = rows[0] / norms[0]
+        if bool((rows @ direction / norms < PARALLEL_COSINE).any()):
+            continue
+        thresholds = -weights[bias_name].detach().double() / norms
+        order = thresholds.argsort()
+        return ImprintLayer(name, bias_name, direction, order, thresholds[order])
+    return None

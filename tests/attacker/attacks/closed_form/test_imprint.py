@@ -1,0 +1,119 @@
+"""Tests of the readout of imprint layers: examples alone in their bins are exact, and mixtures are never called so."""
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
+from attacker.attacks.base import list_oracles
+from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.metrics import is_recovered
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=5, mean=(0.5,), std=(0.25,))
+SPEC = ModelSpec(name="imprint", arguments={"base": "mlp", "bins": 64, "spread": 0.5})
+
+
+def seeded(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_images(brightness: Tensor, seed: int = 0) -> Tensor:
+    """Return random images with the given means, (N, 1, 8, 8)."""
+    noise = 0.2 * torch.rand(len(brightness), *DATA.shape, generator=seeded(seed))
+    return noise - noise.mean(dim=(1, 2, 3), keepdim=True) + brightness.reshape(-1, 1, 1, 1)
+
+
+def make_case(x: Tensor, y: Tensor, *, steps: int = 1, model: ModelSpec = SPEC, noise: float = 0.0) -> Case:
+    training = Training(learning_rate=0.01, batch_size=len(x) // steps, steps=steps)
+    network = models.build(model, DATA)
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    size = len(x) // steps
+    batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+    update = train(network, weights, batches, training, DATA).update
+    update = {name: u + noise * torch.randn(u.shape, generator=seeded(i)) for i, (name, u) in enumerate(update.items())}
+    observation = Observation(
+        round=1,
+        client="a",
+        cohort=("a",),
+        num_examples=len(x),
+        model=model,
+        data=DATA,
+        training=training,
+        defenses=DefenseSpec(),
+        weights=weights,
+        payload=encode(update),
+    )
+    return Case((observation,))
+
+
+def attack(case: Case) -> Reconstruction:
+    (found,) = robbing_the_fed()([case], rng=seeded())
+    return found
+
+
+def test_examples_that_are_alone_in_their_bins_are_exact_with_their_labels() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])), torch.tensor([4, 0, 2, 2, 1])
+    found = attack(make_case(x, y))
+    order = found.x.mean(dim=(1, 2, 3)).argsort()
+    torch.testing.assert_close(found.x[order], x, atol=1e-4, rtol=0)
+    assert found.y[order].tolist() == y.tolist()
+    assert found.confidence.tolist() == pytest.approx([CERTIFIED_CONFIDENCE] * 5)
+
+
+def test_two_examples_in_one_bin_are_not_called_exact() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.505, 0.505, 0.7])), torch.tensor([0, 1, 3, 2])
+    found = attack(make_case(x, y))
+    certified = found.confidence > 0.9
+    assert int(certified.sum()) == 2
+    brightness = found.x[certified].mean(dim=(1, 2, 3)).sort().values
+    torch.testing.assert_close(brightness, torch.tensor([0.3, 0.7]), atol=1e-3, rtol=0)
+    assert found.x.shape == x.shape
+    assert (found.x[found.confidence == 0] == 0.5).flatten(1).all(dim=1).any()  # one place stays grey
+
+
+def test_confidence_is_calibrated_over_random_batches() -> None:
+    sums, recovered, certified_wrong = 0.0, 0, 0
+    for seed in range(12):
+        x = make_images(0.5 + 0.12 * torch.randn(16, generator=seeded(seed)).clamp(-2, 2), seed)
+        found = attack(make_case(x, torch.randint(5, (16,), generator=seeded(seed))))
+        near = torch.cdist(found.x.flatten(1), x.flatten(1)).argmin(dim=1)
+        good = is_recovered(found.x.clamp(0, 1), x[near]) & (found.confidence > 0)
+        exact = torch.isclose(found.x, x[near], atol=1e-3).flatten(1).all(dim=1)
+        sums, recovered = sums + float(found.confidence.sum()), recovered + int(good.sum())
+        certified_wrong += int((~exact & (found.confidence > 0.9)).sum())
+    assert certified_wrong == 0
+    assert abs(sums - recovered) / (12 * 16) < 0.1
+
+
+def test_several_local_steps_leave_the_examples_readable() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.7, 0.4, 0.6])), torch.tensor([0, 1, 2, 3])
+    found = attack(make_case(x, y, steps=2))
+    distance = (found.x[:, None] - x[None]).abs().flatten(2).amax(dim=2)
+    assert float(distance.min(dim=0).values.max()) < 0.02
+
+
+def test_noise_above_the_signal_leaves_no_confidence() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.4, 0.6, 0.7])), torch.tensor([0, 1, 2, 3])
+    assert float(attack(make_case(x, y, noise=10.0)).confidence.max()) == 0.0
+
+
+def test_the_null_is_grey_and_does_not_read_the_update() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.7])), torch.tensor([0, 1])
+    null = AttackSpec(name="robbing_the_fed", null=True).build()
+    one, other = (null([make_case(images, y)], rng=seeded())[0] for images in (x, 1 - x))
+    assert torch.equal(one.x, torch.full_like(x, 0.5))
+    assert torch.equal(one.y, other.y)
+
+
+def test_a_model_without_an_imprint_layer_is_refused_and_the_malicious_server_is_stated() -> None:
+    x, y = make_images(torch.tensor([0.3, 0.7])), torch.tensor([0, 1])
+    (reason,) = find_unmet(robbing_the_fed(), make_case(x, y, model=ModelSpec(name="mlp")))
+    assert "imprint layer" in reason
+    assert find_unmet(robbing_the_fed(), make_case(x, y)) == []
+    assert list_oracles(robbing_the_fed().needs) == ("malicious server",)
