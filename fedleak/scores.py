@@ -100,7 +100,9 @@ def score(
             raise ValueError("give x and y, the examples behind the observation")
         return _score_in_memory(target, x, y)
     if x is not None or y is not None:
-        raise ValueError("a recording is scored by the truth that its clients wrote: leave x and y out, or give truth=[FOLDER]")
+        raise ValueError(
+            "a recording is compared with the true examples that its clients stored: leave x and y out, or give truth=[FOLDER]"
+        )
     run = target.run if isinstance(target, AttackResult) else find_run(target)
     assert run is not None
     data = target.data if isinstance(target, AttackResult) else target.manifest.data

@@ -14,7 +14,8 @@ RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked"
 MIN_CONFIDENCE = 0.95
 """Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
 ADVICE = (
-    "Compare defenses by an audit of a short run with each: secure aggregation over many clients, clipping with noise, larger "
+    "Try these defenses one by one, each by `attacker audit --what-if` on a short run, and keep what leaks least: secure "
+    "aggregation over many clients, so that the server sees only a sum; clipping with more noise; and, in addition, larger "
     "batches and more local steps."
 )
 
@@ -25,7 +26,7 @@ class AuditedAttack:
 
     outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
     recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `MIN_CONFIDENCE`.
-    psnr, null_psnr: medians in dB; None for data that are not images.
+    psnr, null_psnr: means in dB; None for data that are not images.
     leaked:         names of the scores that show a leak.
     efficiency:     lower bound on the mean squared error over that of the attack; None if no bound is known.
     picture:        path of the best example beside its original, one with contrast if there is any; relative to the run.
@@ -65,8 +66,8 @@ class AuditedAttack:
             recovered=verdict.recovered if verdict else 0,
             null_recovered=verdict.null_recovered if verdict else 0,
             confident=sum((row.confidence or 0.0) >= MIN_CONFIDENCE for row in rows),
-            psnr=summary.psnr.median if summary.psnr else None,
-            null_psnr=summary.null.psnr.median if summary.null and summary.null.psnr else None,
+            psnr=summary.psnr.value if summary.psnr else None,
+            null_psnr=summary.null.psnr.value if summary.null and summary.null.psnr else None,
             efficiency=summary.efficiency,
             leaked=tuple(one.title for one in verdict.leaked) if verdict else (),
             picture=(best.pair or "") if best else "",
@@ -79,12 +80,16 @@ def confident(folder: Path, rows: Sequence[Row]) -> int:
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
-def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator[CheckResult]:
-    """Yield one finding for the strongest attack: what matters is the minimum of privacy over all attacks."""
+def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
+    """Yield one finding for the strongest attack: what matters is the minimum of privacy over all attacks.
+
+    defense: the declared defense of the update, which the advice names as insufficient; "" for none.
+    """
+    advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
     if not attacks:
         return
     if not scored:
-        yield _judge_confidence(max(attacks, key=lambda one: one.confident))
+        yield _judge_confidence(max(attacks, key=lambda one: one.confident), advice)
         return
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
@@ -93,13 +98,13 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator
         return
     rule, grade, title = found
     evidence = f"{strongest.spec} on {strongest.updates} updates: {strongest.words}."
-    yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=ADVICE, picture=strongest.picture)
+    yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=advice, picture=strongest.picture)
 
 
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule, grade and title for what an attack achieved; None for nothing."""
     if strongest.outcome == "recovered":
-        return RECOVERED_RULE, "severe", "Private examples can be reconstructed from single updates."
+        return RECOVERED_RULE, "severe", "Private examples can be reconstructed from one update of one client."
     if strongest.outcome != "partly leaked":
         return None
     if set(strongest.leaked) == {"labels"}:
@@ -107,16 +112,16 @@ def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     return PARTLY_RULE, "serious", "Updates reveal part of the private examples."
 
 
-def _judge_confidence(strongest: AuditedAttack) -> CheckResult:
+def _judge_confidence(strongest: AuditedAttack, advice: str) -> CheckResult:
     if not strongest.confident:
         return Passed(rule=RECOVERED_RULE, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
     return Finding(
         rule=RECOVERED_RULE,
         grade="severe",
-        title="Private examples can be reconstructed from single updates.",
+        title="Private examples can be reconstructed from one update of one client.",
         evidence=f"{strongest.spec} on {strongest.updates} updates: {strongest.confident} reconstructions with a calibrated "
         f"probability of at least {MIN_CONFIDENCE:g} that they are recovered. There is no truth to compare them with.",
-        advice=ADVICE,
+        advice=advice,
     )
 
 

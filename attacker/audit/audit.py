@@ -72,7 +72,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     metrics = read_metrics(recording.folder.parent)
     found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
     if not observations:
-        return [*found, NotChecked(rule="updates", reason="the recording holds no complete update")]
+        return [*found, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
     signature = None
     if (spec := observations[0].defenses).steps:
         signature = measure_signature(spec, observations[0].update)
@@ -82,7 +82,8 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_labels(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
-        found.append(NotChecked(rule="defense-of-training", reason=f"{names} acts before the update; only attacks test it"))
+        reason = f"{names} acts before the update; only attacks test it"
+        found.append(NotChecked(rule="defense-of-training", reason=reason, kind="left out"))
     return found
 
 
@@ -125,7 +126,7 @@ def audit(
         else:
             folders = [replayed(one.replay(recording, out, null=null, model=model)).folder for null in (False, True)]
             attacks.append(_result(one, folders, scorer))
-    results += judge_results(attacks, scored=scorer is not None)
+    results += judge_results(attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
     results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)
     results += _not_tried({one.spec.partition("(")[0] for one in attacks})
@@ -154,14 +155,16 @@ def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | No
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
     """Return why there are no bounds: without truth, or for a defense or size that is not covered."""
     if scorer is None:
-        return [NotChecked(rule="bounds", reason="bounds on the errors are computed at the true examples, which are not given")]
+        reason = "bounds on the errors are computed at the true examples, which are not given"
+        return [NotChecked(rule="bounds", reason=reason, kind="needs information")]
     reasons = dict.fromkeys(scorer.bounds.reasons.values()) if scorer.bounds is not None else {}
-    return [NotChecked(rule="bounds", reason=reason) for reason in reasons]
+    return [NotChecked(rule="bounds", reason=reason, kind="left out") for reason in reasons]
 
 
 def _not_tried(tried: set[str]) -> list[NotChecked]:
     names = ", ".join(sorted(set(ATTACKS) - tried))
-    return [NotChecked(rule="attack", reason=f"these attacks were not run: {names}")] if names else []
+    reason = f"an audit did not run these attacks, which `attacker replay` can: {names}"
+    return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 
 def _sample(recording: Recording) -> list[Observation]:

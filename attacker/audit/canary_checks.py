@@ -19,8 +19,10 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
     """Yield whether guesses about canaries refute the accounted epsilon. metrics: rows of metrics.jsonl."""
     found = None if scorer is None else guess_canaries(scorer, recording)
     if found is None:
-        reason = "no client planted canaries (clients.canaries), or their truth is not given, or only sums were recorded"
-        yield NotChecked(rule=REFUTED_RULE, reason=reason)
+        reason = "no client planted canaries (clients.canaries), or only sums were recorded"
+        if scorer is None:
+            reason = "the clients' true examples, which would include planted canaries, are not given"
+        yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")
         return
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))

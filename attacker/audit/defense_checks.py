@@ -25,13 +25,14 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the manifest declares no defense of the update")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the run declares no defense of the update")
         return
     if signature.additive:
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the defense ends with noise, which is checked below")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the defense ends with noise: see noise-missing and noise-reused")
         return
     if not (signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels):
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason=f"no property of the output of {spec} is known that can be checked")
+        reason = f"no property of the output of {spec} is known that can be checked"
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason=reason, kind="left out")
         return
     wrong = {one.key: reason for one in observations if (reason := _difference(one, spec, signature))}
     if wrong:

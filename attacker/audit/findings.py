@@ -42,10 +42,15 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True)
 class NotChecked:
-    """A check or an attack that was not made. reason: why, as one sentence."""
+    """A check or an attack that was not made.
+
+    reason: why, as one sentence. kind: whether it does not apply to the run, needs information that was not given, or was left
+            out although it applies, for want of time or of a method.
+    """
 
     rule: str
     reason: str
+    kind: Literal["does not apply", "needs information", "left out"] = "does not apply"
 
 
 CheckResult = Finding | Passed | NotChecked

@@ -71,9 +71,11 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
         )
         return
     yield Passed(
-        rule=MISSING_RULE, evidence=f"no tensor and no coordinate of {len(observations)} updates varies less than the noise"
+        rule=MISSING_RULE,
+        evidence=f"every part of {len(observations)} updates varies at least as much as the declared noise does; whether "
+        "the noise is large enough, only attacks show",
     )
-    yield Passed(rule=REUSED_RULE, evidence=f"the noise of {len(pairs)} pairs of updates is independent")
+    yield Passed(rule=REUSED_RULE, evidence=f"the noise is drawn anew for every update ({len(pairs)} pairs of updates compared)")
 
 
 def _find_missing(scaled: Sequence[Tensors]) -> str:

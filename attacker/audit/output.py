@@ -14,11 +14,12 @@ from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
 GRADE_MEANINGS: dict[Grade, str] = {
-    "none found": "No check failed, and no attack got more than its null. Other attacks, rounds or data may still succeed.",
-    "low": "Nothing leaked in this sample, but a setting makes attacks easier than they need to be.",
-    "moderate": "The server learns something about the data, such as labels, but no example.",
-    "serious": "The server learns part of the examples, or a promised protection does not hold.",
-    "severe": "The server can reconstruct private examples.",
+    "none found": "No check failed, and no attack did better than guessing. Other attacks, or attacks on other rounds or "
+    "data, may still succeed.",
+    "low": "A setting makes attacks easier than they need to be. This finding alone is no leak.",
+    "moderate": "The server learns something about the data, such as labels (which may be diagnoses), but no example.",
+    "serious": "The server learns something about single examples, or a promised protection does not hold.",
+    "severe": "Whoever runs the server can reconstruct single training examples from what a client sends.",
 }
 SARIF_LEVELS: dict[Grade, str] = {
     "none found": "none",

@@ -44,7 +44,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
     """
     rows = _first_round(recording)
     if not rows:
-        yield NotChecked(rule=ATTACK_RULE, reason="the recording holds no complete update to attack")
+        yield NotChecked(rule=ATTACK_RULE, reason="the recording holds no complete update to attack", kind="needs information")
         return
     left = seconds
     for place, (name, arguments) in enumerate(CANDIDATE_ATTACKS):
@@ -53,9 +53,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
         sizes = list(_sizes(recording, spec, rows, out))
         fitting = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
         if fitting is None:
-            yield NotChecked(
-                rule=ATTACK_RULE, reason=f"{spec} does not fit into what is left of the budget: raise it with --budget"
-            )
+            reason = f"{spec} needs more computing time than is left of the {seconds:.0f} seconds: give more by --budget"
+            yield NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out")
             continue
         left -= fitting.core_seconds
         yield fitting

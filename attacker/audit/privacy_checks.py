@@ -24,10 +24,14 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     """
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
-        yield NotChecked(rule=EPSILON_RULE, reason="the run reports no finite epsilon")
+        yield NotChecked(
+            rule=EPSILON_RULE,
+            reason="the run states no finite epsilon, so it promises no differential privacy that could be verified",
+        )
         return
     if _unit(reported[-1]) == "example" and not _sizes(recording):
-        yield NotChecked(rule=EPSILON_RULE, reason="the clients' numbers of examples are not recorded, which epsilon depends on")
+        reason = "the clients' numbers of examples are not recorded, which epsilon depends on"
+        yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="needs information")
         return
     low = [(row, expected) for row in reported if _value(row) < (1 - EPSILON_SLACK) * (expected := _expected(recording, row))]
     if not low:

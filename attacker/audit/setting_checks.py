@@ -31,7 +31,7 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
     return Finding(
         rule=SINGLE_RULE,
         grade="low",
-        title="Updates of a single example are the easiest to invert.",
+        title="Updates of a single example are the easiest to reconstruct examples from.",
         evidence=f"{len(single)} of {len(observations)} updates are of one example.",
         advice="Let each update be of several steps on larger batches; this alone is no protection.",
     )
@@ -41,7 +41,7 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return whether clients send, in clear, a metric that is an equation on few examples."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
-        return Passed(rule=METRICS_RULE, evidence="no loss or accuracy of a single example is sent in clear")
+        return Passed(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
     names = ", ".join(sorted({name for one in few for name in _equations(one)}))
     return Finding(
         rule=METRICS_RULE,
@@ -59,7 +59,7 @@ def _equations(observation: Observation) -> list[str]:
 def _check_statistics(observations: Sequence[Observation]) -> CheckResult:
     sent = [one for one in observations if one.buffers_after]
     if not sent:
-        return Passed(rule=STATISTICS_RULE, evidence="no buffers, such as batch-norm statistics, are sent")
+        return Passed(rule=STATISTICS_RULE, evidence="clients send no buffers, such as batch-norm statistics")
     defended = any(one.defenses.steps or one.gradient.step for one in sent)
     return Finding(
         rule=STATISTICS_RULE,

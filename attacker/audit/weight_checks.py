@@ -13,7 +13,7 @@ def check_weights(recording: Recording) -> Iterator[CheckResult]:
     """Yield whether the first and the last recorded weights show signs of tampering, see `fedsim.models.tampering`."""
     rounds = recording.list_rounds()
     if not rounds:
-        yield NotChecked(rule=TAMPERED_RULE, reason="no round with weights is recorded")
+        yield NotChecked(rule=TAMPERED_RULE, reason="no round with weights is recorded", kind="needs information")
         return
     checked = 0
     for number in dict.fromkeys((rounds[0], rounds[-1])):

@@ -46,7 +46,7 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     if seen.client == SUM_CLIENT:
         raise NotBounded("bounds of secure sums are not known")
     if seen.inputs.step is not None:
-        raise NotBounded("no bound is known for changed inputs")
+        raise NotBounded("no lower bound is known if clients change their inputs before training (MixUp, InstaHide)")
     rule_std = _find_rule_noise(used)
     model = build_network(seen).double()
     weights = {name: w.double() for name, w in seen.weights.items() if name in dict(model.named_parameters())}

@@ -182,7 +182,7 @@ def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict
 
 
 def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
-    """Return the entry of a single row in `attack.json`, also of a row whose update was not received."""
+    """Return the entry in `attack.json` of one row, a client in a round, even if its update was not received."""
     return {
         "key": row.key,
         "round": row.round,

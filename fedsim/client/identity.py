@@ -34,7 +34,9 @@ class ClientIdentity:
         return torch.Generator().manual_seed(seed)
 
     def flip_coins(self, count: int) -> NDArray[np.int64]:
-        """Return `count` fair coins, 0 or 1, that stay the same for the whole run: which version of each canary is used."""
+        """Return `count` fair coins, 0 or 1, which stay the same for the whole run.
+
+        Each coin says which of the two versions of a canary, an example planted to measure leakage, the client trains on."""
         words = np.frombuffer(self._derive_seed("canaries", 0), dtype=np.uint32)
         return np.random.default_rng(words).integers(0, 2, count)
 

@@ -150,7 +150,7 @@ def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
     if len(values) and values.dtype != np.uint8 and not (values.min() >= 0 and values.max() <= 1):
         raise ValueError(f"{path}: values must lie in [0, 1], got [{values.min()}, {values.max()}]")
     if len(values) and not 0 <= examples.labels.min() <= examples.labels.max() < spec.num_classes:
-        raise ValueError(f"{path}: labels must be one of {spec.num_classes} classes, got {examples.labels.max()}")
+        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got {examples.labels.max()}")
 
 
 def _make_empty(spec: DataSpec) -> Examples:

@@ -34,5 +34,5 @@ def load_public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool
             f"another data set"
         )
     if public.compute_hash() == data.compute_hash():
-        raise ValueError(f"public data {mixing.public!r} are the clients' own; name another data set")
+        raise ValueError(f"public data {mixing.public!r} are the data set that the clients train on; name another one")
     return _Images(public.train)

@@ -1,4 +1,8 @@
-"""Networks of other people: sizes of lazy layers, logits as output, and modules that exist only in this process."""
+"""Support for networks from outside this project.
+
+Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, and modules whose code no other
+process can import are copied.
+"""
 
 import copy
 from collections.abc import Mapping

@@ -310,7 +310,10 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
         return
     file.seek(-8, os.SEEK_END)
     if file.read(8) == JOURNAL_MAGIC:
-        raise DamagedFile(path, "names another journal, which no recorder does")
+        raise DamagedFile(
+            path,
+            "ends with the name of a further file, which SQLite would delete and no recorder writes",
+        )
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:
         raise DamagedFile(path, f"states that the index had {pages} pages, more than its size allows")

@@ -180,7 +180,7 @@ class Training:
         return used or reported
 
     def list_beliefs(self) -> list[str]:
-        """Return what attacks assume about each update, in sentences that name the settings behind each assumption."""
+        """Return sentences on what attacks assume about each update, with the training settings that lead to each."""
         return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 
     def _describe_amount(self) -> str:

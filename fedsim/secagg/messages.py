@@ -183,7 +183,7 @@ def _find_record(content: RecordDict) -> ConfigRecord:
 def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
     numbers, found = _check_numbers(record[members]), record[values]
     if not isinstance(found, list) or len(found) != len(numbers):
-        raise ValueError(f"expected one value for each of the members {members!r}, got {values!r}")
+        raise ValueError(f"the field {values!r} must be a list with one value for each client of the field {members!r}")
     return {number: _check_bytes(value) for number, value in zip(numbers, found, strict=True)}
 
 

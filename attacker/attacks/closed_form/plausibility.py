@@ -14,7 +14,7 @@ def measure_roughness(x: Tensor) -> Tensor:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of vertical plus horizontal neighbours of images."""
+    """Return the mean absolute difference of vertical neighbours plus that of horizontal neighbours, for each image."""
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
 

@@ -122,7 +122,9 @@ sizes in between have not been measured."""
 
 
 def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
-    """Return whether `convolve` should be faster than `convolve_by_library` for these shapes of weights and image (in, H, W)."""
+    """Return whether `convolve` should be faster than PyTorch's convolution (`convolve_by_library`).
+
+    weight: shape of the weights. image: shape of the image, (in, H, W)."""
     return prod(weight) * prod(image[1:]) < MAX_SMALL_PRODUCTS
 
 

@@ -176,7 +176,9 @@ def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, 
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
         raise ValueError("its header describes a tensor beyond the end of the file")
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
-        raise ValueError("its header describes tensors whose sizes differ from their data")
+        raise ValueError(
+            "the sizes of the tensors in its header differ from those of the data; run the attack again to replace the file"
+        )
     return kind, shape, base + start
 
 

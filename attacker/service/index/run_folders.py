@@ -52,7 +52,9 @@ def is_run(folder: Path) -> bool:
 
 
 def _walk_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders below `folder`, parents first. Runs and hidden folders are not searched."""
+    """Yield the folders below `folder`, parents first, at most `depth` levels deep.
+
+    Folders of runs are yielded but not entered; hidden folders are left out."""
     try:
         with os.scandir(folder) as entries:
             inner = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))

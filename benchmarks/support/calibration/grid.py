@@ -18,7 +18,8 @@ def format_noise(std: float) -> str:
 
 
 def format_prune(keep: float) -> str:
-    """Return the specification of a defense that sends only the share `keep` of largest entries."""
+    """Return the specification of a defense that sends only the share `keep` of the update's entries, those of largest absolute
+    value."""
     return f"top_k({keep})"
 
 

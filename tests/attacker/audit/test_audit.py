@@ -77,7 +77,7 @@ def test_without_truth_the_confidence_of_closed_forms_decides(run: Path, tmp_pat
 def test_a_small_budget_is_said_to_leave_out_attacks(run: Path) -> None:
     result = call(run, "--budget", "0.001s", "--plan")
     assert result.exit_code == 0
-    assert "does not fit into what is left of the budget" in result.stderr
+    assert "needs more computing time than is left" in result.stderr
 
 
 @pytest.mark.parametrize(

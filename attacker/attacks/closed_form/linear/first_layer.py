@@ -283,7 +283,10 @@ class _Task:
 
 
 def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
-    """Return the directions of all examples from groups of parallel rows; None if there are too few independent groups."""
+    """Return one vector per example, proportional to its input, from groups of parallel rows of the weight gradient.
+
+    None if there are too few independent groups.
+    """
     sure = groups.directions[groups.confirmed]
     chosen = select_independent(sure)
     if len(chosen) < factors.rank:

@@ -156,10 +156,11 @@ class Composed:
 class Tangent:
     """The linearisation, at some x, of the equations for the network's input.
 
-    `apply` multiplies by the Jacobian, `adjoint` by its transpose. Layer i is the deficient layer, see the module.
-    system:   the active equations of layer i. top: their residual.
+    `apply` multiplies by the Jacobian, `adjoint` by its transpose. Layer i is the one that has too few equations for its input.
+    system:   the equations of layer i that are used at x. top: their residual, the right-hand side less the left-hand side.
     columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
-    outputs, k: for each layer below, the loss gradient at its outputs (N, *outputs) and at its product (N, C_out, places).
+    outputs, k: for each layer below, the loss gradient at its outputs (N, *outputs) and at its result before
+              the activation (N, C_out, places).
     bends:    for each layer below, the derivative of dL/dz by z, (N, *outputs); None for piecewise linear activations.
     weighing: weights of the equations of the layers below; None leaves these equations out.
     """

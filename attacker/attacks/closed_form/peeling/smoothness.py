@@ -1,4 +1,6 @@
-"""Priors of inputs for Newton's method: differentiable functions with a quadratic upper bound."""
+"""Smoothness priors of inputs for Newton's method.
+
+Each is differentiable, and gives at every point a quadratic function that bounds it from above, which a Newton step minimises."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -37,9 +37,11 @@ class ReluBatch:
 
 
 def separate(batch: ReluBatch, known: Tensor) -> Tensor:
-    """Return vectors (n, F) in units of noise of examples that are not among `known`; n is 0 if none can be separated.
+    """Return vectors (n, F), one for each newly separated example; n is 0 if none can be separated.
 
-    known: (k, F) multiples of [x, 1] of examples of the batch, in units of noise.
+    A vector is [x, 1], the flattened example with a 1 appended, times a factor, in units of the noise's standard deviation.
+
+    known: the vectors of examples of the batch that are known already, (k, F).
     """
     space, rank = batch.space, batch.space.rank
     nothing = known.new_zeros(0, space.y.shape[1])
