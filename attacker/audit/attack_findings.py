@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacker.audit.findings import CheckResult, Finding, Grade, Passed
+from attacker.audit.plan import JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
 from attacker.replay.tasks import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
-from fedsim.recording import Row
 
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
 MIN_CONFIDENCE = 0.95
@@ -74,9 +74,9 @@ class AuditedAttack:
         )
 
 
-def confident(folder: Path, rows: Sequence[Row]) -> int:
-    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`."""
-    paths = [path for row in rows if (path := make_reconstruction_path(folder, row.key)).exists()]
+def confident(folder: Path, cases: Sequence[str]) -> int:
+    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`. cases: keys of the cases."""
+    paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
@@ -104,7 +104,9 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule, grade and title for what an attack achieved; None for nothing."""
     if strongest.outcome == "recovered":
-        return RECOVERED_RULE, "severe", "Private examples can be reconstructed from one update of one client."
+        joint = strongest.spec.partition("(")[0] in JOINT_ATTACKS
+        source = "the recorded rounds together" if joint else "one update of one client"
+        return RECOVERED_RULE, "severe", f"Private examples can be reconstructed from {source}."
     if strongest.outcome != "partly leaked":
         return None
     if set(strongest.leaked) == {"labels"}:

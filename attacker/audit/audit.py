@@ -14,7 +14,7 @@ from attacker.audit.defense_checks import check_defense
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
-from attacker.audit.plan import PlannedAttack, plan_attacks
+from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
 from attacker.audit.privacy_checks import check_epsilon
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.setting_checks import check_settings
@@ -124,12 +124,13 @@ def audit(
                 NotChecked(rule="attack", reason=f"{one.spec} is not needed: {attacks[-1].spec} recovered every example")
             )
         else:
-            folders = [replayed(one.replay(recording, out, null=null, model=model)).folder for null in (False, True)]
-            attacks.append(_result(one, folders, scorer))
+            both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
+            cases = [case.key for case in both[0].plan.cases]
+            attacks.append(_result(one, cases, [replayed(replay).folder for replay in both], scorer))
     results += judge_results(attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
     results += check_robustness(recording, find_strongest_attack(attacks) if scorer is not None else None)
     results += _list_missing_bounds(scorer)
-    results += _not_tried({one.spec.partition("(")[0] for one in attacks})
+    results += _list_other_attacks()
     return Audit(
         run=recording.manifest.name,
         findings=tuple(order([one for one in results if isinstance(one, Finding)])),
@@ -141,13 +142,12 @@ def audit(
     )
 
 
-def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return what an attack achieved. folders: of its reconstructions and of those of its null."""
+def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
+    """Return what an attack achieved. cases: their keys. folders: of its reconstructions and of those of its null."""
     if scorer is None:
-        found = confident(folders[0], planned.rows)
+        found = confident(folders[0], cases)
         return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
-    keys = {row.key for row in planned.rows}
-    rows = [row for folder in folders for row in scorer.score(folder) if row.case in keys]
+    rows = [row for folder in folders for row in scorer.score(folder) if row.case in cases]
     (summary,) = summarise(rows)
     return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
 
@@ -161,9 +161,10 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
     return [NotChecked(rule="bounds", reason=reason, kind="left out") for reason in reasons]
 
 
-def _not_tried(tried: set[str]) -> list[NotChecked]:
-    names = ", ".join(sorted(set(ATTACKS) - tried))
-    reason = f"an audit did not run these attacks, which `attacker replay` can: {names}"
+def _list_other_attacks() -> list[NotChecked]:
+    """Return which attacks are no part of an audit."""
+    names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
+    reason = f"these attacks are no part of an audit; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 

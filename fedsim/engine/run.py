@@ -128,8 +128,8 @@ class FederationRun:
         training, canaries = self.experiment.training, self.experiment.clients.canaries
         if min(sizes) < canaries:
             raise ValueError(
-                f"clients.canaries = {canaries} takes two examples each, and the smallest client holds {min(sizes) + canaries}; "
-                "lower it"
+                f"clients.canaries = {canaries} takes {2 * canaries} examples of each client, two for each canary, and the "
+                f"smallest client holds {min(sizes) + canaries}; lower it"
             )
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from attacker.audit.findings import NotChecked
+from attacker.audit.plan import plan_attacks
 from attacker.cli import app
 from attacker.commands.audit import EXIT_ABOVE_GRADE
 from attacker.commands.options import parse_duration
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 1,
@@ -97,3 +100,28 @@ def test_nonsense_is_refused_with_the_mend(run: Path, words: list[str], mend: st
 
 def test_a_budget_is_seconds_minutes_or_hours() -> None:
     assert [parse_duration("--budget", text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
+
+
+def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path) -> None:
+    experiment = {
+        **EXPERIMENT,
+        "rounds": 8,
+        "model": {"name": "mlp", "hidden": [64]},
+        "clients": {"count": 40},
+        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 3},
+        "record": {"clients": "2"},
+    }
+    out = tmp_path / "rounds"
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    found = json.loads(call(out, "--budget", "60s", "--json").stdout)
+    (spans,) = [one for one in found["attacks"] if one["spec"].startswith("spans")]
+    assert spans["recovered"] >= 8 > spans["null_recovered"] == 0
+    assert spans["updates"] == 16
+    reasons = [one["reason"] for one in found["not_checked"]]
+    assert any("it splits secure sums" in reason for reason in reasons)
+
+
+def test_attacks_on_several_rounds_are_not_planned_for_one(run: Path) -> None:
+    plan = plan_attacks(Recording(run / "recording"), run / "reconstructions", seconds=90)
+    (reason,) = [one.reason for one in plan if isinstance(one, NotChecked) and one.reason.startswith("spans")]
+    assert reason == "spans: it joins several rounds, and one is recorded"
