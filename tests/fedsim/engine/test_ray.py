@@ -28,7 +28,7 @@ def command(out: str, engine: str, *more: str) -> list[str]:
 
 
 def federate(folder: Path, out: str, engine: str, *more: str) -> dict[str, Any]:
-    done = subprocess.run(command(out, engine, *more), cwd=folder, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command(out, engine, *more), cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)  # one document, and nothing of Ray's or Flower's beside it
     return told
