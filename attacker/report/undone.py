@@ -52,7 +52,7 @@ def format_cases(count: int) -> str:
 
 
 def describe_missing_truth(run: Path) -> Missing:
-    """Return the missing part of a run without truth, which cannot be scored."""
+    """Return the report's hint that a run without truth cannot be scored, with the command that scores it."""
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
         f"{make_score_command(run)} --truth FOLDER",

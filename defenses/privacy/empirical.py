@@ -43,7 +43,9 @@ def bound_gaussian_epsilon(
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether `right` of `guesses` are too many for Gaussian noise that two versions differ by `shift` deviations in.
+    """Return whether `right` of `guesses` right guesses are too many for the declared Gaussian noise.
+
+    shift: distance between the messages with the two versions of a canary, in standard deviations of the noise.
 
     Assume that so many right guesses have at least the probability 1 - confidence. The recursion bounds from below, for each
     number i of right guesses from `right` down, the expected shares of canaries that are guessed right and wrong while at least i

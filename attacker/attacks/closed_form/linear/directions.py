@@ -49,9 +49,10 @@ MIN_INDEPENDENT = 1e-4
 
 
 class DirectionPool:
-    """Distinct directions with many zeros, sorted by how well their zeros fit an example.
+    """Distinct directions on which many rows of the gradient have the projection 0, the most credible example first.
 
-    q: unit directions (K, R). off: zeros (K, M') of the informative rows along each. score: `separable` of each, (K,).
+    q: unit directions (K, R). off: whether each informative row has the projection 0 on the direction, (K, M').
+    score: `separable` of each, (K,).
     """
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
