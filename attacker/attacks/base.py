@@ -110,7 +110,9 @@ _MENDS = {
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
     Need.IMAGE_CRITERION: "--set criterion=gradient does without",
 }
-_ORACLES = {Need.OWN_IMAGES: "images of the same class", Need.IMPRINT_LAYER: "malicious server"}
+MALICIOUS_SERVER = "malicious server"
+"""Oracle of attacks that only a server that has changed the model can run."""
+_ORACLES = {Need.OWN_IMAGES: "images of the same class", Need.IMPRINT_LAYER: MALICIOUS_SERVER}
 
 
 def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:

@@ -10,11 +10,14 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from attacker.attacks.base import MALICIOUS_SERVER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 
-ThreatClass = Literal["C", "D", "E"]
-"""Classes of an honest-but-curious server. It prescribes the local training, so that none of its attacks is in A or B, and it
-never changes the model, so that none is in F, G or H."""
+ThreatClass = Literal["C", "D", "E", "F"]
+"""Classes of the attacks of this project. The server prescribes the local training, so that none is in A or B. F is the class of
+every attack on a model with an imprint layer, which only a malicious server inserts; none is in G or H."""
+TAMPERED_MODEL = "imprint"
+"""Name of the built-in model that a malicious server has changed."""
 
 
 def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -> ThreatClass:
@@ -23,6 +26,8 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
     run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: knowledge that no
     class covers, except own images of the same class.
     """
+    if MALICIOUS_SERVER in oracles or str(run.get("model", "")).partition("(")[0] == TAMPERED_MODEL:
+        return "F"
     if _get_training(run).get("buffers") == "shared":
         return "E"
     return "D" if _has_other_decoder(spec) or any("images" in oracle for oracle in oracles) else "C"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from attacker.attacks import AttackSpec
+from attacker.attacks import AttackSpec, robbing_the_fed
+from attacker.attacks.base import list_oracles
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.measures import EXACT_TOLERANCE, measure
@@ -16,7 +17,7 @@ from attacker.scoring.threat import classify_threat, list_concessions
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
-from fedsim.recording import Column, DataSpec, Recording
+from fedsim.recording import Column, DataSpec, ModelSpec, Recording
 
 
 @pytest.mark.parametrize(
@@ -60,12 +61,19 @@ def test_a_row_is_matched_exactly_if_all_categories_and_numbers_are() -> None:
         ({}, "cpl(init='insider')", ("images of the same class",), "D"),
         ({"buffers": "shared"}, "agic(bn=1.0)", (), "E"),
         ({}, "not a call (", (), "C"),
+        ({"buffers": "shared"}, "robbing_the_fed()", list_oracles(robbing_the_fed().needs), "F"),
     ],
 )
 def test_a_threat_class_covers_what_an_attack_knows(
     training: dict[str, Any], spec: str, oracles: tuple[str, ...], threat: str
 ) -> None:
     assert classify_threat({"training": training}, spec, oracles) == threat
+
+
+def test_every_attack_on_a_model_with_an_imprint_layer_is_one_of_a_malicious_server() -> None:
+    model = ModelSpec(name="imprint", arguments={"bins": 64})
+    assert classify_threat({"model": str(model)}, "exact()", ()) == "F"
+    assert classify_threat({"model": str(ModelSpec(name="mlp"))}, "exact()", ()) == "C"
 
 
 def test_modes_and_buffers_are_concessions() -> None:
