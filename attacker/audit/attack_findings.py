@@ -47,6 +47,11 @@ class AuditedAttack:
     picture: str = ""
 
     @property
+    def is_joint(self) -> bool:
+        """Return whether the attack uses several rounds of a client together."""
+        return self.spec.partition("(")[0] in JOINT_ATTACKS
+
+    @property
     def recovers_all(self) -> bool:
         """Return whether the attack recovered every example of its sample, and its null did not."""
         return 0 < self.examples == self.recovered > self.null_recovered
@@ -104,8 +109,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule, grade and title for what an attack achieved; None for nothing."""
     if strongest.outcome == "recovered":
-        joint = strongest.spec.partition("(")[0] in JOINT_ATTACKS
-        source = "the recorded rounds together" if joint else "one update of one client"
+        source = "the recorded rounds together" if strongest.is_joint else "one update of one client"
         return RECOVERED_RULE, "severe", f"Private examples can be reconstructed from {source}."
     if strongest.outcome != "partly leaked":
         return None

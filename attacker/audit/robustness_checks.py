@@ -24,9 +24,9 @@ MAX_CHANCE = 0.01
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:
     """Yield the probability of a reconstruction that the declared noise allows, and whether the strongest attack exceeds it.
 
-    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The attacks are on single
-    updates, so that their share is compared with the bound of one release. The prior of the comparison is the null's share, at
-    least one of all examples.
+    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of an
+    attack on single updates is compared with the bound of one release, that of an attack on several rounds together with the
+    bound of all rounds. The prior of the comparison is the null's share, at least one of all examples.
     """
     rounds = recording.list_rounds()
     noise, uses = _find_declared_noise(recording) if rounds else (Noise(), 1)
@@ -35,7 +35,7 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
         return
     if strongest is not None and strongest.examples:
         prior = max(strongest.null_recovered, 1) / (strongest.examples + 1)
-        allowed = compute_bound(noise, prior=prior, times=uses)
+        allowed = compute_bound(noise, prior=prior, times=uses * (len(rounds) if strongest.is_joint else 1))
         if float(binom.sf(strongest.recovered - 1, strongest.examples, allowed)) < MAX_CHANCE:
             yield Finding(
                 rule=ROBUSTNESS,

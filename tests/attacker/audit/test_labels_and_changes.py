@@ -26,9 +26,9 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
 
-def federate(out: Path, defense: str = "") -> Path:
+def federate(out: Path, defense: str = "", rounds: int = 1) -> Path:
     experiment = {
-        "rounds": 1,
+        "rounds": rounds,
         "model": {"name": "mlp", "hidden": [32]},
         "data": "digits",
         "clients": {"count": 4},
@@ -137,8 +137,8 @@ def test_another_project_is_refused_with_the_mend(tmp_path: Path, text: str, men
     assert mend in " ".join(result.stderr.split())
 
 
-def make_result(recovered: int) -> AuditedAttack:
-    return AuditedAttack(spec="cpl()", updates=16, examples=16, recovered=recovered)
+def make_result(recovered: int, spec: str = "cpl()") -> AuditedAttack:
+    return AuditedAttack(spec=spec, updates=16, examples=16, recovered=recovered)
 
 
 def test_the_accountant_bounds_reconstruction_and_an_attack_above_it_is_a_finding(tmp_path: Path) -> None:
@@ -149,6 +149,14 @@ def test_the_accountant_bounds_reconstruction_and_an_attack_above_it_is_a_findin
     assert "at most 9.2% after 1 round," in none[0].evidence  # Phi(Phi^-1(0.01) + 1)
     assert isinstance(many[0], Finding)
     assert many[0].grade == "serious"
+
+
+def test_an_attack_on_several_rounds_is_compared_with_the_bound_of_all_of_them(tmp_path: Path) -> None:
+    recording = Recording(federate(tmp_path / "run", "clip(0.1) | gaussian(0.1)", rounds=4) / "recording")
+    (single,) = check_robustness(recording, make_result(10))  # one release allows a share of 29 %, four of 67 %
+    (joint,) = check_robustness(recording, make_result(10, "spans()"))
+    assert isinstance(single, Finding)
+    assert not isinstance(joint, Finding)
 
 
 def test_without_noise_reconstruction_is_not_bounded(run: Path) -> None:
