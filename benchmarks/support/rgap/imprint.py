@@ -80,6 +80,9 @@ def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
 def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
     """Return the shares of examples that are recovered and certified, and their errors, over all batches."""
     answers, seconds = run_attack(robbing_the_fed(), originals.cases, asked)
+    guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, asked)
+    pairs = [(match_examples(one, x)[0], x) for one, x in zip(guessed_alone, originals.x, strict=True)]
+    null = torch.cat([is_recovered(guesses, x).float() for guesses, x in pairs])
     recovered, certified, wrong, errors, labels = [], [], 0, [], []
     for answer, x, y in zip(answers, originals.x, originals.y, strict=True):
         guesses, guessed = match_examples(answer, x)
@@ -98,6 +101,7 @@ def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
         "recovered": share.value,
         "low": share.low,
         "high": share.high,
+        "null": float(null.mean()),
         "certified": float(torch.cat(certified).mean()),
         "certified_wrong": wrong,
         "labels_of_recovered": float(torch.cat(labels).mean()),
