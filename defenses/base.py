@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 Tensors = Mapping[str, Tensor]
-"""Tensors by name."""
+"""A dict from name to tensor."""
 
 Update = Mapping[str, Tensor]
 """Local minus global weights, by parameter name."""

@@ -1,7 +1,8 @@
 """Channels: an attacker's model of a defense.
 
 The algorithm of a defense is public and its randomness is private (Kerckhoffs's principle). A channel has three parts: what the
-attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise.
+attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise. The
+channel of a defense with a state, such as error feedback, has a fourth: the expected effect over all rounds of a client.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,11 @@ from defenses.base import Update
 ChannelFacts = Mapping[str, Tensor]
 """What a channel learned from one received update, such as a mask, a scale or a quantisation step: tensors by name."""
 
+ChannelState = Mapping[str, Tensor]
+"""The attacker's simulation of a defense's state after a round: tensors by name. It is empty before a client's first round."""
+Follow = Callable[[Update, ChannelState, ChannelFacts], tuple[Update, ChannelState]]
+"""Maps (simulated update, simulated state before the round, known) to the expected message and the next state."""
+
 
 def _learn_nothing(seen: Update) -> ChannelFacts:
     return {}
@@ -26,16 +32,23 @@ def compute_no_noise(seen: Update) -> Tensor:
 
 
 class Channel(NamedTuple):
-    """The public part of a defense, as three functions. They must not branch on tensor values, since they run under `vmap`.
+    """The public part of a defense, as functions. They must not branch on tensor values, since they run under `vmap`.
 
     expect: maps (simulated update, known) to the expected update after the defense; differentiable.
     learn:  maps the received update to `known`. It is called once per update, `expect` once per iteration.
     noise:  maps the received update to the expected squared norm of its noise: a 0-d tensor in the update's units.
+    follow: as `expect`, for attacks on all rounds of a client in order: it also simulates the defense's state, and what unsent
+            coordinates reveal. None if a single round reveals as much.
     """
 
     expect: Callable[[Update, ChannelFacts], Update]
     learn: Callable[[Update], ChannelFacts] = _learn_nothing
     noise: Callable[[Update], Tensor] = compute_no_noise
+    follow: Follow | None = None
+
+    def follow_round(self, update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        """Return the expected update of the next round and the state after it, also for a channel without a state."""
+        return self.follow(update, state, known) if self.follow is not None else (self.expect(update, known), {})
 
 
 transparent = Channel(lambda update, known: update)
@@ -54,10 +67,15 @@ def compose_channels(*channels: Channel) -> Channel:
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         for i, channel in enumerate(channels):
-            prefix = f"{i}/"
-            own = {name.removeprefix(prefix): t for name, t in known.items() if name.startswith(prefix)}
-            update = channel.expect(update, own)
+            update = channel.expect(update, _select_own(known, i))
         return update
+
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        after: dict[str, Tensor] = {}
+        for i, channel in enumerate(channels):
+            update, own = channel.follow_round(update, _select_own(state, i), _select_own(known, i))
+            after |= {f"{i}/{name}": t for name, t in own.items()}
+        return update, after
 
     def learn(seen: Update) -> ChannelFacts:
         return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(seen).items()}
@@ -65,4 +83,10 @@ def compose_channels(*channels: Channel) -> Channel:
     def compute_noise(seen: Update) -> Tensor:
         return torch.stack([channel.noise(seen) for channel in channels]).sum()
 
-    return Channel(expect, learn, compute_noise)
+    return Channel(expect, learn, compute_noise, follow if any(channel.follow for channel in channels) else None)
+
+
+def _select_own(tensors: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
+    """Return the tensors of the i-th channel of a chain."""
+    prefix = f"{i}/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

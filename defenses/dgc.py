@@ -51,7 +51,7 @@ def dgc(
         sent: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {"round": state["round"] + 1}
         for name, d in bounded.items():
-            u, step = _correct_momentum(state[f"momentum/{name}"], d, momentum, nesterov)
+            u, step = correct_momentum(state[f"momentum/{name}"], d, momentum, nesterov)
             if is_dense(d, dense_vectors):
                 sent[name], after[f"momentum/{name}"] = step.clone(), u
                 continue
@@ -76,7 +76,7 @@ def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
     return dense_vectors and tensor.ndim < 2
 
 
-def _correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+def correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
     """Return the momentum after a round, and the term that is added to the residual."""
     if nesterov:
         u = momentum * (u + d)

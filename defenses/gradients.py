@@ -1,4 +1,4 @@
-"""Rules for computing the gradient of one batch, such as DP-SGD, by name."""
+"""Registry of rules for computing the gradient of one batch, such as DP-SGD."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +38,6 @@ class GradientSpec(Choice):
     nothing: ClassVar[str] = "plain"
 
     def build(self) -> GradientRule:
-        """Return the rule: the client's computation, and its model for the attacker."""
+        """Return the rule: the client's computation, and the attacker's simulation of it."""
         rule: GradientRule = self.make()
         return rule

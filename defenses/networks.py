@@ -100,7 +100,7 @@ def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
 
 
 NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"precode": precode, "dropout": dropout})
-"""Functions by name that map a model and public arguments to a changed copy of the model."""
+"""Registry of functions that map a model and public arguments to a changed copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,16 @@ def find_hidden(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters whose gradients depend more on the client's random draws than on its data."""
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
+
+
+def find_encoders(model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters of the encoders of all variational bottlenecks.
+
+    For one example in one step, the gradient of an encoder's weights is the outer product of its bias's gradient and the
+    features, whatever values were drawn after it.
+    """
+    encoders = [f"{name}.encoder" if name else "encoder" for name, m in model.named_modules() if isinstance(m, Bottleneck)]
+    return frozenset(f"{encoder}.{own}" for encoder in encoders for own in ("weight", "bias"))
 
 
 def find_last_linear(model: nn.Module) -> str:

@@ -9,17 +9,17 @@ from defenses.base import Defense, Scope, Update, check_scope, global_norm, stat
 
 
 def draw_normal(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw standard normal values in the shape of `tensor`, on the generator's device."""
+    """Draw standard normal values in the shape and on the device of `tensor`; the generator may be on another device."""
     return torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype).to(tensor.device)
 
 
 def draw_uniform(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw uniform values in [0, 1) in the shape of `tensor`, on the generator's device, in float32 or higher precision."""
+    """Draw uniform values in [0, 1) in the shape and on the device of `tensor`, in float32 or higher precision."""
     return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_promote_dtype(tensor)).to(tensor.device)
 
 
 def draw_laplace(tensor: Tensor, rng: Generator) -> Tensor:
-    """Draw Laplace values of scale 1 in the shape of `tensor`, on the generator's device, as differences of two exponentials."""
+    """Draw Laplace values of scale 1 in the shape and on the device of `tensor`, as differences of two exponentials."""
     drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_promote_dtype(tensor)).exponential_(generator=rng)
     return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
 

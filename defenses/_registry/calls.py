@@ -12,7 +12,7 @@ from defenses._registry.registry import bind_arguments
 
 Factory = Callable[..., Any]
 Value = Any
-"""A number, a string, a truth value, a tuple of these, or a specification within a specification."""
+"""A number, a string, a bool, a tuple of these, or a specification within a specification."""
 
 PAPER_NAMES = re.compile(r"(?<!['\"])\b([GL]-10e-\d+)\b(?!['\"])")
 """CPL's names for noise (table 8) outside of quotes: `G-10e-2` is an abbreviation of `cpl_noise('G-10e-2')`."""
@@ -107,8 +107,8 @@ class _Reader:
             value = None
         value = tuple(value) if isinstance(value, list) else value
         if not all(isinstance(item, bool | int | float | str) for item in (value if isinstance(value, tuple) else (value,))):
-            written, kinds = ast.unparse(node), "a number, a string, a truth value or a list of these"
-            raise ValueError(f"argument {written!r} in {self.what} {self.text!r} is not {kinds}")
+            written, kinds = ast.unparse(node), "a number, a string, True or False, or a list of these"
+            raise ValueError(f"argument {written!r} in {self.what} {self.text!r} must be {kinds}")
         return value
 
 

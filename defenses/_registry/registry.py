@@ -1,4 +1,4 @@
-"""Registries: objects by name that are built in, added by packages through entry points, or admitted as `module:function`."""
+"""Registries: named objects that are built in, added by packages through entry points, or admitted as `module:function`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -8,12 +8,12 @@ from defenses.clipping import scale_each_to, scale_to
 
 
 def clip(max_norm: float) -> Channel:
-    """Return the channel of `clip`: norms of the whole update above `max_norm` are not visible."""
+    """Return the channel of `clip`: a simulated update that is longer than `max_norm` is scaled down to it."""
     return Channel(lambda update, known: scale_to(update, max_norm))
 
 
 def clip_each(max_norm: float) -> Channel:
-    """Return the channel of `clip_each`: norms of a tensor above `max_norm` are not visible."""
+    """Return the channel of `clip_each`: simulated tensors that are longer than `max_norm` are scaled down to it."""
     return Channel(lambda update, known: scale_each_to(update, max_norm))
 
 

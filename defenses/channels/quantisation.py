@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, ChannelFacts, compute_no_noise
+from defenses.channel import Channel, ChannelFacts, ChannelState, compute_no_noise
 from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 
 
@@ -30,7 +30,12 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
         signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
         return {**signs, **{f"size/{name}": _compute_mean(t.abs()) for name, t in seen.items()}}
 
-    return Channel(expect, learn)
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        due = {name: t + state[name] if name in state else t for name, t in update.items()}
+        sizes = {name: 1.0 if scale == "none" else known[f"size/{name}"] for name in due}
+        return expect(due, known), {name: t - known[f"sign/{name}"] * sizes[name] for name, t in due.items()}
+
+    return Channel(expect, learn, follow=follow if error_feedback else None)
 
 
 def _soften_signs(values: Tensor, signs: Tensor) -> Tensor:

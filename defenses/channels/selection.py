@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, ChannelFacts
+from defenses.channel import Channel, ChannelFacts, ChannelState
 from defenses.combinators import to_gradient, to_update
 from defenses.selection import check_patterns, choose_names
 
@@ -29,17 +29,28 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
     def select_tensors(update: Update) -> dict[str, Tensor]:
         return {name: update[name] for name in choose_names("masked", patterns, update)}
 
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        expected, after = defense.follow_round(select_tensors(update), state, known)
+        return {**update, **expected}, after
+
     return Channel(
         expect=lambda update, known: {**update, **defense.expect(select_tensors(update), known)},
         learn=lambda seen: defense.learn(select_tensors(seen)),
         noise=lambda seen: defense.noise(select_tensors(seen)),
+        follow=follow if defense.follow else None,
     )
 
 
 def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
     """Return the channel of `in_gradient_units`, in units of the update."""
+
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)
+        return to_update(expected, learning_rate), after
+
     return Channel(
         expect=lambda update, known: to_update(defense.expect(to_gradient(update, learning_rate), known), learning_rate),
         learn=lambda seen: defense.learn(to_gradient(seen, learning_rate)),
         noise=lambda seen: defense.noise(to_gradient(seen, learning_rate)) * learning_rate**2,
+        follow=follow if defense.follow else None,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from defenses.base import Scope, Update, choose_masks, compute_magnitudes, find_kth_largest
 from defenses.channel import Channel, ChannelFacts
+from defenses.channels.unsent import follow_dgc, follow_largest, follow_selected, learn_thresholds
 from defenses.clipping import scale_to
 from defenses.dgc import is_dense
 from defenses.sparsification import count_kept, count_unpruned, find_factors, mask_update
@@ -18,10 +19,12 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
     """Return the channel of `top_k`: the sent coordinates. With fewer than k nonzero values, zeros were sent as well."""
-    return Channel(
-        mask_update,
-        learn=lambda seen: choose_masks(seen, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel()))),
-    )
+
+    def learn(seen: Update) -> ChannelFacts:
+        sent = choose_masks(seen, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel())))
+        return {**sent, **learn_thresholds(seen, sent, scope)}
+
+    return Channel(mask_update, learn=learn, follow=follow_largest(error_feedback=error_feedback))
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
@@ -33,7 +36,9 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
         return {name: t * factors[name] for name, t in sent.items()} if rescale else sent
 
     return Channel(
-        expect, learn=lambda seen: choose_masks(seen, scope, lambda values: _find_sent(values, count_kept(keep, values.numel())))
+        expect,
+        learn=lambda seen: choose_masks(seen, scope, lambda values: _find_sent(values, count_kept(keep, values.numel()))),
+        follow=follow_selected if error_feedback else None,
     )
 
 
@@ -43,14 +48,20 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
     def find_sent(values: Tensor) -> Tensor:
         return _find_sent(values, count_unpruned(ratio or 0, values.numel()))
 
-    return Channel(mask_update, learn=lambda seen: choose_masks(seen, "global", find_sent))
+    def learn(seen: Update) -> ChannelFacts:
+        sent = choose_masks(seen, "global", find_sent)
+        return {**sent, **learn_thresholds(seen, sent, "global")}
+
+    return Channel(mask_update, learn=learn, follow=follow_largest(error_feedback=error_feedback))
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
     """Return the channel of `gradient_dropout`: the sent coordinates, rescaled as the client does."""
     factor = 1 / (1 - p) if rescale else 1
     return Channel(
-        lambda update, known: mask_update(update, known, factor), learn=lambda seen: {n: t != 0 for n, t in seen.items()}
+        lambda update, known: mask_update(update, known, factor),
+        learn=lambda seen: {n: t != 0 for n, t in seen.items()},
+        follow=follow_selected if error_feedback else None,
     )
 
 
@@ -65,7 +76,7 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """Return the channel of `dgc`: the sent coordinates of the clipped update. The residual of earlier rounds is not simulated.
+    """Return the channel of `dgc`: the sent coordinates of the clipped update. For one round, no residual is simulated.
 
     With `nesterov` the round's own update is multiplied by 1 + momentum. During a warm-up the attacker may not know the client's
     round number, and takes every nonzero entry as sent.
@@ -76,13 +87,17 @@ def dgc(
 
     def learn(seen: Update) -> ChannelFacts:
         dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in seen.items() if is_dense(t, dense_vectors)}
-        return {**choose_masks({name: t for name, t in seen.items() if name not in dense}, "tensor", find_sent), **dense}
+        sent = {**choose_masks({name: t for name, t in seen.items() if name not in dense}, "tensor", find_sent), **dense}
+        return {**sent, **learn_thresholds(seen, sent, "tensor")}
+
+    def bound(update: Update) -> Update:
+        return update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
 
     def expect(update: Update, known: ChannelFacts) -> Update:
-        bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
-        return mask_update(bounded, known, 1 + momentum if nesterov else 1)
+        return mask_update(bound(update), known, 1 + momentum if nesterov else 1)
 
-    return Channel(expect, learn=learn)
+    follow = follow_dgc(bound, momentum, masking=masking, nesterov=nesterov, dense_vectors=dense_vectors)
+    return Channel(expect, learn=learn, follow=follow)
 
 
 def _compare_with_kth(values: Tensor, k: int) -> Tensor:

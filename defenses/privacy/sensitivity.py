@@ -13,7 +13,7 @@ from defenses.spec import DEFENSES, DefenseSpec
 
 Family = Literal["gaussian", "laplace"]
 StepArguments = Mapping[str, Any]
-"""Arguments of a step by name."""
+"""A dict from the name of an argument of a step to its value."""
 
 
 @dataclass(frozen=True)

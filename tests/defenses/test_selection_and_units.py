@@ -134,8 +134,9 @@ def test_a_masked_channel_learns_from_its_tensors_alone() -> None:
     seen = {"a": torch.tensor([4.0, 3.0, 0.0, 0.0]), "b": torch.full((4,), 9.0)}
     channel = channels.masked(channels.top_k(0.5, scope="global"), ["a"])
     known = channel.learn(seen)
-    assert list(known) == ["a"]
+    assert list(known) == ["a", "threshold/a"]
     assert known["a"].tolist() == [True, True, False, False]
+    assert float(known["threshold/a"]) == 3.0
 
 
 def test_an_attacker_expects_nothing_of_what_is_withheld() -> None:

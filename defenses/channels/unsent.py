@@ -1,0 +1,87 @@
+"""Inference from unsent coordinates over all rounds of a client: residuals, momentum, and thresholds.
+
+A residual-aware attacker simulates the residual of a candidate. A coordinate that was sent equals the sum of the simulated
+updates since it was sent last. The magnitude of a coordinate that was not sent is at most that of the smallest sent one.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from defenses.base import Mask, Scope, Update
+from defenses.channel import ChannelFacts, ChannelState, Follow
+from defenses.dgc import correct_momentum, is_dense
+
+THRESHOLD = "threshold/"
+"""Prefix of the names of thresholds among the tensors that a channel's `learn` returns."""
+
+
+def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor]:
+    """Return for each tensor the smallest magnitude that was sent in it, or with scope "global" in any tensor.
+
+    The values are 0-d tensors, infinity if nothing was sent.
+    """
+    each = {
+        name: torch.where(sent[name], t.abs(), torch.inf).amin() if t.numel() else t.new_full((), torch.inf)
+        for name, t in seen.items()
+    }
+    if scope == "global" and each:
+        each = dict.fromkeys(each, torch.stack(list(each.values())).amin())
+    return {THRESHOLD + name: least for name, least in each.items()}
+
+
+def follow_largest(*, error_feedback: bool) -> Follow:
+    """Return the simulation of a defense that sends the largest coordinates, with or without a residual.
+
+    Sent coordinates are compared with the simulated ones, and unsent ones by how far they are above the smallest sent magnitude.
+    """
+
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        due = _add_residual(update, state)
+        expected = {name: _expect_largest(t, known[name], known[THRESHOLD + name]) for name, t in due.items()}
+        return expected, _keep_unsent(due, known) if error_feedback else {}
+
+    return follow
+
+
+def follow_selected(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+    """Simulate error feedback with coordinates that were selected at random, so that unsent ones reveal nothing."""
+    due = _add_residual(update, state)
+    return {name: torch.where(known[name], t, torch.zeros_like(t)) for name, t in due.items()}, _keep_unsent(due, known)
+
+
+def follow_dgc(
+    bound: Callable[[Update], Update], momentum: float, *, masking: bool, nesterov: bool, dense_vectors: bool
+) -> Follow:
+    """Return the simulation of `dgc`. bound: clips an update. The other arguments are those of `dgc`."""
+
+    def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
+        expected: dict[str, Tensor] = {}
+        after: dict[str, Tensor] = {}
+        for name, d in bound(update).items():
+            gathered, unsent = (state.get(f"{what}/{name}", torch.zeros_like(d)) for what in ("momentum", "residual"))
+            u, step = correct_momentum(gathered, d, momentum, nesterov)
+            if is_dense(d, dense_vectors):
+                expected[name], after[f"momentum/{name}"] = step, u
+                continue
+            v, sent, nothing = unsent + step, known[name], torch.zeros_like(d)
+            expected[name] = _expect_largest(v, sent, known[THRESHOLD + name])
+            after[f"residual/{name}"] = torch.where(sent, nothing, v)
+            after[f"momentum/{name}"] = torch.where(sent, nothing, u) if masking else u
+        return expected, after
+
+    return follow
+
+
+def _expect_largest(values: Tensor, sent: Tensor, threshold: Tensor) -> Tensor:
+    """Return the simulated values where they were sent, and elsewhere how far they are beyond the threshold."""
+    return torch.where(sent, values, values - values.maximum(-threshold).minimum(threshold))
+
+
+def _add_residual(update: Update, residual: ChannelState) -> dict[str, Tensor]:
+    return {name: t + residual[name] if name in residual else t for name, t in update.items()}
+
+
+def _keep_unsent(due: Update, sent: ChannelFacts) -> dict[str, Tensor]:
+    return {name: torch.where(sent[name], torch.zeros_like(t), t) for name, t in due.items()}
