@@ -2,12 +2,14 @@
 
 from attacker.attacks.base import Attack, Case, Memory, Need, Progress, find_unmet
 from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.multi_round.accumulate import accumulate
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.optimisers.descent import Stop
-from attacker.attacks.papers.closed_form import exact, hgap, rgap, robbing_the_fed
+from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
+from attacker.attacks.papers.rog import rog
 from attacker.attacks.registry import ATTACKS, AttackSpec
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "Need",
     "Progress",
     "Stop",
+    "accumulate",
     "agic",
+    "cocktail_party",
     "cohort_spans",
     "cpl",
     "dlg",
@@ -31,5 +35,6 @@ __all__ = [
     "inverting_gradients",
     "rgap",
     "robbing_the_fed",
+    "rog",
     "spans",
 ]

@@ -42,7 +42,7 @@ class Settable:
 
 
 def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
-    """Return the parameters of the attack factory that a job may set, and the values allowed for each, by parameter name."""
+    """Return a dict from each parameter of the attack factory that a job may set to the values that are allowed for it."""
     try:
         function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
         hints = get_type_hints(function, include_extras=True)

@@ -1,4 +1,4 @@
-"""The attack protocol, and the types that its callers use: cases, needs, progress callbacks and checkpoints."""
+"""The attack protocol and its types: cases (observations that are attacked together), needs (conditions on a case), callbacks."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class Need(Enum):
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     SAME_CLIENT = "it attacks rounds of one client together"
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
-    FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
+    FEW_EXAMPLES = f"it reconstructs every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
     IMPRINT_LAYER = "it reads an imprint layer, which only a malicious server puts into a model, and this model has none"
@@ -69,9 +69,9 @@ class Need(Enum):
     INPUT_LAYER = (
         "it reads examples off the update of a linear layer with a bias that sees them directly, and this model has none"
     )
-    IMAGES = "it works on images, and these data are rows"
-    IMAGE_PRIOR = "its prior is one of images, and these data are rows"
-    IMAGE_CRITERION = "its criterion is one of images, and these data are rows"
+    IMAGES = "it works on images, and these data are table rows"
+    IMAGE_PRIOR = "its prior is for images, and these data are table rows"
+    IMAGE_CRITERION = "its criterion is for images, and these data are table rows"
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 
     def is_met(self, case: Case) -> bool:
@@ -102,13 +102,13 @@ class Need(Enum):
 
     @property
     def mend(self) -> str:
-        """A hint which argument of the attack removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
+        """Advice which argument of the attack removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
         return _MENDS.get(self, "")
 
 
 _MENDS = {
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
-    Need.IMAGE_CRITERION: "--set criterion=gradient does without",
+    Need.IMAGE_CRITERION: "--set criterion=gradient needs no images",
 }
 MALICIOUS_SERVER = "malicious server"
 """Oracle of attacks that only a server that has changed the model can run."""
@@ -219,9 +219,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """The routes of an attack on a case, before any is tried.
+    """The routes (methods that an attack tries in turn, such as a closed form or a search) for a case, before any is tried.
 
-    reasons:     why each route cannot apply, by name; "" if it may apply. Empty for attacks without routes.
+    reasons:     dict from the name of each route to why it cannot apply; "" if it may apply. Empty for attacks without routes.
     evaluations: gradient evaluations of the routes that may apply, besides those of a search.
     """
 

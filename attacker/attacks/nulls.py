@@ -1,4 +1,7 @@
-"""Nulls: attacks that receive only what a server knows before any client has answered. They show what a prior alone achieves."""
+"""Nulls: attacks that receive only what a server knows before any client has answered. They show what a prior alone achieves.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -2,7 +2,7 @@
 
 The values were chosen on the tuning images of benchmarks/support/splits.py.
 A preset is replaced by its arguments before an attack is
-built, so that score rows and attack.json hold the arguments themselves.
+built, so that the rows of the scores and attack.json hold the arguments themselves.
 """
 
 import tomllib

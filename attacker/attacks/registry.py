@@ -1,4 +1,4 @@
-"""The registry of attacks by name, and `AttackSpec`, a name with arguments that is printed into every score row."""
+"""The registry of attacks, and `AttackSpec`, an attack's name with arguments, which is written into every row of the scores."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,18 +8,22 @@ from typing import Any
 
 from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
+from attacker.attacks.multi_round.accumulate import accumulate
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.nulls import Blinded
-from attacker.attacks.papers.closed_form import exact, hgap, rgap, robbing_the_fed
+from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
+from attacker.attacks.papers.rog import rog
 from defenses._registry import Registry, bind_arguments
 
 ATTACKS: Registry[Callable[..., Attack]] = Registry(
     "attacker.attacks",
     {
+        "accumulate": accumulate,
         "agic": agic,
+        "cocktail_party": cocktail_party,
         "cohort_spans": cohort_spans,
         "cpl": cpl,
         "dlg": dlg,
@@ -29,6 +33,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
         "inverting_gradients": inverting_gradients,
         "rgap": rgap,
         "robbing_the_fed": robbing_the_fed,
+        "rog": rog,
         "spans": spans,
     },
 )
@@ -48,7 +53,7 @@ def explain_unusable(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSpec:
-    """The specification of an attack: its registered name and arguments. null: stands for the attack's null instead.
+    """The specification of an attack: its registered name and arguments. null: whether it stands for the attack's null.
 
     Raises ValueError for an unknown name or argument, and for an argument of the wrong type or range.
     """

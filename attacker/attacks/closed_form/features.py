@@ -73,7 +73,7 @@ def require_features(observed: Observed) -> None:
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; without examples if the features do not explain the gradient of the last layer."""
+    """Return the answer for case i; it has no examples if the features do not explain the gradient of the last layer."""
     if not bool(observed.gradient[models.find_head(observed.model)[0]][i].any()):
         return _build_empty_answer(
             observed, "the last layer's gradient, from which features are computed, is zero or was not sent"

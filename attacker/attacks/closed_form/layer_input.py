@@ -4,6 +4,8 @@ For one example, the gradient of a layer W h + b is d h^T, and that of its bias 
 without a search, whatever layers precede or follow. Gradient matching has to differentiate
 through the ReLU and pooling layers that follow, whose derivatives are often zero; with LeNet and ReLU it fails.
 
+The encoder of a variational bottleneck (PRECODE) is such a layer: its gradient is d h^T whatever was drawn after it.
+
 The answer is a maximum a posteriori (MAP) estimate by Adam, with a smoothness prior, in two stages: first from h alone, then also
 from the gradient of the last convolution before the layer. As the loss depends on x only through h, the gradient of a parameter p
 before the layer is the derivative of <W^T d, h(p, x)> with respect to p.
@@ -24,6 +26,7 @@ from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
 from attacker.attacks.networks.forward import run_forward_pass
+from defenses.networks import find_encoders
 from fedsim import models
 
 ROUTE_NAME = "layer_input"
@@ -70,7 +73,10 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
 
 
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
-    """Return the first hidden linear layer with enough distinct inputs. Raises ValueError with the reason if there is none."""
+    """Return the first hidden linear layer whose input has enough distinct values.
+
+    Raises ValueError with the reason if there is none, or if the update is not of one example and one step.
+    """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
             f"the input of a layer can be computed for one example and one step only, and the update is of {observed.examples} "
@@ -85,9 +91,10 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     least = MIN_INPUT_RATIO * observed.data.size
     head = models.find_head(observed.model)[0].rpartition(".")[0]
+    misleading = observed.omitted - find_encoders(observed.model)
     for name, h in passed.record_inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
-        if name == head or not {weight, bias}.isdisjoint(observed.omitted) or bias not in observed.gradient:
+        if name == head or not {weight, bias}.isdisjoint(misleading) or bias not in observed.gradient:
             continue
         distinct = _count_distinct(h.detach())
         if distinct >= least and h.requires_grad:
@@ -155,7 +162,7 @@ class _RecordedPasses:
 
 
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; without examples if the layer's gradient is not that of one input after a ReLU."""
+    """Return the answer for case i; it has no examples if the layer's gradient is not that of one input after a ReLU."""
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
         return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
@@ -199,7 +206,7 @@ def _search(
 ) -> Tensor:
     """Return the MAP estimate x (*shape) in [0, 1].
 
-    target: the layer's input. cotangent: derivative of the loss by it. convolution: observed gradient, or None.
+    target: the layer's input. cotangent: derivative of the loss with respect to it. convolution: observed gradient, or None.
     """
     z = (START_DEVIATION * torch.randn(passed.data.shape, generator=rng)).to(target.device)
     stages = [(STAGE_STEPS[0], False)] + ([(STAGE_STEPS[1], True)] if convolution is not None else [])

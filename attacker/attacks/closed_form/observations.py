@@ -37,7 +37,7 @@ class Observed:
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
     buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
     simulated: function that computes the gradient of candidate examples.
-    channel, omitted: model of the defense, and the parameters left out of comparisons, if the attacker knows the defense.
+    channel, omitted: the attacker's model of the defense, and the parameters that comparisons leave out, if the defense is known.
     steps:     number of local steps.
     """
 

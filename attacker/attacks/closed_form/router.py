@@ -1,4 +1,7 @@
-"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and searches if none is exact."""
+"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and searches if none is exact.
+
+A case is the observations that are attacked together: one round of a client, or several. A route is a closed form that is tried.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +15,7 @@ from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
 from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
-from attacker.attacks.confidence import judge_closed_form, judge_prior
+from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, judge_closed_form, judge_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import Given
 from attacker.attacks.nulls import blind_cases
@@ -24,6 +27,8 @@ MAX_NOISE_RATIO = 1.1
 noise: a closed form with a smaller distance then fits the noise."""
 EXACT_DISTANCE = 1e-3
 """Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the latter."""
+MIN_CERTIFIED_CONFIDENCE = 0.9
+"""Smallest confidence in the examples of a certified answer. Undecided confidence is no reason against an answer."""
 
 
 @dataclass(kw_only=True)
@@ -65,6 +70,15 @@ class ClosedForm:
         reasons = {route: explain_refusal(route, observed) for route in self.routes}
         return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route, reason in reasons.items() if not reason))
 
+    def certify(self, case: Case, *, rng: Generator) -> Reconstruction | None:
+        """Return the closed forms' answer to a case if it is certified, without a search; None otherwise.
+
+        Certified: exact, of the whole batch, determined by the gradient and not by a prior, and behind no noise that could fit.
+        """
+        if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
+            return None
+        return Routing(self, [case], rng, None).certify(0)
+
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
@@ -80,7 +94,7 @@ class _Found:
     """The best answer to one case so far.
 
     missed: distance between its gradient and the observed one, relative. tried: number of answers checked.
-    reasons: why closed forms did not apply, by name.
+    reasons: dict from the name of a closed form to why it did not apply.
     """
 
     answer: ClosedFormAnswer | None = None
@@ -133,6 +147,18 @@ class Routing:
                 self._report_progress(i, f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
 
+    def certify(self, i: int) -> Reconstruction | None:
+        """Try the routes, and return the answer to case i if it is certified, see `ClosedForm.certify`; otherwise None."""
+        started = perf_counter()
+        self.answer()
+        found = self.found[i]
+        if found.answer is None or not found.exact or len(found.answer.x) != self.observed.examples:
+            return None
+        own = self._build_from_answer(i, found, found.answer, perf_counter() - started)
+        stays = torch.tensor(found.answer.determined) if found.answer.stays is None else found.answer.stays
+        doubted = bool((stays < MIN_CERTIFIED_STAYS).any()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
+        return None if doubted else own
+
     def get_warm_start(self, i: int) -> Given | None:
         """Return the warm start of a search for case i, its best answer, or None if that explains nothing of the gradient."""
         found = self.found[i]
@@ -180,7 +206,7 @@ class Routing:
             found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
-        """Search for the cases that no closed form answered exactly, and return their reconstructions by index.
+        """Search for the cases that no closed form answered exactly; return a dict from their indices to reconstructions.
 
         rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
               closed-form answer. The result is empty without a fallback, and lacks the cases that it cannot attack.

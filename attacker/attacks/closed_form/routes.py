@@ -1,4 +1,4 @@
-"""Routes: the closed forms by name, in the order in which the router tries them."""
+"""Registry of routes: the closed forms that the router tries, in this order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

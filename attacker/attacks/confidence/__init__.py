@@ -2,6 +2,7 @@
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.evidence import (
+    MIN_CERTIFIED_STAYS,
     ComparedGradient,
     Judged,
     SearchAnswer,
@@ -12,6 +13,7 @@ from attacker.attacks.confidence.evidence import (
 )
 
 __all__ = [
+    "MIN_CERTIFIED_STAYS",
     "ComparedGradient",
     "Judged",
     "SearchAnswer",

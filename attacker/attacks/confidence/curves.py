@@ -20,8 +20,8 @@ class Curve:
 
     features:  names of the features. weights: one per feature. intercept: of the regression.
     low, high: range of each feature; values outside of it are clamped.
-    facts:     ranges of features that do not depend on the answer, such as the number of examples; the curve does not apply
-               outside of them.
+    facts:     ranges of features that are known before the attack, such as the number of examples; outside of them the curve does
+               not apply.
     answers, recovered: number of answers on which it was fitted, and how many of them were recovered.
     unsure:    interval of probabilities that are replaced by NaN (undecided), since they were wrong for groups of cases that were
                left out of the fit.
@@ -64,7 +64,7 @@ def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], example
 
 
 def find_curve(route: str, *, is_image: bool) -> Curve | None:
-    """Return the calibration curve of a route for images or table rows; None if none was fitted."""
+    """Return the calibration curve of a route (method that found an answer) for images or table rows; None if there is none."""
     return _read_curves(CALIBRATION_FILE).get((get_curve_family(route), "images" if is_image else "rows"))
 
 

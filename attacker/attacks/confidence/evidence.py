@@ -16,6 +16,10 @@ from fedsim.recording.observation import DataSpec
 
 UNDECIDED = float("nan")
 """Confidence of answers to which the calibration does not apply."""
+CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
+"""Largest relative distance between the gradient of a whole batch and the observed one at which the batch is certified, smallest
+certainty of an example, and the confidence in it. This applies beyond the batch sizes of the calibration. Noise exceeds the
+distance, so that nothing is certified behind it."""
 MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 MAX_DUPLICATE_DISTANCE = 1e-6
@@ -142,7 +146,12 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
         "examples": torch.full((count,), float(max(examples, 1))).log2(),
         **_measure_appearance(x.cpu().float(), data),
     }
-    return _mark_repeats_undecided(judge(route, evidence, explained, data), x)
+    judged = judge(route, evidence, explained, data)
+    if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
+        sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
+        words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
+        judged = Judged(sure, explained, evidence, (words,))
+    return _mark_repeats_undecided(judged, x)
 
 
 def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:

@@ -1,4 +1,7 @@
-"""The observed gradients of a batch of cases, with the weights at which they were computed and the defense."""
+"""The observed gradients of a batch of cases, with the weights at which they were computed and the defense.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Sequence
 
@@ -55,7 +58,7 @@ class ObservedGradients:
         self.variance = self._estimate_variance(observations)
 
     def get_state(self, i: int) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and buffers of case i, by name."""
+        """Return a dict with the keys "weights" and "buffers", each a dict from name to tensor of case i."""
         weights = self.weights if self.shared else {name: w[i] for name, w in self.weights.items()}
         buffers = self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
         return {"weights": weights, "buffers": buffers}

@@ -45,11 +45,11 @@ class Described(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """Pairwise costs between the P places of all observations; similar places have low cost.
+    """Pairwise costs between the P places of all observations. A place is the position of one example in one observation.
 
-    cost:  (P, P) float32, symmetric; IMPOSSIBLE_COST (infinity) if two places cannot hold the same example.
+    cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be the same.
     owner: (P,) int64, index of the observation of each place.
-    usual: costs of pairs of examples that are certainly different, ascending.
+    usual: costs of pairs of examples that are certainly different, ascending, with which other costs are compared.
     """
 
     cost: Tensor

@@ -18,7 +18,7 @@ MIN_REPEATED = 2
 NEW_PENALTY = 0.1
 """Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
 NEAR_BEST_SHARE = 0.9
-"""Share of the best score from which an earlier end of a pass is preferred, since two passes repeat as well as one."""
+"""Share of the best score from which an earlier end of a pass is preferred, since two passes together repeat as well as one."""
 
 
 class Passes(NamedTuple):

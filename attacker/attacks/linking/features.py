@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 EXACT_MISFIT = 1e-5
-"""Misfit below which equations rounded to float32 count as solved."""
+"""Relative residual (misfit) below which equations rounded to float32 count as solved."""
 MAX_SEPARATED = 16
 """Largest batch in which examples that share a label are separated; the cost grows with the sixth power of its size."""
 ROUNDING_ERROR, ERROR_PER_MISFIT = 20 * 2.0**-24, 5.0
@@ -155,7 +155,7 @@ def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
 
 
 def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
-    """Solve for one row of C per class by the fixed-point iteration, as if examples of a class were equal; return the misfit."""
+    """Solve for C, one row per class, by fixed-point iteration, as if examples of a class were equal; return C and its misfit."""
     size, width = int(counts.sum()), len(system.target)
     one_hot = torch.nn.functional.one_hot(classes, width).double()
     start = torch.full((width,), 1 / width, dtype=torch.float64)
@@ -177,7 +177,7 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
 
 
 def _solve_examples(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
-    """Solve for one row of C per example by Levenberg-Marquardt from `start`; return C and the misfit.
+    """Solve for C (see the module), one row per example, by Levenberg-Marquardt from `start`; return C and the relative residual.
 
     Noise is added to the rows of `start` that several examples share, so that they can become different.
     """

@@ -1,4 +1,4 @@
-"""Linking of a client's rounds: from a description of each round to the places that hold the same example."""
+"""Linking of a client's rounds: finds the places (positions in observations) that hold the same example."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -101,7 +101,7 @@ def write_notes(
         for one in rounds
         if not (one.problem or one.usable)
     ]
-    said += _describe_gaps([one.round for one in rounds])
+    said += describe_gaps([one.round for one in rounds])
     said += _describe_batches(rounds, batch_size)
     bounds = [*found.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
@@ -127,7 +127,7 @@ def _describe_pass(
     return text
 
 
-def _describe_gaps(numbers: Sequence[int]) -> list[str]:
+def describe_gaps(numbers: Sequence[int]) -> list[str]:
     """Return remarks on missing rounds, judged by the client's usual interval."""
     steps = [b - a for a, b in pairwise(numbers)]
     if not steps or len(set(steps)) == 1:
@@ -141,7 +141,10 @@ def _describe_gaps(numbers: Sequence[int]) -> list[str]:
 
 
 def _describe_batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
-    """Return remarks on rounds with an unusual batch size."""
+    """Return a remark on the rounds whose number of examples is not the client's most common one.
+
+    batch_size: as the server prescribes it, for the remark.
+    """
     sizes = [len(one.labels) for one in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
     other = [one for one in rounds if len(one.labels) != usual]

@@ -1,4 +1,4 @@
-"""Links: statements about which places of several observations hold the same example."""
+"""Links: statements about which places (positions of examples in observations) hold the same example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
     assert best.labels is not None
-    x, y = batch.decode_answer(best.z, best.labels)
+    x, y = batch.decode_answer(i, best.z, best.labels)
     judged = _judge(batch, i, best, rng, len(x), interrupted)
     return Reconstruction(
         case=case.key,
@@ -45,12 +45,17 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
         oracles=_list_oracles(batch, case),
         seed=rng.initial_seed(),
         interrupted=interrupted or judged.interrupted,
-        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *_note_giving_up(batch, best), *judged.notes),
+        notes=(
+            *(batch.links[i].notes if batch.attack.sees_gradient else ()),
+            *_note_giving_up(batch, best),
+            *_note_enhancement(batch),
+            *judged.notes,
+        ),
     )
 
 
 def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
-    """Return the note that the search ended early because it was hopeless."""
+    """Return a note if the search was stopped early because it was hopeless."""
     if not best.given_up:
         return ()
     search = batch.attack.search
@@ -58,6 +63,12 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
         f"given up after {len(best.history)} of {search.steps} iterations, because the loss was still above "
         f"{search.stop.hopeless:.0%} of that at the start; --set give_up=0 searches to the end",
     )
+
+
+def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
+    """Return a note if a learned prior (the enhancer) changed the images, as it does in the null."""
+    enhancer = batch.attack.enhancer
+    return () if enhancer is None else (f"the images were enhanced by {enhancer.name}; compare with the enhanced null",)
 
 
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
@@ -75,8 +86,10 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
     """Return the answer to case i in the form from which confidence is estimated."""
     assert best.z is not None
     assert best.labels is not None
-    x, y = (t.detach() for t in batch.space.decode(best.z, best.labels))
+    x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))
     strange = "" if batch.attack.parametrisation.decoder is pixels else "only the decoder 'pixels' was calibrated"
+    strange = "the rounds were compared together, with the state of the clients' defense" if batch.in_order else strange
+    strange = strange if batch.attack.enhancer is None else "no enhancer was calibrated"
     return SearchAnswer(
         x=x,
         examples=examples,

@@ -1,4 +1,4 @@
-"""The loss function of a search over a batch of cases, and the data that its cases share."""
+"""The loss function of a search over a batch of cases (observations that are attacked together), and the data they share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +15,8 @@ from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, compute_map_tv_weight, total_variation
 from attacker.attacks.matching.problem import ProblemRow, View, map_problems
+from attacker.attacks.matching.rounds_in_order import RoundsInOrder
+from attacker.attacks.matching.warm_starts import Held
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
 from attacker.attacks.simulation.gradients import predict
@@ -27,13 +29,16 @@ class CaseBatch:
     A problem is one search: one restart of one case. Many are searched at once, each with a latent vector, a row of the
     matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
     count:     number V of examples that are searched for per case.
-    links:     for each case, which of these examples is at which place of each observation.
-    epochs:    number of local epochs that have copies of the examples of their own, all of which are searched for.
+    links:     for each case, which of these examples is at which position of each observation.
+    epochs:    number of local epochs that have separate copies of the examples, all of which are searched for.
     views:     the observations: the o-th entry holds the o-th observation of every case.
     smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at which a search has converged. stuck: losses (cases,) above which it is restarted.
     least:     losses (cases,) up to which a search is not given up.
-    told:      whether an oracle supplies the logits of the true examples, which no server has.
+    in_order:  the rounds in order, compared with the simulated state of the clients' defense; None to compare each separately.
+    told_statistics: indices of the views whose clients returned statistics of batch norm that the loss includes.
+    held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
+    told:      whether an oracle (information that no server has) supplies the logits of the true examples.
     """
 
     def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
@@ -51,10 +56,14 @@ class CaseBatch:
         self.space = LatentSpace(
             attack.parametrisation, self.data, self.count, joint=joint, surrogate=attack.simulation.surrogate
         )
+        self.held = self._stack_held()
         self.views = [self._build_view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
+        self.in_order = RoundsInOrder(self.views) if attack.simulation.in_order and len(self.views) > 1 else None
         self.coarse = get_fast_dtype(attack.device) if attack.search.coarse else None
         self.smoothing = self._compute_smoothing()
+        told = [o for o, view in enumerate(self.views) if "statistics" in view.rows]
+        self.told_statistics = told if attack.sees_gradient else []
         self._set_thresholds()
 
     def _build_view(self, o: int) -> View:
@@ -71,12 +80,22 @@ class CaseBatch:
             compiled=attack.search.compiled,
         )
 
+    def _stack_held(self) -> Held | None:
+        known = [self.attack.held.get(case.key) for case in self.cases]
+        if not any(known):
+            return None
+        nothing = Held(torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0)
+        each = [nothing if one is None else one for one in known]  # separate examples of local epochs are held alike
+        x = torch.stack([one.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for one in each])
+        mask = torch.stack([one.mask.repeat(self.epochs) for one in each])
+        return Held(x.to(self.attack.device), mask.to(self.attack.device))
+
     def _set_thresholds(self) -> None:
         """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
-        A search that ends at the power of known noise is not stuck. It does not end early there either: the examples at the
-        minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. A null
-        is never restarted, since it has no gradient to compare with.
+        A search whose final loss is the power of known noise is not stuck. It does not stop early there either: the examples at
+        the minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. A
+        null is never restarted, since it has no gradient to compare with.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
@@ -120,20 +139,35 @@ class CaseBatch:
         """
         rows = torch.tensor(cases, device=z.device)
         problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        if self.held is not None:
+            problem |= {"held": self.held.x[rows], "is_held": self.held.mask[rows]}
         if logits is not None:
             problem["logits"] = logits.to(z)
         if self.smoothing.any():
             problem["smoothing"] = self.smoothing[rows]
+        if self.told_statistics:
+            worst = torch.stack([view.worst for view in self.views]).mean(0)
+            problem["statistics"] = self.attack.objective.batch_norm * worst[rows]
         problem["gain"] = vmap(self._compute_gain, randomness="different")(z, problem)
         return problem
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent; batched if z is."""
-        return self.space.decode(z, problem["labels"])
+        x, y = self.space.decode(z, problem["labels"])
+        return (_put_held(x, problem["held"], problem["is_held"]) if "held" in problem else x), y
 
-    def decode_answer(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples x and labels y of the latent z (D,) of a case; separate examples of local epochs are merged."""
-        return local_epochs.merge_epochs(*self.space.decode(z, labels), self.epochs)
+    def decode_case(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss."""
+        x, y = self.space.decode(z, labels)
+        return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
+
+    def decode_answer(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples x and labels y of the latent z (D,) of case i; separate examples of local epochs are merged.
+
+        An enhancer of the attack is applied to the examples.
+        """
+        x, y = local_epochs.merge_epochs(*self.decode_case(i, z, labels), self.epochs)
+        return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach())), y
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the gradient of the loss by z, (P, D), and the loss, (P,).
@@ -143,8 +177,16 @@ class CaseBatch:
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.search.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
-        if self.attack.prior.belief or self.attack.labels.agreement or self.epochs > 1 or "smoothing" in own:
+        if (
+            self.attack.prior.belief
+            or self.attack.labels.agreement
+            or self.epochs > 1
+            or own.keys() & {"smoothing", "statistics"}
+        ):
             slope, loss = map_problems(grad_and_value(self._compute_prior_terms), z, per_problem)
+        if self.attack.sees_gradient and self.in_order is not None:
+            more_slope, more_loss = self.in_order.evaluate(z, per_problem, self.decode)
+            return slope + more_slope, loss + more_loss
         if self.attack.sees_gradient:
             for o, view in enumerate(self.views):
                 more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
@@ -152,12 +194,15 @@ class CaseBatch:
         return slope, loss
 
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the terms of one problem's loss besides the gradient distance: priors and the agreement of labels."""
+        """Return the terms of one problem's loss besides the gradient distance: priors, statistics of batch norm, labels."""
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
-        value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else belief(x)
+        value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
             value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
+        if "statistics" in problem:
+            mismatch = [self.views[o].measure_statistics(problem["views"][str(o)], x) for o in self.told_statistics]
+            value = value + problem["gain"] * problem["statistics"] * torch.stack(mismatch).sum()
         if self.epochs > 1:
             value = value + self.attack.simulation.order_invariant * local_epochs.measure_disagreement(x, self.epochs)
         if self.attack.labels.agreement:
@@ -210,6 +255,11 @@ class CaseBatch:
         for places, labels in zip(reversed(links.places), reversed(told), strict=True):
             found[places] = labels.cpu().repeat(self.epochs)
         return found.to(attack.device)
+
+
+def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:
+    """Return examples x (..., V, *shape) with those of `mask` (..., V) replaced by known ones."""
+    return torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), held.to(x), x)
 
 
 def _average(weights: Tensor, values: Tensor) -> Tensor:

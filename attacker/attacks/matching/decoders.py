@@ -6,11 +6,14 @@ To add one, write a function that takes a `DataSpec` and returns a `Decoder`. Se
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from attacker.attacks.learned.networks import Autoencoder
+from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from defenses._registry import Registry
 from fedsim.recording.observation import DataSpec
@@ -68,6 +71,32 @@ def bicubic(factor: int) -> DecoderFactory:
     return build
 
 
+def autoencoder(path: Path) -> DecoderFactory:
+    """Return a decoder whose latents are those of a learned autoencoder, a file that `attacker train-prior` wrote.
+
+    Latents and examples are not bounded.
+    """
+    prior = read_prior(path, "autoencoder")
+    network = prior.network
+    assert isinstance(network, Autoencoder)
+
+    def place(like: Tensor) -> Autoencoder:
+        """Return the network on the device of a tensor. `Module.to` under torch.func's transforms crashes, so it is called only
+        to change the device, which `check_shapes` does before any search."""
+        return network if network.leave.weight.device == like.device else network.to(like.device)
+
+    def build(data: DataSpec) -> Decoder:
+        if not data.is_image or data.shape[0] != 3 or any(side % network.stride for side in data.shape[1:]):
+            raise ValueError(
+                f"the decoder {path} needs images of 3 channels whose sides {network.stride} divides, and these data have shape "
+                f"{data.shape}"
+            )
+        shape = (network.channels, *(side // network.stride for side in data.shape[1:]))
+        return Decoder(shape, decode=lambda z: place(z).decode(z), encode=lambda x: place(x).encode(x))
+
+    return build
+
+
 TANH_MARGIN = 1e-3
 """Distance from 0 and 1 to which examples are clamped before they are encoded by `tanh_box`, whose latents are infinite there."""
 
@@ -101,7 +130,7 @@ def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
 
 
 def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
-    """Raise ValueError unless `own` maps two examples to latents and back by the shapes that it states.
+    """Raise ValueError unless `own` maps two examples to latents and back with the shapes that it states.
 
     name: the decoder, for messages. x: examples (N, *shape) on the device of the search, of which two are tried.
     """
@@ -133,5 +162,10 @@ DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECO
 
 
 def get_decoder(name: str) -> DecoderFactory:
-    """Return the decoder factory with this name in `DECODERS`. Raises ValueError for an unknown name."""
+    """Return the decoder factory with this name in `DECODERS`, or that of the autoencoder in the file of this name.
+
+    Raises ValueError for an unknown name.
+    """
+    if name.endswith(FILE_ENDING):
+        return autoencoder(Path(name))
     return DECODERS[name]

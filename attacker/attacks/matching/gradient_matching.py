@@ -85,8 +85,9 @@ class MatchingRun:
     def _needs_restart(self, i: int, restart: int) -> bool:
         """Return whether case i needs this restart.
 
-        The first start is always needed. After a warm start, the first regular start is needed unless the search has converged;
-        further ones are needed only if the search was stuck.
+        The first start is always needed. After a warm start, the first regular start is needed unless the search has converged
+        (loss at most `enough`), or, if the warm start is `alone`, only if the search was stuck (loss above `stuck`). Further ones
+        are needed only if the search was stuck.
         """
         given = self.given[i]
         own = restart - (given is not None)
@@ -148,7 +149,7 @@ class MatchingRun:
         return space.encode(starts, rngs, self.attack.device)
 
     def _save(self, restart: int) -> None:
-        """Save the best results so far as a checkpoint, and delete that of the restart that has ended."""
+        """Save the best results so far as a checkpoint, and delete that of the finished restart."""
         if self.memory is not None and not self.interrupted:
             self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
 
@@ -166,7 +167,7 @@ class MatchingRun:
         z, loss = get_best(state)
         sights = []
         for row, i in enumerate(pending):
-            x, y = batch.decode_answer(z[row], labels[row])
+            x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.search.steps)

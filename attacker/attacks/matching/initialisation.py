@@ -1,4 +1,4 @@
-"""Starting points of searches: batches of examples (N, *shape), mostly in [0, 1] (CPL, section 3.1 and figure 2)."""
+"""Starts: functions that return the first examples (N, *shape) of a search, mostly in [0, 1] (CPL, section 3.1 and figure 2)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +31,22 @@ def normal_after_normalisation(data: DataSpec, labels: Tensor, rng: Generator) -
 def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
     """Return uniform random values in [0, 1)."""
     return torch.rand(len(labels), *data.shape, generator=rng)
+
+
+def coarse(side: int) -> Init:
+    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels; one per value for rows.
+
+    The decoder `bicubic4` encodes it, for side 4, as a small image of independent values, which is ROG's start.
+    """
+
+    def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+        if not data.is_image:
+            return uniform(data, labels, rng)
+        channels, height, width = data.shape
+        small = torch.rand(len(labels), channels, -(-height // side), -(-width // side), generator=rng)
+        return small.repeat_interleave(side, dim=2).repeat_interleave(side, dim=3)[..., :height, :width]
+
+    return init
 
 
 def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -68,7 +84,7 @@ def solid(*colour: float) -> Init:
 def insider(path: str) -> Init:
     """Return a start of images of the same class that the attacker owns (CPL-optimal).
 
-    This is an oracle, which every score row names.
+    This is an oracle (information that no server has), which every row of the scores names.
     path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
     """
     if not Path(path).exists():
@@ -98,6 +114,7 @@ def insider(path: str) -> Init:
 STARTS: dict[str, Init] = {
     "random": normal,
     "uniform": uniform,
+    "coarse4": coarse(4),
     "patterned": patterned(2),
     "patterned4": patterned(4),
     "dark": solid(0.0),
@@ -110,7 +127,7 @@ STARTS: dict[str, Init] = {
 
 
 def get_start(name: str, auxiliary: str = "") -> Init:
-    """Return a start by name. auxiliary: path of the archive of images for the start `insider`."""
+    """Return the start with this name, a function that makes the first examples. auxiliary: image archive, only for `insider`."""
     if name == "insider":
         if not auxiliary:
             raise ValueError("init 'insider' needs images that the attacker owns: set auxiliary=FILE.npz")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 LayerWeights = Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]]
-"""Maps the model and the observed gradient to a weight (0-d tensor) for each of its tensors, by name."""
+"""Maps the model and the observed gradient to a dict from the name of each of its tensors to a weight, a 0-d tensor."""
 
 MODIFIER_CAP = 1e3
 """Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""

@@ -1,4 +1,4 @@
-"""Distances, optimisers and treatments of local steps by the names that users give; label rules are in `labels`."""
+"""Look-up of distances, optimisers and treatments of local steps by the names that users give; label rules are in `labels`."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar, get_args

@@ -81,6 +81,8 @@ class Objective:
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
     later:    weight of observations after a client's first epoch; the others have weight 1.
+    batch_norm: weight of the statistics of batch norm that clients returned (`batch_statistics`), relative to the loss of a zero
+              gradient; 0 leaves them out. It has no effect for clients that return no buffers.
     """
 
     distance: Distance = euclidean
@@ -88,6 +90,7 @@ class Objective:
     relative: bool = False
     robust: float = 0.0
     later: float = 0.1
+    batch_norm: float = 0.0
 
     def apply_robust_loss(self, distance: Tensor) -> Tensor:
         """Return Cauchy's loss of a distance, or the distance itself if `robust` is 0."""

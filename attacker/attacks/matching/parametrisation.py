@@ -51,8 +51,10 @@ class LatentSpace:
         return x, soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
-        """Return starting latents (P, D) for the given first examples (V, *shape) of P problems; soft labels are random.
+        """Return the latents (P, D) from which P searches start.
 
+        starts: for each problem, the examples (V, *shape) to start from. rngs: for the logits of soft labels, where labels are
+        optimised too.
         Raises ValueError if the decoder's functions do not keep to the shapes that it states.
         """
         x = torch.cat(list(starts)).to(device)

@@ -1,15 +1,17 @@
 """The parts that a gradient matching attack is composed of."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from attacker.attacks.base import Need
 from attacker.attacks.labels.rules import LabelRule, infer_labels
+from attacker.attacks.learned.enhancer import Enhancer
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.matching.warm_starts import First
+from attacker.attacks.matching.warm_starts import First, Held
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
@@ -33,7 +35,7 @@ class Search:
     """The settings of the minimisation.
 
     optimiser: works on latents, which are pixels in [0, 1] for the decoder `pixels`, not normalised inputs.
-    steps:     maximum number of iterations, as the optimiser counts them. stop: when a search ends earlier.
+    steps:     maximum number of iterations, as the optimiser counts them. stop: when a search stops earlier.
     restarts:  maximum number of starts per case. A case is restarted only if its search was stuck; the lowest loss is kept.
     coarse:    share of the steps, at the beginning, whose convolutions are computed in bfloat16, if the device supports it and
                all problems share weights. Only results of the later steps, in float32, are kept.
@@ -67,6 +69,8 @@ class MatchingParts:
     warm_start: maps the cases to an additional first start for each, such as the answer of a closed form, or None. Examples that
                 it lacks are filled in from the parametrisation's start. If the search from it does not converge, that start is
                 tried as well, since noise can spoil an answer.
+    held:       known examples of the cases with these keys, which the search leaves as they are. A null must get none.
+    enhancer:   sharpens the images of the answer after the search, of the null as well; None for none.
     sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """
 
@@ -78,6 +82,8 @@ class MatchingParts:
     labels: Labels = field(default_factory=Labels)
     search: Search = field(default_factory=Search)
     warm_start: First | None = None
+    held: Mapping[str, Held] = field(default_factory=dict)
+    enhancer: Enhancer | None = None
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"

@@ -23,7 +23,7 @@ class Prior:
               the cosine. The weight therefore has the same meaning in every attack, and does not depend on the normalisation.
     denoised: if the noise variance is known and distances are squared, add total variation weighted by it, see
               `compute_map_tv_weight`.
-    belief:   a further term of the loss, computed from the examples and added unscaled; None for none.
+    belief:   a further term of the loss, computed from the examples and added to the distance without a weight; None for none.
     """
 
     tv: float = 0.0

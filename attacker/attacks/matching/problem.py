@@ -22,9 +22,10 @@ from attacker.attacks.gradients.vectorised import PerProblem, build_per_problem,
 from attacker.attacks.matching.layer_weights import weigh_relatively
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
-from attacker.attacks.simulation.client import build_gradient, simulate_channel
+from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
+from attacker.attacks.simulation.client import build_gradient, follow_channel, simulate_channel
 from attacker.attacks.simulation.local_steps import simulate_one_step
-from defenses.channel import transparent
+from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation
 
 ProblemRow = dict[str, Any]
@@ -62,6 +63,8 @@ class View(ObservedGradients):
         self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
         self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
         self._stack(places, gamma)
+        if objective.batch_norm:
+            self._add_statistics(observations)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
         own_way = self.own_rule or simulation.surrogate or simulation.local_steps == "simulated"
         self.common = not own_way and self.shared and self.same_buffers
@@ -99,6 +102,24 @@ class View(ObservedGradients):
         self.worst = vmap(self.objective.distance.worst)(self.rows["observed"])
         self.power = self._estimate_power()
 
+    def _add_statistics(self, observations: Sequence[Observation]) -> None:
+        """Add the statistics of batch norm that the clients returned to `rows`, if all of them returned them."""
+        told = [read_statistics(observation, self.model) for observation in observations]
+        if all(told):
+            names = {name: {moment: [one[name][moment] for one in told] for moment in told[0][name]} for name in told[0]}
+            self.rows["statistics"] = {
+                name: {moment: torch.stack(values).to(self.device) for moment, values in moments.items()}
+                for name, moments in names.items()
+            }
+
+    def measure_statistics(self, row: ProblemRow, x: Tensor) -> Tensor:
+        """Return the mismatch of a candidate's batch norm statistics, a 0-d tensor. x: all examples of the case (V, *shape)."""
+        weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
+        own = x[row["places"]]
+        found = compute_statistics(self.model, self.data, self.training.loss, weights, buffers, own, self.sizes)
+        gamma: Tensor = row["gamma"]
+        return gamma * measure_mismatch(found, row["statistics"])
+
     def _estimate_power(self) -> Tensor:
         """Return the expected squared norm (cases,) of the known noise in the compared gradient, with layer weights applied."""
         scale = self.rows["scale"]
@@ -120,7 +141,7 @@ class View(ObservedGradients):
         return {name: w.sqrt() for name, w in weights.items()}
 
     def get_case(self, i: int) -> ProblemRow:
-        """Return the data of case i, including its weights and buffers."""
+        """Return the data of this observation of the i-th case, including its weights and buffers."""
         return self.get_state(i) | _get_row(self.rows, i)
 
     def compute_distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -179,7 +200,7 @@ class View(ObservedGradients):
         """Return the evaluation that maps over problems by `vmap`."""
 
         def compute_loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-            return self._weigh(self.compute_distance(row, *decode(z, problem), z), row, problem)
+            return self.weigh(self.compute_distance(row, *decode(z, problem), z), row, problem)
 
         return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
 
@@ -190,7 +211,7 @@ class View(ObservedGradients):
 
         def compute_loss(gradient: GradientTensors, row: ProblemRow, problem: ProblemRow) -> Tensor:
             seen, observed = (written.lay_out(g) for g in (self._observe(written.restore_shapes(gradient), row), row["observed"]))
-            return self._weigh(self.objective.distance(seen, observed), row, problem)
+            return self.weigh(self.objective.distance(seen, observed), row, problem)
 
         def evaluate(z: Tensor, row: ProblemRow, problem: ProblemRow) -> tuple[Tensor, Tensor]:
             def feed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -224,11 +245,40 @@ class View(ObservedGradients):
                 if stacked is not None
                 else compare_one_by_one(compare, split_problems(gradient), row)
             )
-            value = self._weigh(found, row, problem)
+            value = self.weigh(found, row, problem)
             if not value.requires_grad:  # no part of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
+
+    def compute_gradients(self, x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
+        """Return the gradients (P, *shape) of all problems, before the defense, from all their examples and labels."""
+        if self.at_once is not None:
+            found = self.at_once(self.weights, *self._select_placed(x, y, row), self.buffers)
+            return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}
+
+        def compute(x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
+            weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
+            return self.gradient(weights, x[row["places"]], y[row["places"]], buffers)
+
+        gradients: GradientTensors = map_problems(compute, x, y, row)
+        return gradients
+
+    def follow_round(self, gradient: GradientTensors, row: ProblemRow, state: ChannelState) -> tuple[Tensor, ChannelState]:
+        """Return the distance of one problem's gradient from the observed one, and the state of its simulated defense.
+
+        gradient: before the defense. state: that after the client's earlier rounds; empty before the first.
+        """
+        weights = row.get("weights", self.weights)
+        if self.simulation.local_steps == "one_batch":
+            gradient = simulate_one_step(dict(gradient), weights, self.training)
+        expected, after = follow_channel(self.channel, state, row["known"], gradient, weights, self.training, self.steps)
+        return self.objective.distance(_scale(expected, row["scale"]), row["observed"]), after
+
+    def weigh(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
+        """Return this observation's part of the loss, computed from its distance."""
+        weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
+        return weighed
 
     def _select_placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
         """Select the examples that this observation contains from all examples x (P, V, *shape) and labels y of the problems."""
@@ -246,10 +296,6 @@ class View(ObservedGradients):
                 self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps
             )
         return _scale(gradient, row["scale"])
-
-    def _weigh(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-        weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
-        return weighed
 
 
 def map_problems(function: Callable[..., Any], *rows: Any) -> Any:

@@ -19,7 +19,7 @@ class Best:
     """The best result for one case so far, by the attack's own loss.
 
     z: latent vector. labels: used in that search. history: its best loss after each iteration. given: whether it began at a warm
-    start. given_up: whether that search was hopeless, see `Stop`. iterations, evaluations, restarts: totals over all searches.
+       start. given_up: whether that search was hopeless, see `Stop`. iterations, evaluations, restarts: totals over all searches.
     """
 
     loss: float = float("inf")

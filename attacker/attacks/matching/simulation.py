@@ -20,13 +20,16 @@ class Simulation:
     surrogate:       compute that one step at weights between those sent and those returned, at an optimised position (SME).
     order_invariant: if above 0, each simulated local epoch gets separate examples, with a prior of this weight that their mean is
                      equal in all epochs (Dimitrov et al. 2022).
+    in_order:        compare the rounds of a client in order, with the simulated state of a defense such as error feedback,
+                     instead of each separately.
     knows_defense:   use the defense's gradient rule and the model of its effect on the update, leave out parameters that it makes
-                     misleading, and do not restart searches that ended at the level of its noise.
+                     misleading, and do not restart searches whose final loss is at the level of its noise.
     """
 
     local_steps: LocalSteps = "one_batch"
     surrogate: bool = False
     order_invariant: float = 0.0
+    in_order: bool = False
     knows_defense: bool = True
 
     def __post_init__(self) -> None:

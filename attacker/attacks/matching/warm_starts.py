@@ -1,4 +1,4 @@
-"""Warm starts: given examples from which a search begins, such as the answer of a closed form."""
+"""Given examples: warm starts, from which a search begins, and held examples, which it does not change."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,13 +11,23 @@ from attacker.attacks.base import Case
 class Given(NamedTuple):
     """A warm start: examples x (n, *shape) in [0, 1] with labels y (n,), in any order, at most as many as are searched for.
 
-    alone: whether a regular start is tried only if the search from here is stuck. Otherwise it is tried unless the search has
-           converged, since noise can spoil an answer that was found without a prior.
+    alone: whether a regular start is tried only if the search from this start is stuck. Otherwise it is tried unless the search
+           has converged, since noise can spoil an answer that was found without a prior.
     """
 
     x: Tensor
     y: Tensor
     alone: bool = False
+
+
+class Held(NamedTuple):
+    """Examples of a case that are known, so that a search leaves them as they are.
+
+    x: (V, *shape) in [0, 1], arbitrary where `mask` is false. mask: (V,) bool, which examples are known.
+    """
+
+    x: Tensor
+    mask: Tensor
 
 
 First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]

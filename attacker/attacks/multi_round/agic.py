@@ -12,7 +12,7 @@ from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, estimate_effort, seed_generator
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
-from attacker.attacks.linking import Links, build_unlinked, link
+from attacker.attacks.linking import Described, Links, build_unlinked, describe_gaps, link
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
@@ -23,30 +23,55 @@ from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
+from attacker.attacks.multi_round.certified import CertifiedExamples, certify_rounds
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merge
-from attacker.attacks.nulls import blind_cases, link_by_sizes
+from attacker.attacks.multi_round.remaining import (
+    Remaining,
+    explain_rounds,
+    find_known_examples,
+    has_earlier_search,
+    join_answers,
+    mark_notes,
+    select_rounds,
+)
+from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
+from attacker.attacks.multi_round.usable_rounds import drop_unusable, hide_gradient
+from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.reconstruction import Reconstruction
-from fedsim.recording.observation import Observation
+from attacker.attacks.simulation.client import build_channel, build_network
+from attacker.reconstruction import Reconstruction, Slot
 
-ComparedBy = Literal["features", "images", "published", "none"]
+ComparedBy = Literal["features", "images", "published", "same", "none"]
 COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to do for a case. usable: its rounds without unusable ones. known: examples that closed forms certify."""
+
+    usable: Case
+    remaining: Remaining
+    known: CertifiedExamples | None = None
 
 
 @dataclass(kw_only=True)
 class Agic:
     """An attack that links the rounds of a client, and then reconstructs its examples from all rounds at once.
 
-    Links say which slots of different rounds hold the same example. Candidates that were not linked but turn out to be the same
+    Closed forms are tried on each round first. Only rounds that hold examples which no closed form certifies are searched.
+    Links state which slots of different rounds hold the same example. Candidates that were not linked but turn out to be the same
     example are merged at the end.
 
     matching:  the joint search over all rounds.
     compare:   how examples of different rounds are compared. "features": by the features computed from the last layer's gradient.
                "images": each round is first reconstructed separately, and images are matched by a global assignment.
-               "published": the same with greedy matching among batches that share labels, as in the paper. "none": no links.
+               "published": the same with greedy matching among batches that share labels, as in the paper. "same": not at all,
+               since the client uses all its examples in every round. "none": no links.
     pre_steps: iterations of the separate reconstructions.
+    closed_forms: whether closed forms are tried first. They are not if links are given, or if the search simulates a state of the
+               defense, for which it needs all rounds.
     sees_gradient: False gives the null, which uses the prior alone and links only by reported numbers of examples, see
                `link_by_sizes`.
     """
@@ -55,6 +80,7 @@ class Agic:
     matching: GradientMatching
     compare: ComparedBy
     pre_steps: int
+    closed_forms: bool = True
     knows_defense: bool = True
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}))
@@ -72,46 +98,99 @@ class Agic:
     ) -> list[Reconstruction]:
         """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
 
-        Ctrl-C while rounds are linked raises KeyboardInterrupt. Later, cases whose search has not begun are left out.
+        Ctrl-C before the search raises KeyboardInterrupt. Later, cases whose search has not begun are left out.
         """
-        joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
+        if self.closed_forms and has_earlier_search(memory):
+            return replace(self, closed_forms=False)(cases, rng=rng, progress=progress, memory=memory)
         if self.sees_gradient:
-            linked = [self._link(case, rng, progress, memory) for case in cases]
+            plans = [self._plan(case, rng, progress, memory) for case in cases]
         else:
-            linked = [_hide_gradient(case) for case in blind_cases(cases)]
+            plans = [_plan_search(hide_gradient(case, same=self.compare == "same")) for case in blind_cases(cases)]
+        held = {key: own for plan in plans if plan.known is not None for key, own in plan.remaining.hold(plan.known).items()}
+        joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device, held=held)
         found: dict[str, Reconstruction] = {}
-        for group, alike in _group_alike(linked):
-            own = prefix_memory(memory, f"joint {group}/")
+        for group, alike in _group_alike([plan.remaining.case for plan in plans if plan.remaining.case is not None]):
+            own = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
             answers = joint(alike, rng=rng, progress=progress, memory=own)
             found |= {case.key: one for case, one in zip(alike, answers, strict=True)}
             if any(one.interrupted for one in answers):
                 break
-        asked_for = [(asked, case) for asked, case in zip(cases, linked, strict=True) if case.key in found]
-        return [replace(self._merge(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
+        return [
+            self._finish(asked, plan, None if (search := plan.remaining.case) is None else found[search.key], rng)
+            for asked, plan in zip(cases, plans, strict=True)
+            if plan.remaining.case is None or plan.remaining.case.key in found
+        ]
 
-    def _merge(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
+    def _plan(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> _Plan:
+        """Return which examples of a case closed forms certify, and what is left to the search, with links."""
+        usable, left_out = drop_unusable(case)
+        knows, device = self.knows_defense, self.device
+        known = certify_rounds(usable, rng, knows, device, progress) if self._tries_closed_forms(usable) else None
+        if known is None:
+            return _plan_search(self._link(usable, left_out, rng, progress, memory)[0])
+        notes = (*left_out, *describe_gaps([observation.round for observation in usable.observations]))
+        left, slots = select_rounds(usable, {o.round for o in usable.observations} - set(known.routes)), tuple[Slot, ...]()
+        if left is not None and self.compare == "same":
+            left, slots = explain_rounds(left, known, knows, device)
+        if left is None:
+            return _Plan(usable, Remaining(None, torch.empty(0, dtype=torch.int64), slots, notes), known)
+        linked, described = self._link(left, (), rng, progress, memory, describe_all=True)
+        remaining = find_known_examples(mark_notes(linked), described, known, knows, device)
+        return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
+
+    def _tries_closed_forms(self, case: Case) -> bool:
+        """Return whether closed forms are tried on the rounds of a case before the search."""
+        if not self.closed_forms or case.links is not None:
+            return False
+        channel = build_channel(case.observations[0], build_network(case.observations[0]))
+        return channel.follow is None or not self.knows_defense or not self.matching.simulation.in_order
+
+    def _finish(self, asked: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
+        """Return the answer to a case from what closed forms certify and what a search found, with equal candidates merged."""
+        if plan.known is None:
+            assert searched is not None
+            return replace(self._merge(asked, plan.usable, searched), case=asked.key)
+        joined = join_answers(asked, plan.known, plan.remaining, searched, attack=self.name, seed=rng.initial_seed())
+        return joined if searched is None else self._merge(asked, plan.usable, joined, different=len(plan.known.x))
+
+    def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Merge candidates of different rounds that turn out to be the same example, unless the caller gave the links.
 
-        asked: the case as given. linked: the case with the links that were used.
+        asked: the case as given. linked: the case with the rounds that were used. different: see `merge`.
         """
         if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
             return found
         missed = {}
         for observation in linked.observations:
-            rows = [slot.example for slot in found.slots if slot.round == observation.round]
-            rows = list(dict.fromkeys(rows))  # each example once, also with several local epochs
+            rows = list(dict.fromkeys(slot.example for slot in found.slots if slot.round == observation.round))
             seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
             missed[observation.round] = seen.measure_misfit(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
-        return merge(found, missed)
+        return merge(found, missed, different=different)
 
-    def _link(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
-        """Return the case with links, and without unusable observations, such as updates of zeros."""
-        case, left_out = _drop_unusable(case)
+    def _link(
+        self,
+        case: Case,
+        left_out: tuple[str, ...],
+        rng: Generator,
+        progress: Progress | None,
+        memory: Memory | None,
+        *,
+        describe_all: bool = False,
+    ) -> tuple[Case, Sequence[Described]]:
+        """Return the case with links, and the descriptions of its rounds by which it was linked; none if they were not needed.
+
+        left_out: notes on rounds that are left out. describe_all: whether to describe a single round as well.
+        """
         if case.links is not None:
-            return case
+            return case, ()
         sizes = [observation.num_examples or 0 for observation in case.observations]
-        if self.compare == "none" or len(sizes) == 1:
-            return replace(case, links=build_unlinked(sizes, left_out))
+        if self.compare == "same":
+            assert self.matching.labels.rule is not None
+            rule, knows = self.matching.labels.rule, self.knows_defense
+            labels = None if case.known_labels is not None else read_shared_labels(case, rule, rng, self.device, knows)
+            return replace(case, links=link_same(sizes, labels, left_out)), ()
+        if self.compare == "none" or (len(sizes) == 1 and not (describe_all and self.compare == "features")):
+            return replace(case, links=build_unlinked(sizes, left_out)), ()
         describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
         own = prefix_memory(memory, f"before/{case.key}/")
         described = describer(case, seed_generator(rng, case, "linking"), progress, own)
@@ -123,7 +202,13 @@ class Agic:
             rule="lists" if self.compare == "published" else "own",
             whole_passes=training.epochs is not None,
         )
-        return replace(case, links=replace(links, notes=(*left_out, *links.notes)))
+        return replace(case, links=replace(links, notes=(*left_out, *links.notes))), described
+
+
+def _plan_search(linked: Case) -> _Plan:
+    """Return the plan to search for all examples of a case with links."""
+    assert linked.links is not None
+    return _Plan(linked, Remaining(linked, torch.full((linked.links.examples,), -1)))
 
 
 def agic(
@@ -147,6 +232,7 @@ def agic(
     robust: float = 0.0,
     coarse: float = 0.0,
     compiled: bool = False,
+    closed_forms: bool = True,
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Agic:
@@ -162,11 +248,12 @@ def agic(
     local_steps: one_batch treats all local steps as one, simulated simulates each. surrogate: compute that one step at weights
     between those sent and those returned, at an optimised position (SME).
     order_invariant: weight of the prior that couples simulated local epochs (Dimitrov et al. 2022).
-    compare: how rounds are linked: features, images, published (greedy) or none, see `Agic`. pre_steps: iterations of separate
-    reconstructions for images and published.
+    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of
+    separate reconstructions for images and published.
     later: weight of observations after the first epoch. robust: distance from which a round has less weight. See `Objective`.
     coarse: share of the steps, at the beginning, in bfloat16 if the device supports it: faster, but recovers slightly less.
     compiled: as in `dlg`.
+    closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies.
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
@@ -210,6 +297,7 @@ def agic(
         matching=matching,
         compare=compare,
         pre_steps=pre_steps,
+        closed_forms=closed_forms,
         knows_defense=knows_defense,
         needs=frozenset(needs),
     )
@@ -218,45 +306,6 @@ def agic(
 def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
     """Return AGIC's search for the examples of a single round, without linking."""
     return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
-
-
-def _drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """Return the case without unusable observations, and notes on those. Raises ValueError if no observation is usable."""
-    problems = [_find_problem(observation) for observation in case.observations]
-    if not any(problems):
-        return case, ()
-    if all(problems):
-        raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
-    if case.links is not None:
-        raise ValueError(f"links include rounds that cannot be used; leave them out: {'; '.join(filter(None, problems))}")
-    kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
-    known = case.known_labels
-    if known is not None:
-        each = torch.split(known, [observation.num_examples or 0 for observation in case.observations])
-        known = torch.cat([own for own, problem in zip(each, problems, strict=True) if not problem])
-    said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
-    return Case(kept, known), said
-
-
-def _hide_gradient(case: Case) -> Case:
-    """Return the case as a null may know it: linked by the numbers of examples, without rounds that report no examples."""
-    if case.links is not None:
-        return case
-    kept = [observation for observation in case.observations if observation.num_examples]
-    if not kept:
-        raise ValueError(f"no round can be used: {_find_problem(case.observations[0])}")
-    return Case(tuple(kept), links=link_by_sizes(kept))
-
-
-def _find_problem(observation: Observation) -> str:
-    """Return why an observation cannot be used; "" if it can."""
-    if not observation.num_examples:
-        return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
-    if not all(bool(t.isfinite().all()) for t in observation.update.values()):
-        return "its update contains NaN or infinite values"
-    if not any(bool(t.any()) for t in observation.update.values()):
-        return "its update is all zeros"
-    return ""
 
 
 def _group_alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:

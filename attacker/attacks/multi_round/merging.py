@@ -24,19 +24,24 @@ MAX_CANDIDATES = 600
 """Largest number of candidates for which all pairs are compared; more are not merged."""
 
 
-def merge(found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE) -> Reconstruction:
+def merge(
+    found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE, different: int = 0
+) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     The candidate with the highest confidence of a group is kept and fills the slots of all. If confidence is equal, it is the one
     that leaves the least unexplained in its best round, then the earliest.
-    missed: by round, the unexplained share of the observed gradient. same: largest relative distance, see MAX_SAME_DISTANCE.
+    missed: dict from round to the unexplained share of the observed gradient. same: largest relative distance, see
+            MAX_SAME_DISTANCE.
+    different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
     rounds = _list_rounds(found)
     if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
         return found
     left = [min((missed[number] for number in own), default=1.0) for own in rounds]
     trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
-    groups = sorted(group_candidates(found.x, found.y, rounds, same=same), key=min)
+    apart = [own | {0} if i < different else own for i, own in enumerate(rounds)]  # rounds are numbered from 1
+    groups = sorted(group_candidates(found.x, found.y, apart, same=same), key=min)
     fewer = len(found.x) - len(groups)
     if not fewer:
         return found

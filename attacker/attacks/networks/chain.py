@@ -146,7 +146,7 @@ class _ChainBuilder:
 
     def _read_node(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise NotAChain(f"its code uses {str(node.target)[2:]} directly, and only as a weight of a layer that is supported")
+            raise NotAChain(f"its code uses {str(node.target)[2:]} directly, which is supported only for weights of layers")
         tensors = {a for a in node.all_input_nodes if a not in self.sizes}
         if len(tensors) > 1:
             raise NotAChain(_explain_join(node))

@@ -34,7 +34,7 @@ def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
 
 
 _FOUND: dict[str, InputLayer | None] = {}
-"""Input layers of models that were searched before, since every row of a recording asks for its own."""
+"""Cache of the input layers of models, since it is computed for every row of a recording."""
 
 
 def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:

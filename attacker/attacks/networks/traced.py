@@ -53,7 +53,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
-    """Return the torch.fx graph of `model` in evaluation mode, and its modules by name.
+    """Return the torch.fx graph of `model` in evaluation mode, and a dict from name to module.
 
     A copy of the model is traced, which shares its weights. Raises NotAChain if the model's code cannot be traced.
     """
@@ -71,7 +71,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Return whether code of others runs before or after a module; the hook of `return_logits` changes no tensor."""
+    """Return whether foreign code runs before or after a module; the hook of `return_logits` changes no tensor."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
 
@@ -167,7 +167,7 @@ _SHAPING: dict[Any, Callable[..., Tensor]] = {
 }
 
 _REASONS = {
-    "maxpool": "its output does not tell which of its inputs was the largest",
+    "maxpool": "its output does not show which of its inputs was the largest",
     "norm": "normalisation layers are not supported by closed forms",
     "softmax": "its outputs are probabilities, and logits are needed",
     "chunk": "it splits one path into several, and a closed form follows a single one",

@@ -20,7 +20,7 @@ Checkpoint = Callable[[Callable[[], OptimiserState]], None]
 MIN_GIVE_UP_STEPS = 30
 """Number of iterations before which no problem is given up, the smallest that was calibrated."""
 GIVE_UP_SHARE = 0.1
-"""Share of the steps after which Inverting Gradients ends hopeless problems."""
+"""Share of the steps after which Inverting Gradients stops hopeless problems."""
 MIN_HOPELESS_LOSS = 0.2
 """Share of the loss at the start above which a problem is hopeless. It and the two above were chosen on the tuning part of
 benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""
@@ -30,18 +30,18 @@ MIN_UNEXPLAINED_LOSS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The rules that end the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
+    """The rules that stop the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
 
     tolerance: absolute loss at which a problem has converged.
     precision: loss at which a problem has converged, relative to the loss of a zero gradient.
-    patience:  number of iterations without progress after which a problem ends on a plateau.
+    patience:  number of iterations without progress after which the search for a problem stops.
     decrease:  relative decrease of the best loss that counts as progress.
     stuck:     a final loss above `tolerance` and above this share of the loss of a zero gradient leads to a restart, if any is
                left.
-    give_up:   share of the maximum number of steps after which hopeless problems end, but not before `MIN_GIVE_UP_STEPS`; 0 (the
-               default) never ends them early.
+    give_up:   share of the maximum number of steps after which hopeless problems are stopped, but not before `MIN_GIVE_UP_STEPS`;
+               0 (the default) never stops them early.
     hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
-               `unexplained`, a share of the loss of a zero gradient. With the defaults it ended none of 189 successful searches
+               `unexplained`, a share of the loss of a zero gradient. With the defaults it stopped none of 189 successful searches
                of Inverting Gradients on images that did not choose them (benchmarks/results).
     """
 
@@ -55,12 +55,12 @@ class Stop:
     unexplained: float = MIN_UNEXPLAINED_LOSS
 
     def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
-        """Return whether this is the iteration after which hopeless problems end. steps: maximum number of iterations."""
+        """Return whether this is the iteration after which hopeless problems are stopped. steps: maximum number of iterations."""
         return self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, round(self.give_up * steps))
 
 
 PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
-"""Default stopping rule for L-BFGS: a problem ends after 10 iterations that decreased its loss by less than 5 %."""
+"""Default stopping rule for L-BFGS: a problem is stopped after 10 iterations that decreased its loss by less than 5 %."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Minima:
     """The results of a search, one entry per problem.
 
     z: best latent (D,). loss: its loss. history: best loss after each iteration. iterations: how many were made.
-    interrupted: whether Ctrl-C ended the search for this problem. given_up: whether it was hopeless, see `Stop`.
+    interrupted: whether Ctrl-C stopped the search for this problem. given_up: whether it was hopeless, see `Stop`.
     """
 
     z: list[Tensor]
@@ -195,7 +195,7 @@ def descend(
 ) -> Minima:
     """Minimise the loss of each row of z independently for at most `steps` iterations, and return the best latents found.
 
-    Problems that have ended leave the batch. Ctrl-C ends the search and returns the best results so far.
+    Problems that are finished leave the batch. Ctrl-C stops the search, and the best results so far are returned.
 
     progress:   callback for a status line. checkpoint: callback that may save the state after each iteration.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
@@ -251,7 +251,7 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
 
 
 def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Record the best losses; return masks (P,) of the problems that end after this iteration, and of those given up."""
+    """Record the best losses; return masks (P,) of the problems that are finished after this iteration, and of those given up."""
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)

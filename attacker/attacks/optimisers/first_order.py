@@ -4,6 +4,7 @@ Rows never interact, so problems can leave the batch between two steps. L-BFGS i
 """
 
 from dataclasses import dataclass
+from math import cos, pi
 from typing import ClassVar, Protocol
 
 import torch
@@ -119,19 +120,26 @@ class AdagradStepper:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma & Ba 2015) with a step schedule for the learning rate.
+    """Adam (Kingma & Ba 2015) with a schedule for the learning rate.
 
     decay_at: shares of the steps, in [0, 1], at which the learning rate is divided by 10.
     signed:   replace the gradient by its sign (Geiping et al. 2020).
+    cosine:   share of the learning rate at the end of a cosine schedule (`CosineAnnealingLR` of PyTorch); 1 for no such schedule.
     """
 
     learning_rate: float = 0.1
     signed: bool = False
     decay_at: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+    cosine: float = 1.0
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     period: int = 1
     remembers: ClassVar[int] = 2
+
+    def compute_rate(self, progress: float) -> float:
+        """Return the learning rate after a share `progress` of the steps."""
+        decay = 0.1 ** sum(progress >= at for at in self.decay_at)
+        return self.learning_rate * decay * (self.cosine + (1 - self.cosine) * (1 + cos(pi * progress)) / 2)
 
     def start(self) -> "AdamStepper":
         return AdamStepper(self)
@@ -152,8 +160,7 @@ class AdamStepper:
         self.square = (1 - beta2) * g * g if self.square is None else beta2 * self.square + (1 - beta2) * g * g
         mean = self.mean / (1 - beta1**self.count)
         root = (self.square / (1 - beta2**self.count)).sqrt()
-        learning_rate = s.learning_rate * 0.1 ** sum(progress >= at for at in s.decay_at)
-        return z - learning_rate * mean / (root + s.epsilon)
+        return z - s.compute_rate(progress) * mean / (root + s.epsilon)
 
     def keep(self, rows: Tensor) -> None:
         if self.mean is not None and self.square is not None:

@@ -103,7 +103,7 @@ class SearchingStepper:
         return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
 
     def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
-        """Update the line searches with gradient and loss at the trial points `z`, and begin new ones where they have ended."""
+        """Update the line searches with gradient and loss at the trial points `z`, and begin new ones where they are finished."""
         at = self.at
         lower, over = lines.process_trial(loss, (gradient * at["direction"]).sum(dim=1))
         at["low"] = torch.where(lower[:, None], z, at["low"])

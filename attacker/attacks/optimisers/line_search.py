@@ -60,8 +60,8 @@ class Lines:
     def process_trial(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Process loss and slope at the trial points, and choose the next step lengths.
 
-        Returns two masks: whether the trial point is the new lowest point, and whether the search has ended. The result of a
-        search that has ended is its lowest point, which is the beginning of the line if nothing better was found.
+        Returns two masks: whether the trial point is the new lowest point, and whether the search is finished. The result of a
+                           finished search is its lowest point, which is the beginning of the line if nothing better was found.
         """
         enough = loss <= self.loss + WOLFE_DECREASE * self.length * self.slope
         lower = enough & (loss < self.low_loss)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
+from attacker.attacks.closed_form.cocktail.attack import CocktailParty
 from attacker.attacks.closed_form.hybrid import Hybrid, get_criterion
 from attacker.attacks.closed_form.imprint import ImprintReadout
 from attacker.attacks.closed_form.plausibility import CRITERIA
@@ -106,3 +107,23 @@ def robbing_the_fed() -> ImprintReadout:
     It needs a model with such a layer, for example `model = { name = "imprint", base = "lenet_cpl", bins = 1024 }`.
     """
     return ImprintReadout()
+
+
+def cocktail_party(
+    *,
+    criterion: Annotated[str, OneOf(("likelihood", "published"))] = "likelihood",
+    steps: int = 25_000,
+    restarts: int = 1,
+    refine: bool = True,
+    inversion_steps: int = 400,
+) -> CocktailParty:
+    """Separate a batch behind a linear layer by independent component analysis ("Cocktail Party", Kariyappa et al. 2023).
+
+    criterion: how sources are told apart: likelihood (of sparse differences between pixels), or published, the paper's loss.
+    steps: iterations of the paper's loss. restarts: searches, of which the one of least loss is kept. refine: solve for exact
+    examples by the zeros that ReLU causes in the gradient, starting from the separated ones. inversion_steps: iterations of the
+    search for images whose features, the inputs of a linear layer behind other layers, are those that were separated.
+    """
+    if criterion not in ("likelihood", "published"):
+        raise ValueError(f"unknown criterion {criterion!r}. Known: likelihood, published")
+    return CocktailParty(criterion=criterion, steps=steps, restarts=restarts, refine=refine, inversion_steps=inversion_steps)

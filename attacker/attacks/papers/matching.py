@@ -89,8 +89,8 @@ def cpl(
     the optimiser's default. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg, or
     joint (optimised together with the images).
     steps: maximum number of iterations; one is 20 gradient evaluations for L-BFGS and one for the others. patience: number of
-    iterations without progress after which a search ends, in units of 20 evaluations.
-    tolerance: loss at which a search has converged. The paper uses 1e-4, which ends before the image is at its best. 0 continues
+    iterations without progress after which a search stops, in units of 20 evaluations.
+    tolerance: loss at which a search has converged. The paper uses 1e-4, which stops before the image is at its best. 0 continues
     until the loss is 1e-8 of that of a zero gradient.
     tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
     the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
@@ -105,7 +105,7 @@ def cpl(
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
     relative: compare each tensor of the gradient in units of its own mean square, unless noise of known variance was added.
     Layers with small gradients distinguish examples of one class.
-    give_up: as in `inverting_gradients`; how often it ends a search of this attack that would have succeeded was not measured.
+    give_up: as in `inverting_gradients`; how often it stops a search of this attack that would have succeeded was not measured.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     needs = (
@@ -146,6 +146,7 @@ def inverting_gradients(
     closed_form_start: bool = False,
     compiled: bool = False,
     give_up: float = GIVE_UP_SHARE,
+    batch_norm: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -154,12 +155,13 @@ def inverting_gradients(
     chosen on the tuning images listed in benchmarks/tuned.json, and recovered more of them.
     learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
-    give_up: share of the steps, and at least 30 steps, after which a search ends if its loss is still above a fifth of that at
-    its start, and above 0.05; 0 never ends it. The null always searches to its end.
+    give_up: share of the steps, and at least 30 steps, after which a search stops if its loss is still above a fifth of that at
+             its start, and above 0.05; 0 never stops it. The null always takes all steps.
+    batch_norm: weight of the statistics of batch norm, if clients train in mode "train" and return them (`buffers="shared"`).
     """
     attack = GradientMatching(
         name="inverting_gradients",
-        objective=Objective(distance=cosine),
+        objective=Objective(distance=cosine, batch_norm=batch_norm),
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(tv=tv),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
 from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradients, build_gradient
-from defenses.channel import Channel, ChannelFacts, compose_channels, transparent
+from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
 from defenses.networks import find_hidden
 from defenses.rules import Facts, Gradient, LocalStep, Weights
 from fedsim import models
@@ -28,6 +28,7 @@ __all__ = [
     "convert_to_gradient",
     "find_omitted",
     "find_schedule",
+    "follow_channel",
     "get_buffers",
     "simulate_channel",
 ]  # fmt: skip
@@ -67,7 +68,7 @@ def _choose_buffers(own: Weights, seen: Weights) -> dict[str, Tensor]:
 
 
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
-    """Return the facts on the client's local training that a gradient rule (such as DP-SGD) may use: model and local steps."""
+    """Return what a gradient rule (such as DP-SGD) may use of the client's local training: model and local steps."""
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
@@ -92,7 +93,7 @@ def _split_evenly(count: int, steps: int) -> tuple[int, ...]:
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:
-    """Return the channel, the attacker's model of the defenses on the update, for an attacker who knows all of them.
+    """Return the channel, the attacker's model of the defenses on the update, if the attacker knows all of them.
 
     It does not include the gradient rule itself, which the simulated gradient follows already.
     """
@@ -101,7 +102,7 @@ def build_channel(observation: Observation, model: nn.Module) -> Channel:
 
 
 def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
-    """Return the names of parameters that an attacker who knows the defenses leaves out when it compares gradients.
+    """Return the names of parameters that an attacker leaves out when it compares gradients, if it knows the defenses.
 
     These are parameters that the defense makes random or misleading, and parameters that clients do not train.
     """
@@ -143,8 +144,30 @@ def simulate_channel(
 ) -> Gradient:
     """Return what `convert_to_gradient` would recover from the client's update, given its true `gradient` and its defense.
 
-    channel: model of the defense. known: facts about the update that the channel may use.
+    channel: model of the defense. known: what it learned from the received update.
     """
-    scale = compute_total_step(training, steps)
-    update = {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
+    update = _convert_to_update(gradient, weights, training, steps)
     return convert_to_gradient(channel.expect(update, known), weights, training, steps)
+
+
+def follow_channel(
+    channel: Channel,
+    state: ChannelState,
+    known: ChannelFacts,
+    gradient: Mapping[str, Tensor],
+    weights: Weights,
+    training: Training,
+    steps: int,
+) -> tuple[Gradient, ChannelState]:
+    """Return what `simulate_channel` does for the next round of a client whose defense has a state, and the state after it.
+
+    state: the simulated state after the earlier rounds, in units of updates; empty before the first.
+    """
+    update = _convert_to_update(gradient, weights, training, steps)
+    expected, after = channel.follow_round(update, state, known)
+    return convert_to_gradient(expected, weights, training, steps), after
+
+
+def _convert_to_update(gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> dict[str, Tensor]:
+    scale = compute_total_step(training, steps)
+    return {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}

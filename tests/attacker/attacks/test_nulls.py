@@ -20,10 +20,15 @@ DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
 """Labels of four rounds, two passes over the same four examples."""
 VARIANTS: dict[str, dict[str, Any]] = {
+    "accumulate after closed forms": {"name": "accumulate", "closed_forms": True},
+    "agic after closed forms": {"name": "agic", "closed_forms": True},
+    "accumulate by features": {"name": "accumulate", "compare": "features"},
+    "accumulate by inverting_gradients": {"name": "accumulate", "search": "inverting_gradients"},
     "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
     "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
+    "cocktail_party without zeros of ReLU": {"name": "cocktail_party", "refine": False},
     "cohort_spans without lone rows": {"name": "cohort_spans", "lone_rows": False},
     "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
     "cpl from features": {"name": "cpl", "features": True},
@@ -38,6 +43,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact by search": {"name": "exact", "route": "optimisation"},
     "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
     "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
+    "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
+    "rog enhanced": {"name": "rog", "enhancer": "small"},
+    "rog by simulation": {"name": "rog", "local_steps": "simulated", "boxed": True},
     "spans without zeros of ReLU": {"name": "spans", "relu": False},
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
@@ -45,7 +53,7 @@ SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {
     title: AttackSpec(name=said["name"], arguments={k: v for k, v in said.items() if k != "name"}, null=True)
     for title, said in VARIANTS.items()
 }
-PLAIN = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode"}
+PLAIN = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode", "residual"}
 """Switches that change how gradients are compared, and not where a search starts; any other is to be among the variants."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),

@@ -149,7 +149,7 @@ class DirectionPool:
     def choose(self, penalty: float) -> list[int] | None:
         """Return the indices of the first R independent directions, sorted with this penalty (see WRONG_SIDE_PENALTIES).
 
-        None if fewer.
+        Returns None if there are fewer.
         """
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)

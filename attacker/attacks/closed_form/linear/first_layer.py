@@ -6,7 +6,8 @@ with X the inputs (B, F), and D = dL/dz (B, width) the gradient at the layer's o
 
 ratio:             for one example, the ratio of the two gradients (Aono et al. 2017; Phong et al. 2018).
 isolated:          for each example that is the only one to activate some neuron followed by a ReLU.
-sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024).
+sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024). In small batches they are
+                   found by samples, in large ones by the values that D takes in a network with one hidden layer.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from math import prod
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.closed_form.linear.constant_modulus import build_templates, find_directions
 from attacker.attacks.closed_form.linear.isolation import Groups, estimate_rounding, group_parallel_rows, select_independent
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
@@ -24,6 +26,10 @@ from defenses.base import Tensors
 
 MAX_SAMPLES = 2**15
 """Number of samples after which the search for sparse directions gives up."""
+
+MIN_MODULUS_BATCH, MAX_SAMPLED_BATCH = 25, 40
+"""Batch size from which directions are searched by the values that they take, and up to which by samples if that fails. In larger
+batches a sample hardly ever holds only neurons that are off for the same example."""
 
 MAX_ALTERNATIONS = 6
 """Number of alternations between fitting zeros to examples and examples to zeros."""
@@ -37,7 +43,7 @@ SINGLE_NEURON_CERTAINTY = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAnswer:
-    """The examples found in a batch. If none were found, `note` says why.
+    """The examples found in a batch. If none were found, `note` is the reason.
 
     x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
     d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros if `how` is
@@ -107,12 +113,13 @@ class _Task:
     def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
         layer = self.layer = chain.layers[0]
         self.rows = _augment(layer, gradient)
+        self.templates = build_templates(chain, weights, bounds)
         self.weight = _augment(layer, weights)
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
         self.biased = layer.bias is not None
         self.uniform = len(chain.layers) == 2 and chain.layers[1].shape[0] <= 2
         """Whether each example's row of D is determined by a sign and its zeros. Neurons that are on for the same examples then
-        have parallel rows, so that parallel rows are no evidence of a single example."""
+        have parallel rows, so that parallel rows are not evidence of a single example."""
 
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
@@ -155,7 +162,7 @@ class _Task:
         found = _combine_groups(groups, factors, forward, constant)
         if found is not None and bool((found.agreement >= MIN_AGREEMENT).all()):
             return self._recover_all(factors, found, examples, "isolated")
-        found = search(factors, forward, rng, samples=samples, constant=constant)
+        found = self._search(factors, forward, rng, samples, constant)
         whole = None if found is None else self._recover_all(factors, found, examples, "sparse directions")
         if whole is not None and whole.found == factors.rank:
             return whole
@@ -164,6 +171,17 @@ class _Task:
         )
         sure = int((alone.certainty > SINGLE_NEURON_CERTAINTY).sum())
         return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
+
+    def _search(
+        self, factors: Factors, forward: Tensor, rng: Generator, samples: int, constant: Tensor | None
+    ) -> Directions | None:
+        """Search for the directions of all examples, by samples in small batches, otherwise by known values if there are any."""
+        if self.templates is None or factors.rank < MIN_MODULUS_BATCH:
+            return search(factors, forward, rng, samples=samples, constant=constant)
+        found = find_directions(factors, self.templates, forward, rng, constant=constant)
+        if found is not None or factors.rank > MAX_SAMPLED_BATCH:
+            return found
+        return search(factors, forward, rng, samples=samples, constant=constant)
 
     def recover_isolated(self, examples: int | None, note: str) -> LinearAnswer:
         """Recover the examples that are the only ones to activate some neuron, if the rank of the gradient is not known."""
@@ -199,7 +217,7 @@ class _Task:
         together explain the gradient up to its noise, all examples are returned. Otherwise an example is returned only
         if it turns off just the neurons that are zero along its direction (for a share of at least MIN_AGREEMENT).
         factors:  the gradient, factorised with rank R. found: the directions.
-        examples: number of examples of the batch, if known; the answer's note says if R is smaller.
+        examples: number of examples of the batch, if known; the answer has a note if R is smaller.
         how:      the method that found the directions, for the answer.
         """
         p, info = torch.linalg.inv_ex(found.q)

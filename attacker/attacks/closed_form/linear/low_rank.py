@@ -1,4 +1,4 @@
-"""Low-rank factorisation of the gradient of a first linear layer. It tells the number of examples and the noise of the gradient.
+"""Low-rank factorisation of the gradient of a first linear layer. It shows the number of examples and the gradient's noise.
 
 For z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss with respect to z,
 

@@ -62,7 +62,7 @@ class Space(NamedTuple):
 
 
 def score_likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
-    """Return scores (SAMPLES_PER_BATCH, M') for how likely each informative neuron is on, standardised per sample.
+    """Return scores (SAMPLES_PER_BATCH, M') of how likely each informative neuron is on, standardised per sample.
 
     A ridge logistic regression on the neurons' weights predicts which neurons are on for a mean example. Each sample then uses a
     random point around that mean. forward: weights of the neurons, (M, R). on: neurons that are on for the K examples found so

@@ -23,7 +23,7 @@ class Pattern(NamedTuple):
     """The zero patterns of K directions at M neurons.
 
     on:   mask (M, K) of nonzero entries.
-    told: mask (M, K) of entries for which the noise is small enough to decide.
+    told: mask (M, K) of entries for which the noise is small enough to decide whether they are zero.
     """
 
     on: Tensor
@@ -60,7 +60,7 @@ def compute_zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
 def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
     """Return for each direction of q (R, R) the share (R,) of neurons that are zero along it exactly if its example is off there.
 
-    It is 0 if noise hides most zeros, or if all neurons are on, since both are no evidence.
+    It is 0 if noise hides most zeros, or if all neurons are on, since neither is evidence.
     seen: zero pattern of the directions. forward, constant: as in `sparse.search`.
     """
     p, info = torch.linalg.inv_ex(q)

@@ -14,8 +14,9 @@ from defenses.base import Tensors
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
-    """Return all equations for the network's input, given R-GAP's solution `point` at the output of layer `point.at`.
+    """Return the equations of layer `point.at` and of those below it for the network's input; they are not linear in it.
 
+    point: R-GAP's solution at the output of layer `point.at`.
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.
     """
     system, target = build_equations(chain, weights, gradient, point)

@@ -252,8 +252,9 @@ class Tangent:
     def suppress_doubtful(self, unsure: Sequence[Tensor]) -> Weighing:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
-        The slope of a ReLU is uncertain if the sign of its pre-activation is. It changes k at that place, and thus the equations
-        k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U. The weights whiten these errors.
+        The slope of a ReLU is uncertain if the sign of its pre-activation is. It changes k at that position, and thus the
+        equations k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U. The weights whiten these
+        errors.
         unsure: for each layer below, (N,) magnitude of a pre-activation up to which its sign is uncertain.
         """
         problem = self.problem

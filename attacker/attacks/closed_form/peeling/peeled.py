@@ -229,8 +229,8 @@ def conjugate_gradients(
     """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
 
     The part of x in the null space of `curve`, a symmetric positive semidefinite linear map, stays 0.
-    tolerance: residual relative to the norm of the target at which a problem has converged. until: function of x that ends the
-    iteration if it returns True; it is called every 50 iterations.
+    tolerance: residual relative to the norm of the target at which a problem has converged. until: function of x that stops the
+               iteration if it returns True; it is called every 50 iterations.
     """
     x, left = torch.zeros_like(target), target
     direction, power = left, sum_squares(left)

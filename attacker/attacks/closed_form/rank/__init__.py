@@ -1,1 +1,1 @@
-"""Rank analysis: whether the shapes of a network determine its input (R-GAP, section 4)."""
+"""Rank analysis: whether a network's layer shapes let the gradient of one example determine its input (R-GAP, section 4)."""

@@ -1,4 +1,4 @@
-"""Rank analysis: whether the gradient of a network determines its input, from the shapes of the layers alone.
+"""Rank analysis: whether the gradient of one example determines a network's input, computed from layer shapes alone.
 
 It computes the index of R-GAP (Zhu and Blaschko 2021, section 4), and the number of independent equations of each layer, which
 the index only estimates. It assumes that the gradient is that of one example, and that weights and data are generic.

@@ -4,7 +4,7 @@ from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
 def write_headline(report: RankReport) -> str:
-    """Return one line that says whether the network can leak."""
+    """Return one line on whether the network can leak."""
     if report.full:
         return "yes, exactly: a closed form computes the input"
     if report.locally_unique:
@@ -32,7 +32,7 @@ def write_verdict(report: RankReport) -> list[str]:
 
 def _describe_lack(position: int, report: RankReport) -> str:
     layer = report.layers[position]
-    ends = " R-GAP, which starts at the last layer, ends there." if position == report.deficient_layers[-1] else ""
+    ends = " R-GAP, which starts at the last layer, stops there." if position == report.deficient_layers[-1] else ""
     return (
         f"Layer {position + 1} of {len(report.layers)} has {layer.rank:,} independent equations for {layer.used:,} unknowns: "
         f"{layer.missing:,} are missing.{ends}"

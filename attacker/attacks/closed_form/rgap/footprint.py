@@ -1,4 +1,4 @@
-"""The footprint of a layer: which input values each of its equations involves.
+"""The footprint of a layer: for each of its equations, the input values that occur in it.
 
 It is computed for one channel, since it is the same for all channels.
 A tap is one position inside the kernel, a place is one position of the kernel on the image.
@@ -22,7 +22,7 @@ MAX_POOLED_VALUES = 4096
 class LayerFootprint:
     """The footprint of one layer, for one input channel and one output channel.
 
-    sees:     (taps, places) index of the value under each tap at each place; -1 in the padding.
+    sees:     (taps, places), for kernel positions and placements of the kernel: index of the value under each; -1 in the padding.
     channels, filters: number of input and of output channels. taken: number n of values of a channel that the kernel sees.
     before:   matrix (n, input values of a channel) of zeros and ones for pooling before the kernel; None without pooling.
     after:    matrix (output values of a channel, places) of zeros and ones for pooling after it; None without pooling.

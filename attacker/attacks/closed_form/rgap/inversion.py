@@ -33,12 +33,12 @@ class ClosedFormAnswer:
 
     route:      name of the closed form. notes: remarks for the user.
     doubts:     reasons why it may be wrong; dropped if the answer's gradient turns out to be exact.
-    stays:      (B,) in [0, 1], the share of each example that is stable, if the closed form measures it; it enters the
+    stays:      (B,) in [0, 1], the share of each example that is stable, if the closed form measures it; it is used for the
                 confidence, see `confidence.judge_closed_form`.
     twin:       another x with the same gradient, if there is one.
     determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
     likeliest:  whether it is a MAP estimate, which does not fit noise.
-    final:      whether no search goes on from it, as one for the whole gradient would lose what the route has read.
+    final:      whether no search starts from it, since a search for the whole gradient would move away from a correct answer.
     """
 
     x: Tensor
@@ -167,8 +167,8 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
         if misfit > MISFIT_TO_NOTE:
             off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its norm"
             words.append(
-                f"the last layer's gradient does not fit the loss, it is off by {off}: "
-                "the model or the loss may be another one, or there are more examples, or a defense"
+                f"the last layer's gradient does not fit the loss, it is off by {off}:  "
+                "model or loss may be wrong, or there are more examples, or a defense changed it"
             )
         found.append(tuple(words))
     return tuple(found)

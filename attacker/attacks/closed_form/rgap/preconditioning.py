@@ -73,8 +73,8 @@ class Class:
     """A class of pixels of an input channel that are seen by the same taps (positions inside the kernel).
 
     places: (P,) indices of the pixels, row by row. taps: (A,) indices of the taps.
-    meets:  (A, P) index of the output pixel for which the tap lies on the input pixel; the number of output pixels if there is
-            none.
+    meets:  (A, P) index of the output pixel that is computed with tap a on input pixel p. If there is none, it is the number of
+            output pixels, an index beyond the last one.
     """
 
     places: Tensor

@@ -163,7 +163,7 @@ def solve_least_squares(
     If there are several solutions, the one nearest to `start`, or to 0, is found, unless `inverse` is given.
     tolerance: norm of the gradient, relative to the initial one, at which a problem has converged.
     inverse:   preconditioner, an approximate inverse of the normal matrix. It decides which of several solutions is found.
-    spare:     (N,) number of surplus equations. If given, a problem also ends when CHECK_INTERVAL iterations reduce the squared
+    spare:     (N,) number of surplus equations. If given, a problem also stops when CHECK_INTERVAL iterations reduce the squared
                residual by less than one equation's share of it, since such changes are below the noise of the equations.
     """
     one, two = _Flat(system, target), inverse or _identity

@@ -34,8 +34,8 @@ from defenses.base import Tensors
 class Walk:
     """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds its settings.
 
-    scaled:    divide each equation by its expected error (`estimate_errors`), and use a preconditioner.
-    mended:    correct wrong signs of pre-activations near zero (`signs`).
+    scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner.
+    mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
     precision: data type of the values passed from layer to layer.
     tolerance, iterations: of the least-squares solver.
     """

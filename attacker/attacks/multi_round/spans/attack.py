@@ -88,7 +88,9 @@ class Spans:
 
 
 def spans(*, relu: bool = True) -> Spans:
-    """Intersect the row spaces of first-layer updates over rounds: two batches that share one example meet in its line.
+    """Recover examples as intersections of row spaces of first-layer updates over rounds.
+
+    The row spaces of two batches that share one example intersect in the line through that example.
 
     relu: look for the remaining examples of a batch by the zeros that ReLU causes in an update of one step.
     """
@@ -128,7 +130,7 @@ def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
 
 
 def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
-    """Return functions that load the first layer's [W, b] of each observation with one local step, by index.
+    """Return a dict from the index of each observation of one local step to a function that loads the first layer's [W, b].
 
     The result is empty if the layer is not the network's first one, or is not followed by ReLU.
     """
@@ -150,9 +152,9 @@ def _find_chain(observation: Observation) -> Chain | None:
 
 
 def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tensor:
-    """Return labels (N,) of examples, from the first round that contains each; -1 is never returned.
+    """Return a label for each example (N,), determined from the first round that contains it.
 
-    If the network is no chain of layers, labels are those that the network predicts with the last weights sent.
+    If the network is not a chain of layers, labels are those that the network predicts with the last weights sent.
     """
     first = case.observations[0]
     chain = _find_chain(first)
@@ -199,7 +201,7 @@ def judge_certainty(found: FoundExamples) -> Tensor:
 
 
 def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
-    """Return the slots of examples in the observations that contain them. The places within an observation are arbitrary."""
+    """Return the slots of examples in the observations that contain them. The positions within an observation are arbitrary."""
     places = [
         iter(list_slots(one.round, one.client, find_schedule(one)[0], one.num_examples or None)) for one in case.observations
     ]

@@ -146,7 +146,7 @@ def _describe(
 
 
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
-    """Return the span (dimensions, F) of each isolated client, in units of noise, by name."""
+    """Return a dict from the name of each isolated client to its span (dimensions, F) in units of noise."""
     layer = require_input_layer(case.observations[0])
     bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))
     spaces, cohorts = compute_spaces(bounded, layer, rng), [one.cohort for one in case.observations]

@@ -1,4 +1,4 @@
-"""Spans of single clients from secure sums: which cohorts share one client alone, and the client's part of each sum.
+"""Spans of single clients, computed from secure sums and their cohorts, and the part of each client in a sum.
 
 The row space of a summed update is the sum of the spans of its clients' examples, although the model moves between rounds. If
 clients use the same examples in every round, the intersection of all sums that a client takes part in is its own span as soon as
@@ -18,7 +18,7 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect
 from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL, ZERO_LEVEL
 
 MIN_ZERO_SHARE = 0.05
-"""Smallest share of neurons that are off for an example, below which zeros are no evidence of it."""
+"""Smallest share of neurons that are off for an example; with a smaller one, zeros are not evidence of it."""
 MAX_CONDITION = 1e6
 """Largest condition number of the spans of a round's clients up to which its sum is split."""
 
@@ -34,7 +34,7 @@ class IsolatedClient:
 def isolate_clients(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
 ) -> dict[str, IsolatedClient]:
-    """Return the spans of the clients that are alone in the intersection of the cohorts that they took part in, by name.
+    """Return, by name, the span of each client that is the only one in all cohorts (clients of one sum) that it took part in.
 
     spaces, cohorts, rounds: row space, clients and number of each sum. Sums of full rank are left out: any two of them intersect.
     """

@@ -20,11 +20,9 @@ from fedsim.recording.training import Training
 
 
 def explain_unlinear(training: Training, layer: InputLayer) -> str:
-    """Return why an update under these training settings is no sum of gradients of the layer, or "" if it is one."""
+    """Return why an update under these training settings is not a sum of gradients of the layer, or "" if it is one."""
     if training.optimiser != "sgd":
-        return (
-            f"an update of {training.optimiser} is no sum of gradients, so that its rows do not lie in the span of the examples"
-        )
+        return f"an update of {training.optimiser} is not a sum of gradients, so its rows do not lie in the span of the examples"
     if training.is_frozen(layer.weight) or training.is_frozen(layer.bias):
         return f"the first layer ({layer.weight}, {layer.bias}) is frozen"
     return ""
@@ -33,7 +31,7 @@ def explain_unlinear(training: Training, layer: InputLayer) -> str:
 def compute_decayed_share(training: Training, steps: int) -> float:
     """Return the share of the initial weights that weight decay removes in `steps` local steps of SGD.
 
-    The weights are linear in their initial value, so that a single weight of 1 without a gradient tells the share.
+    The weights are linear in their initial value, so that the share follows from a single weight of 1 without a gradient.
     """
     if not training.weight_decay:
         return 0.0

@@ -1,7 +1,7 @@
 """Recovery of examples as one-dimensional intersections of the row spaces of a client's updates.
 
 Two batches that share exactly one example intersect in the line through [x, 1], which is the example once its last entry is
-scaled to 1. Where two batches share more, a third one that holds only one of them leaves a line again.
+scaled to 1. If two batches share several examples, the intersection with a third batch that holds only one of them is a line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ MAX_EQUAL_DISTANCE = 1e-4
 MAX_MEMBERS = 8
 """Largest number of row spaces that are intersected to isolate an example."""
 MIN_CLEARANCE = 10.0
-"""Smallest ratio of the shortest combination of rows that is no noise to the longest that is, for a certain example."""
+"""Smallest ratio, for a certain example, of the shortest combination of rows that is not noise to the longest that is."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FoundExamples:
     """Examples recovered from row spaces, as vectors in units of noise.
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
-    clearance: (N,) shortest combination that is no noise over the longest that is, in the intersection behind each example.
+    clearance: (N,) shortest combination that is not noise over the longest that is, in the intersection behind each example.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 
@@ -170,8 +170,8 @@ def add_separated(
 ) -> FoundExamples:
     """Return the examples found, and those that follow from the zeros of ReLU in batches of which some examples are known.
 
-    forwards: for batches of one step on a layer with ReLU, a function that returns [W, b] before the step, by index of the space.
-    Batches with the fewest unknown examples come first, and each new example makes others of its batches known.
+    forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
+    before the step. Batches with the fewest unknown examples come first, and each new example makes others of its batches known.
     """
     tried: dict[int, int] = {}
     while True:

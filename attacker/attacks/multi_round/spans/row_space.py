@@ -1,7 +1,7 @@
 """Row spaces of noisy matrices in units of their noise, and their intersections.
 
 A row space is represented by a matrix Y (rank, F) whose rows span it and whose entries have noise of standard deviation 1. The
-length of a vector a^T Y with |a| = 1 therefore tells how well that direction is known. A direction that two spaces share is a
+length of a vector a^T Y with |a| = 1 therefore shows how well that direction is known. A direction that two spaces share is a
 null vector of their stack: a^T Y1 + b^T Y2 is noise only. Hence the dimension of an intersection is r1 + r2 - rank of the stack,
 with the rank counted above the noise. Unlike an angle between spaces, this compares each direction with its own error.
 """

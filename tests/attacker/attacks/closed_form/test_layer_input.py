@@ -51,13 +51,24 @@ def unbiased() -> Net:
     return Net(bias=False)
 
 
-def case(observe: Observe, build: Callable[[], Net], count: int = 1, **settings: Any) -> tuple[Case, Tensor, Tensor]:
+def convolutional() -> nn.Module:
+    """Return a network whose only linear layer is the last one, without a bias."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 10, bias=False)),
+    )
+
+
+def case(
+    observe: Observe, build: Callable[[], nn.Module], count: int = 1, network: str = "", **settings: Any
+) -> tuple[Case, Tensor, Tensor]:
     reference = f"{__name__}:{build.__name__}"
     models.admit(reference)
     spread = build_smooth_spread(DATA)
     x = (0.5 + spread(torch.randn(count, *DATA.shape, generator=torch.Generator().manual_seed(5)))).clamp(0, 1)
     y = torch.arange(count) + 3
-    return Case((observe((x, y), model=ModelSpec(name=reference), data=DATA, **settings),)), x, y
+    model = ModelSpec(name=reference, network=network)
+    return Case((observe((x, y), model=model, data=DATA, **settings),)), x, y
 
 
 def psnr(found: Tensor, x: Tensor) -> float:
@@ -75,6 +86,24 @@ def test_an_example_behind_rectifiers_and_pools_comes_out_far_above_the_null(obs
     assert (found.route, found.y.tolist()) == ("layer_input", y.tolist())
     assert psnr(found.x, x) > psnr(torch.full_like(x, 0.5), x) + 5
     assert any("256 inputs of fc1" in note for note in found.notes)
+
+
+def test_the_encoder_of_a_bottleneck_gives_the_features_away_whatever_it_draws(observe: Observe) -> None:
+    """PRECODE: two clients that draw different values are read alike, and a batch of two is not."""
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        one, x, _ = case(observe, convolutional, network="precode(bottleneck=16)")
+        found.append(answered(one))
+        assert psnr(found[-1].x, x) > psnr(torch.full_like(x, 0.5), x) + 5
+        assert any("256 inputs of 7.bottleneck.encoder" in note for note in found[-1].notes)
+    torch.testing.assert_close(found[0].x, found[1].x, atol=0.1, rtol=0)
+    without, _, _ = case(observe, convolutional)
+    with pytest.raises(ValueError, match="no hidden linear layer"):
+        route.find_suitable_layer(observed([without]))
+    two, _, _ = case(observe, convolutional, count=2, network="precode(bottleneck=16)")
+    with pytest.raises(ValueError, match="one example and one step only"):
+        route.find_suitable_layer(observed([two]))
 
 
 def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(observe: Observe) -> None:

@@ -83,7 +83,7 @@ def test_what_is_answered_together_is_answered_alike_alone(image_case: Make) -> 
 
 
 def test_a_residual_network_is_handed_on_with_the_reason(observe: Callable[..., Observation]) -> None:
-    data = DataSpec(shape=(3, 16, 16), num_classes=4)
+    data = DataSpec(shape=(3, 8, 8), num_classes=4)
     x = torch.rand(1, *data.shape, generator=seeded(3))
     case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="resnet20_4"), data=data),))
     (answer,) = exact(steps=1)([case], rng=seeded())

@@ -137,7 +137,7 @@ def test_a_case_without_an_answer_does_not_take_those_of_a_stopped_search_away(
 ) -> None:
     """The network has no closed form, and the search is interrupted after the first of two cases."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
-    data, model = DataSpec(shape=(3, 16, 16), num_classes=4), ModelSpec(name="resnet20_4")
+    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="resnet20_4")
     x = torch.rand(1, *data.shape, generator=seeded(3))
     first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
     monkeypatch.setattr(router, "find_unmet", lambda attack, case: ["it cannot"] if case is second else [])

@@ -100,6 +100,19 @@ def test_a_belief_of_ones_own_is_added_in_its_own_units(observe: Observe) -> Non
     assert float(other - plain) == pytest.approx(3 * float(x.sum()), rel=1e-4)
 
 
+def test_a_belief_keeps_its_weight_if_clipping_shortens_the_gradient(observe: Observe) -> None:
+    """The loss is multiplied by what clipping takes, and so is the belief: a MAP estimate needs their ratio."""
+    data, weight = DataSpec(shape=(1, 8, 8), num_classes=4), 1e-4
+    x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
+    case = Case((observe((x, y), model=LENET, data=data, defense="clip(0.01)"),))
+    attack = cpl(denoised=False).copy_with(belief=lambda x: weight * x.sum())
+    batch, z = CaseBatch(attack, [case]), x.flatten()[None]
+    problem = batch.build_problem([0], z, y[None])
+    gain = float(problem["gain"][0])
+    assert gain > 10
+    assert float(batch.evaluate(z, problem)[1][0]) / gain == pytest.approx(weight * float(x.sum()), rel=1e-2)
+
+
 def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
     batch, z = CaseBatch(attack, [case]), x.flatten()[None]
     return batch.evaluate(z, batch.build_problem([0], z, y[None]))[1][0]

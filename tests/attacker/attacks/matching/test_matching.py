@@ -221,7 +221,7 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
 def test_an_attack_with_an_image_prior_says_so_of_rows(observe) -> None:
     data = DataSpec(shape=(12,), num_classes=6)
     rows = observe((torch.rand(1, 12), torch.tensor([1])), model=ModelSpec(name="mlp"), data=data)
-    assert find_unmet(inverting_gradients(), Case((rows,))) == ["its prior is one of images, and these data are rows"]
+    assert find_unmet(inverting_gradients(), Case((rows,))) == ["its prior is for images, and these data are table rows"]
 
 
 @pytest.mark.parametrize("defense", ["", "prune(0.5)", "sign('mean')", "withhold(['*'])"])

@@ -52,7 +52,7 @@ def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[i
     first, again, other = (get_start(name)(data, labels, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert first.shape == (2, *shape)
     assert torch.equal(first, again)
-    drawn = name in ("random", "uniform", "patterned", "patterned4", "smooth")
+    drawn = name in ("random", "uniform", "coarse4", "patterned", "patterned4", "smooth")
     assert torch.equal(first, other) != drawn
 
 

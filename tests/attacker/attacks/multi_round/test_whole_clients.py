@@ -234,11 +234,11 @@ def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows()
     rows: Any = SimpleNamespace(
         observations=[SimpleNamespace(num_examples=1, data=SimpleNamespace(is_image=False), client="c")], known_labels=None
     )
-    prior = "its prior is one of images, and these data are rows; "
+    prior = "its prior is for images, and these data are table rows; "
     agic, hgap = (AttackSpec(name=name).build() for name in ("agic", "hgap"))
     agic.needs, hgap.needs = (frozenset({need}) for need in (Need.IMAGE_PRIOR, Need.IMAGE_CRITERION))
     assert explain_refusal(agic, rows) == prior + "--set tv=0 leaves it out"
-    assert explain_refusal(hgap, rows) == prior.replace("prior", "criterion") + "--set criterion=gradient does without"
+    assert explain_refusal(hgap, rows) == prior.replace("prior", "criterion") + "--set criterion=gradient needs no images"
     assert explain_refusal(replace(agic, needs=frozenset()), rows) == ""
     for name, setting in (("agic", {"tv": 0.0}), ("inverting_gradients", {"tv": 0.0}), ("hgap", {"criterion": "gradient"})):
         assert not {Need.IMAGE_PRIOR, Need.IMAGE_CRITERION} & AttackSpec(name=name, arguments=setting).build().needs

@@ -72,6 +72,17 @@ def test_adam_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], signed: boo
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("last", [0.1, 1.0])
+def test_the_cosine_schedule_is_torchs_own(last: float) -> None:
+    own, steps = Adam(learning_rate=0.05, decay_at=(), cosine=last), 7
+    theirs = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=steps, eta_min=0.05 * last)
+    for step in range(steps + 1):
+        assert own.compute_rate(step / steps) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12)
+        theirs.step()
+        schedule.step()
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_gradient_descent_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], momentum: float) -> None:
     ours = run(SGD(learning_rate=0.03, momentum=momentum), *problems, steps=20)

@@ -190,3 +190,22 @@ def test_the_answer_does_not_change_from_call_to_call() -> None:
     weights, gradient = gradient_of(model, x, y)
     first, second = (recover(model, weights, gradient, 8) for _ in range(2))
     assert torch.equal(first.x, second.x)
+
+
+def test_a_large_batch_behind_one_hidden_layer_is_recovered_by_the_values_of_its_gradient() -> None:
+    size = 48  # twice the batch that samples recover
+    model, (x, y) = network([512]), batch(size)
+    answer = recover(model, *gradient_of(model, x, y), size)
+    assert answer.found == answer.rank == size
+    assert off(answer, x) < 1e-3
+
+
+def test_of_a_large_batch_behind_noise_no_mixture_is_given() -> None:
+    model, (x, y) = network([512]), batch(40)
+    weights, gradient = gradient_of(model, x, y)
+    rng = torch.Generator().manual_seed(3)
+    noisy = {n: g + 0.1 * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=rng) for n, g in gradient.items()}
+    answer = recover(model, weights, noisy, 40)
+    sure = answer.x[answer.certainty > 0.9]
+    true = DATA.normalise(x).flatten(1).double()
+    assert not len(sure) or float((torch.cdist(sure, true).amin(dim=1) / true.norm(dim=1).mean()).max()) < 0.3

@@ -1,0 +1,208 @@
+"""The Cocktail Party attack (Kariyappa et al. 2023): the inputs of a linear layer as independent components of its gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Memory, Need, Progress, build_reconstruction, seed_generator
+from attacker.attacks.closed_form.cocktail.components import Unmixing, separate, whiten
+from attacker.attacks.closed_form.cocktail.features import (
+    FeatureLayer,
+    find_feature_layer,
+    invert_separated,
+    scale_features,
+    standardise_features,
+)
+from attacker.attacks.closed_form.cocktail.labels import find_labels
+from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
+from attacker.attacks.closed_form.cocktail.published import PublishedLoss, search_published
+from attacker.attacks.closed_form.linear.low_rank import Factors, polish
+from attacker.attacks.closed_form.linear.refinement import refine_directions
+from attacker.attacks.closed_form.linear.zeros import find_pattern
+from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.confidence.evidence import CERTIFIED_MISFIT, judge_closed_form, judge_prior
+from attacker.attacks.networks.input_layer import find_input_layer
+from attacker.attacks.nulls import blind_cases
+from attacker.reconstruction import Reconstruction
+
+MAX_RESIDUAL = 3.0
+"""Largest residual of a fit to zeros that explains the gradient, in standard deviations of its noise."""
+MAX_EXAMPLES = 256
+"""Largest number of examples that are separated."""
+
+
+@dataclass(frozen=True)
+class Separated:
+    """The examples of one update: images (R, *shape), vectors [x, 1] up to a factor (R, F + 1), and the loss that found them.
+
+    certainty: (R,) share of the neurons whose zeros fit the example; 0 without zeros of ReLU.
+    """
+
+    x: Tensor
+    vectors: Tensor
+    certainty: Tensor
+    loss: float
+    route: str
+
+
+@dataclass(kw_only=True)
+class CocktailParty:
+    """The separation of a batch behind a linear layer by independent component analysis.
+
+    criterion: "likelihood", or the paper's loss, "published". steps: iterations of the latter. refine: solve for exact examples
+    by the zeros that ReLU causes in the gradient, from the separated ones. inversion_steps: iterations
+    of the search for images with the separated features. sees_gradient: False gives the null, grey images.
+    """
+
+    name: str = "cocktail_party"
+    criterion: str = "likelihood"
+    steps: int = 25_000
+    restarts: int = 1
+    refine: bool = True
+    inversion_steps: int = 400
+    sees_gradient: bool = True
+    needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMAGES, Need.LINEAR_HEAD}))
+    device: str = "cpu"
+
+    def null(self) -> "CocktailParty":
+        return CocktailParty(name=self.name, sees_gradient=False, device=self.device)
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        found = []
+        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
+            found.append(self._attack(case, rng) if self.sees_gradient else self._build_grey(case, rng))
+            if progress is not None:
+                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
+        return found
+
+    def _attack(self, case: Case, rng: Generator) -> Reconstruction:
+        started, observed = perf_counter(), observe([case], knows_defense=False, device=self.device)
+        first = find_input_layer(case.observations[0].model, observed.data)
+        layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
+        rows = join_bias(layer, observed.gradient, 0)
+        check_size(observed.examples, rows)
+        mixtures = read_mixtures(rows, observed.examples)
+        found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), images=first is not None)
+        if first is None:
+            features = scale_features(found.vectors, biased=bool(layer.bias))
+            drawn = seed_generator(rng, case, "inversion")
+            x = invert_separated(observed, layer, features, steps=self.inversion_steps, rng=drawn).double()
+            found = replace(found, x=x, route=f"{found.route}, features inverted")
+        labels = find_labels(observed, layer, rows, found.vectors, found.x)
+        return self._build(case, observed, found, labels, rng, perf_counter() - started)
+
+    def _separate(
+        self, mixtures: Mixtures, observed: Observed, layer: FeatureLayer, rng: Generator, *, images: bool
+    ) -> Separated:
+        """Return the separated inputs of the layer. images: whether these are the images, else `x` is empty."""
+        unmixed, whitening = self._unmix(mixtures, observed, rng, images=images, layer=layer)
+        vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
+        none = vectors.new_zeros(0, *observed.data.shape)
+        x = scale_images(vectors, observed.data) if images else none
+        separated = Separated(x, vectors, vectors.new_zeros(len(vectors)), unmixed.loss, "separated")
+        factors = mixtures.factors
+        if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
+            return separated
+        weights = {name: w[None] for name, w in observed.get_weights(0).items()}
+        forward, constant = join_bias(layer, weights, 0) @ factors.basis.T, factors.basis[:, -1]
+        exact = refine_directions(factors, vectors @ factors.basis.T, forward, constant)
+        if exact is None or int(exact.replaced.sum()) == 0:
+            return separated
+        fitted = fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
+        if fitted is None:
+            return separated
+        vectors = fitted
+        x = scale_images(vectors, observed.data) if images else none
+        return Separated(x, vectors, exact.replaced.to(vectors), unmixed.loss, "separated, refined by zeros")
+
+    def _unmix(
+        self, mixtures: Mixtures, observed: Observed, rng: Generator, *, images: bool, layer: FeatureLayer
+    ) -> tuple[Unmixing, Tensor]:
+        """Return the best unmixing of the whitened mixtures, and the whitening (R', R)."""
+        if not images:
+            public = standardise_features(observed, layer, mixtures.basis, rng)
+            return self._separate_best(public, mixtures.rank, rng)
+        pixels = mixtures.basis[:, :-1]
+        if self.criterion == "published":
+            mean = pixels.mean(dim=1, keepdim=True)
+            whitening, whitened = whiten(pixels - mean, mixtures.rank)
+            loss = PublishedLoss(whitened.float(), (whitening @ mean).float(), observed.data)
+            return search_published(loss, steps=self.steps, restarts=self.restarts, rng=rng), whitening
+        return self._separate_best(differentiate_images(pixels, observed.data), mixtures.rank, rng)
+
+    def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
+        whitening, whitened = whiten(mixed, rank)
+        found = [separate(whitened, rng) for _ in range(self.restarts)]
+        return min(found, key=lambda one: one.loss), whitening
+
+    def _build(
+        self, case: Case, observed: Observed, found: Separated, labels: Tensor, rng: Generator, seconds: float
+    ) -> Reconstruction:
+        missed = observed.measure_misfit(0, found.x, labels)
+        certified = "linear" if missed <= CERTIFIED_MISFIT else found.route
+        judged = judge_closed_form(certified, found.x, missed, found.certainty, observed.data, observed.examples)
+        count, rest = observed.examples, observed.examples - len(found.x)
+        grey, nothing = torch.full((rest, *observed.data.shape), 0.5), torch.zeros(rest)
+        drawn = torch.randint(observed.data.num_classes, (rest,), generator=seed_generator(rng, case, "labels"))
+        words = (f"the update holds {len(found.x)} separable examples of {count}; the others are grey",) if rest else ()
+        return build_reconstruction(
+            case,
+            torch.cat([found.x.float().cpu(), grey]),
+            torch.cat([labels.cpu(), drawn]),
+            attack=self.name,
+            rng=rng,
+            route=found.route,
+            loss=torch.tensor([found.loss]),
+            confidence=torch.cat([judged.confidence, nothing]),
+            explained=torch.cat([judged.explained, nothing]),
+            evidence={name: (*values.tolist(), *([0.0] * rest)) for name, values in judged.evidence.items()},
+            notes=(*words, *judged.notes),
+            restarts=self.restarts,
+            iterations=self.steps * self.restarts if self.criterion == "published" else 0,
+            seconds=seconds,
+        )
+
+    def _build_grey(self, case: Case, rng: Generator) -> Reconstruction:
+        data, count = case.observations[0].data, case.observations[0].num_examples or 0
+        labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
+        judged = judge_prior(count, data)
+        x = torch.full((count, *data.shape), 0.5)
+        return build_reconstruction(
+            case, x, labels, attack=self.name, rng=rng, route="prior alone", confidence=judged.confidence,
+            explained=judged.explained, loss=torch.ones(1),
+        )  # fmt: skip
+
+
+def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor:
+    """Return weight and bias of a layer in one matrix (M, F + 1), or (M, F) without a bias, for case i of stacked tensors."""
+    if not layer.bias:
+        return tensors[layer.weight][i]
+    return torch.cat([tensors[layer.weight][i], tensors[layer.bias][i][:, None]], dim=1)
+
+
+def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
+    """Return the vectors [x, 1] (R, F + 1) of directions q (R, R), fitted to the gradient's rows (M, F + 1) with their zeros.
+
+    They are not fitted if they do not explain the gradient up to its noise. None if the directions are not independent.
+    """
+    p, info = torch.linalg.inv_ex(q)
+    if int(info) or not bool(torch.isfinite(p).all()):
+        return None
+    start, live = p @ factors.basis, factors.live
+    _, fitted, error = polish(rows[live], factors.noise[live], find_pattern(q, factors).on[live], start)
+    return fitted if error <= MAX_RESIDUAL and bool(torch.isfinite(fitted).all()) else start
+
+
+def check_size(examples: int, rows: Tensor) -> None:
+    """Raise ValueError if there are more examples than mixtures (M, F + 1) can separate."""
+    most = min(MAX_EXAMPLES, len(rows))
+    if examples > most:
+        raise ValueError(
+            f"{examples} examples are behind the update, and at most {most} can be separated behind a layer of {len(rows)} "
+            "neurons; attack a smaller batch"
+        )

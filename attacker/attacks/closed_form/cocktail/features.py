@@ -1,0 +1,113 @@
+"""Feature mode: the inputs of the first linear layer of a network that begins otherwise, and images with these inputs.
+
+The inputs of the layer are separated like images, though without differences of neighbours. Their sign follows from the
+gradient of the bias, and their scale stays unknown; without a bias, the features after a ReLU are taken to be positive on
+average. Images follow by maximising the cosine similarity of their features and the separated ones, with a Gaussian prior of
+smooth images (feature inversion).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.matching.smooth_images import build_smooth_spread
+from attacker.attacks.networks.forward import run_forward_pass
+
+PUBLIC_IMAGES = 256
+"""Number of random images from which mean and deviation of the features are estimated."""
+MIN_DEVIATION = 1e-2
+"""Smallest deviation of a feature, relative to the largest; features below it would only be amplified noise."""
+LEARNING_RATE = 0.1
+"""Learning rate of Adam at the start of a cosine schedule, as in the paper."""
+PRIOR_WEIGHT, RANGE_WEIGHT = 1e-2, 10.0
+"""Weights of the smoothness prior and of values outside [0, 1]: those of the route `layer_input`, not tuned for this attack."""
+PRIOR_DECAY, PRIOR_COLOUR, START_DEVIATION = 1.2, 0.02, 0.3
+"""Exponent and colour of the prior, see `build_smooth_spread`, and standard deviation of the start; of the same origin."""
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """The first linear layer of a network whose input has one row per example. weight, bias: parameter names; bias may be ""."""
+
+    weight: str
+    bias: str
+
+
+def find_feature_layer(observed: Observed) -> FeatureLayer:
+    """Return the first linear layer that is called once with one row per example. Raises ValueError if there is none."""
+    probe = torch.rand(2, *observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
+    for name, inputs in _record_inputs(observed, probe).items():
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if len(inputs) == 1 and inputs[0].ndim == 2 and len(inputs[0]) == 2 and weight in observed.gradient:
+            return FeatureLayer(weight, bias if bias in observed.gradient else "")
+    raise ValueError("the inputs of a linear layer are separated, and no linear layer of this model has one row per example")
+
+
+def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:
+    """Return the mixtures (R, F) of features without what all examples share.
+
+    The features of any two examples are alike: each neuron has its own mean and deviation. Both are estimated from random smooth
+    images. With a bias the last column of `basis` (R, F + 1) holds the mixture of ones, so that the means can be subtracted from
+    each mixture. Without, only the mean over the neurons of a mixture is.
+    """
+    images = 0.5 + build_smooth_spread(observed.data)(torch.randn(PUBLIC_IMAGES, *observed.data.shape, generator=rng))
+    with torch.no_grad():
+        inputs = _record_inputs(observed, images.clamp(0, 1).to(observed.device))
+    typical = inputs[layer.weight.removesuffix(".weight")][0].double()
+    deviation = typical.std(dim=0)
+    deviation = deviation.clamp(min=MIN_DEVIATION * float(deviation.max()))
+    if layer.bias:
+        return (basis[:, :-1] - basis[:, -1:] * typical.mean(dim=0)) / deviation
+    return (basis - basis.mean(dim=1, keepdim=True)) / deviation
+
+
+def scale_features(vectors: Tensor, *, biased: bool) -> Tensor:
+    """Return features (R, F) up to a positive factor, from vectors that equal [z, 1] up to any factor, or z without a bias."""
+    if not biased:
+        return vectors * torch.where(vectors.sum(dim=1, keepdim=True) < 0, -1.0, 1.0).to(vectors)
+    return vectors[:, :-1] * torch.where(vectors[:, -1:] < 0, -1.0, 1.0).to(vectors)
+
+
+def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, *, steps: int, rng: Generator) -> Tensor:
+    """Return images (R, *shape) in [0, 1] whose inputs of the layer have the directions of `features` (R, F)."""
+    spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
+    target = features.float()
+    z = (START_DEVIATION * torch.randn(len(target), *observed.data.shape, generator=rng)).to(target).requires_grad_()
+    optimiser = torch.optim.Adam([z], lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    name = layer.weight.removesuffix(".weight")
+    for _ in range(steps):
+        x = 0.5 + spread(z)
+        made = _record_inputs(observed, x)[name][0]
+        loss = (
+            1 - functional.cosine_similarity(made, target, dim=1)
+            + PRIOR_WEIGHT * z.square().flatten(1).mean(dim=1)
+            + RANGE_WEIGHT * (x - x.clamp(0, 1)).square().flatten(1).mean(dim=1)
+        ).sum()  # fmt: skip
+        (z.grad,) = torch.autograd.grad(loss, [z])
+        optimiser.step()
+        schedule.step()
+    found: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
+    return found
+
+
+def _record_inputs(observed: Observed, x: Tensor) -> dict[str, list[Tensor]]:
+    """Return, by name in the order of calls, the inputs of the linear layers for images x (N, *shape), in float32."""
+    seen: dict[str, list[Tensor]] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))
+        for name, module in observed.model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    buffers = {name: b if observed.same_buffers else b[0] for name, b in observed.buffers.items()}
+    state = {**buffers, **observed.get_weights(0)}
+    single = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    try:
+        run_forward_pass(observed.model, single, observed.data.normalise(x.float()))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen

@@ -1,0 +1,76 @@
+"""The gradient of a linear layer as mixtures of its inputs, and the differences of pixels by which the inputs are separated.
+
+    [dL/dW, dL/db] = D^T [X, 1]
+
+has one row per neuron, and each row is a mixture of the vectors [x, 1] of the examples. Sums over clients and local steps are
+mixtures as well.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
+from fedsim.recording.observation import DataSpec
+
+MAX_DEVIATION, USUAL_DEVIATION = 0.5, 0.25
+"""Largest standard deviation that values in [0, 1] can have, and that of a usual image."""
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """The span of the vectors [x, 1] of a batch: an orthonormal basis (R, F + 1).
+
+    factors: the factorised gradient, from which the basis is computed; None if noise hides the rank. R is then the number of
+             examples.
+    """
+
+    basis: Tensor
+    factors: Factors | None
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+
+def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
+    """Return the span of a gradient's rows (M, F + 1), whose last column is that of the bias, for a number of examples."""
+    factors = factorise(rows, examples)
+    if factors is not None:
+        return Mixtures(factors.basis, factors)
+    return Mixtures(torch.linalg.svd(rows.double(), full_matrices=False)[2][:examples], None)
+
+
+def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
+    """Return the differences (R, N) between neighbouring pixels of R mixed images (R, F), in brightness and in two colours.
+
+    A linear map of each image keeps the mixing. Pixels of one image depend on each other, and those of two images correlate by
+    chance; differences are sparse and nearly independent, so that ICA separates them where it fails on pixels. All kinds of
+    differences are scaled to equal mean squares.
+    """
+    images = rows.reshape(-1, *data.shape)
+    images = images * torch.tensor(data.std, dtype=rows.dtype, device=rows.device).reshape(-1, 1, 1)
+    if images.shape[1] == 3:
+        red, green, blue = images.unbind(dim=1)
+        images = torch.stack([(red + green + blue) / 3, (red - blue) / 2, (2 * green - red - blue) / 4], dim=1)
+    across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
+    kinds = [one[:, channel].flatten(1) for one in (across, down) for channel in range(images.shape[1])]
+    scales = [kind.square().mean().sqrt().clamp(min=torch.finfo(rows.dtype).tiny) for kind in kinds]
+    return torch.cat([kind / scale for kind, scale in zip(kinds, scales, strict=True)], dim=1)
+
+
+def scale_images(vectors: Tensor, data: DataSpec) -> Tensor:
+    """Return images (R, *shape) from vectors (R, F + 1) that equal [x, 1] up to a factor, which is their last entry.
+
+    The factor fixes scale and sign of each image. If the result varies more than any image in [0, 1] can, the last entry was too
+    inexact; the image then gets a usual mean and deviation, and keeps the sign of the factor.
+    """
+    factor = vectors[:, -1:]
+    sign = torch.where(factor < 0, -1.0, 1.0).to(vectors)
+    size = factor.abs().clamp(min=torch.finfo(vectors.dtype).eps * vectors.norm(dim=1, keepdim=True).clamp(min=1e-300))
+    x = data.denormalise((sign * vectors[:, :-1] / size).reshape(-1, *data.shape))
+    centred = x - x.mean(dim=(1, 2, 3), keepdim=True)
+    deviation = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    usual = 0.5 + USUAL_DEVIATION * centred / deviation.clamp(min=1e-12)
+    return torch.where(deviation > MAX_DEVIATION, usual, x)

@@ -1,0 +1,316 @@
+"""Recovery of large batches behind two layers: directions along which the gradient takes two known values at every neuron.
+
+For a network with one hidden layer with ReLU, an example's column of D^T is W_2^T r at the neurons that are on, and zero at the
+others. W_2 are the weights of the last layer, and r is the gradient of the example's loss with respect to the logits. Before
+training, r is close to p - e_y, the mean prediction minus the label. Along the direction q of such an example the gradient is
+therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has the known modulus |u| / 2 at every neuron.
+
+The mean squared difference of a^2 and u^2 / 4 is a polynomial of degree four, the criterion of constant-modulus equalisers
+(Godard 1980). Gradient descent from random starts finds its minima, one per example of the class, for all starts and classes at
+once. The neurons that are off then determine q up to rounding, as in `sparse`. A direction is kept only if it is zero up to
+rounding at more neurons than it has entries, which chance does not achieve.
+
+SPEAR (Dimitrov et al. 2024) draws sets of neurons at random, which takes a time that is exponential in the batch size. SPEAR++
+(Bakarsky et al. 2025, arXiv 2510.24200) searches sparse directions by dictionary learning, without the known values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.closed_form.linear.isolation import select_independent
+from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT, Directions
+from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
+from attacker.attacks.networks.chain import Chain
+from defenses.base import Tensors
+
+STARTS = 640
+"""Number of random starts of one round, shared by the templates."""
+
+MAX_ROUNDS = 4
+"""Largest number of rounds of starts."""
+
+STEPS, STEP_SIZE = 250, 0.1
+"""Iterations of gradient descent of one round, and its step size in whitened coordinates."""
+
+CONSTRAINED_SHARE = 0.6
+"""Share of the iterations that keep half of the neurons on, which excludes the solution q = 0."""
+
+MIN_STRENGTH = 0.25
+"""Quantile of |u| below which a neuron does not help to distinguish the two values."""
+
+EQUAL_COSINE = 0.99
+"""Cosine from which two results of the descent count as one."""
+
+ZERO_NOISE = 20.0
+"""Magnitude, in standard deviations of noise, up to which a value counts as zero. The direction itself is not free of noise."""
+
+ZERO_SCALES, MAX_FREE_SCALE = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5), 0.02
+"""Magnitudes beyond which values hardly count while a direction is refined, in units of the root mean square of the values, and
+the largest one at which neurons count that the descent did not turn off."""
+
+INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-15, 4
+"""Regularisation of the inverse iteration, relative to the number of rows, and its number of steps."""
+
+MAX_ZERO = 0.05
+"""Largest magnitude that counts as zero, however large the noise."""
+
+SPARE_ZEROS = 8
+"""Number of zeros beyond the rank from which a direction is kept; fewer may be a coincidence."""
+
+MAX_UNEXPLAINED = 0.05
+"""Largest share of the gradient along the direction of an example that no r explains. It is a tolerance for noise."""
+
+MIN_SPREAD, NEAR_SPREAD = 0.2, 0.7
+"""Smallest distance of a random start to the centre, and distance of a start to a solution, relative to that of random starts."""
+
+MIN_INDEPENDENT, MIN_APPROXIMATE = 1e-5, 0.05
+"""Smallest norm of the part of a unit direction outside the span of the others, for exact and for approximate directions."""
+
+REPAIRS = 4
+"""Number of times that approximate directions are solved from their examples."""
+
+
+def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """Return u (K, M) up to a factor, for the label K, or None unless the chain has one hidden layer that ReLU follows.
+
+    The mean prediction is that for a grey example, the middle of the bounds of the data.
+    """
+    if len(chain.layers) != 2:
+        return None
+    first, last = chain.layers
+    if last.kernel is not None or last.before or first.after or first.activation.name != "relu" or first.kernel is not None:
+        return None
+    inner, outer = weights[first.weight].double(), weights[last.weight].double()
+    grey = inner.new_zeros(inner.shape[1]) if bounds is None else (bounds[0] + bounds[1]).double().flatten() / 2
+    z = inner @ grey + (weights[first.bias].double() if first.bias else 0)
+    logits = outer @ z.clamp(min=0) + (weights[last.bias].double() if last.bias else 0)
+    if len(outer) == 1:
+        return torch.cat([outer, -outer])
+    return (logits.softmax(dim=0) - torch.eye(len(outer), dtype=outer.dtype, device=outer.device)) @ outer
+
+
+def find_directions(
+    factors: Factors, templates: Tensor, forward: Tensor, rng: Generator, *, constant: Tensor | None
+) -> Directions | None:
+    """Return the directions of the R examples of a batch, or None if fewer are found.
+
+    templates: values of each class (K, M), see `build_templates`. forward, constant: as in `sparse.search`.
+    """
+    problem = _Problem.of(factors, templates)
+    if problem is None:
+        return None
+    best, found = None, _Solutions.none(problem)
+    for number in range(1, MAX_ROUNDS + 1):
+        found = found.join(problem.solve(problem.start(found.sure, rng)))
+        q, sure = problem.convert_to_original(found.q), len(found.sure.q)
+        if len(found.q) < factors.rank:
+            continue
+        for _ in range(REPAIRS if sure < factors.rank else 0):
+            q = _solve_from_examples(q, sure, factors, forward, constant)
+        agreement = measure_agreement(q, find_pattern(q, factors), forward, constant)
+        if best is None or float(agreement.sum()) > float(best.agreement.sum()):
+            best = Directions(q, agreement, number * STARTS)
+        if bool((best.agreement >= STOP_AGREEMENT).all()):
+            break
+    return best
+
+
+class _Solutions(NamedTuple):
+    """Independent unit directions q (N, R) in whitened coordinates, the one with most zeros first, and then approximate ones.
+
+    z: results of the descent that they come from (N, R). label: index of their templates (N,).
+    zeros: numbers of zeros (N,), or minus the loss of a direction that is approximate.
+    """
+
+    q: Tensor
+    z: Tensor
+    label: Tensor
+    zeros: Tensor
+
+    @staticmethod
+    def none(problem: "_Problem") -> "_Solutions":
+        empty = problem.rows.new_zeros(0, problem.rows.shape[1])
+        return _Solutions(empty, empty, torch.zeros(0, dtype=torch.long, device=empty.device), empty.new_zeros(0))
+
+    def join(self, other: "_Solutions") -> "_Solutions":
+        """Return the linearly independent solutions of both sets, those with the most zeros first."""
+        both = _Solutions(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
+        order = both.zeros.argsort(descending=True, stable=True)
+        sure = order[both.zeros[order] > 0]
+        sure = sure[select_independent(both.q[sure], least=MIN_INDEPENDENT)]
+        order = torch.cat([sure, order[both.zeros[order] <= 0]])
+        kept = order[select_independent(both.q[order], least=MIN_APPROXIMATE)] if len(sure) < both.q.shape[1] else sure
+        kept = torch.cat([sure, kept[~torch.isin(kept, sure)]])[: both.q.shape[1]]
+        return _Solutions(*(values[kept] for values in both))
+
+    @property
+    def sure(self) -> "_Solutions":
+        """The directions with exact zeros."""
+        return _Solutions(*(values[self.zeros > 0] for values in self))
+
+
+class _Problem(NamedTuple):
+    """The rows of the gradient that are not zero in whitened coordinates, (M', R), with the values u (K, M') of the classes.
+
+    back: (R, R) matrix from whitened coordinates to those of the factors. noise: (M',) of each row in those coordinates.
+    centre: (K, R) shortest z along which half of the neurons are on, weighted by u^2. normal: (K, R) unit vectors along it.
+    """
+
+    rows: Tensor
+    u: Tensor
+    back: Tensor
+    noise: Tensor
+    centre: Tensor
+    normal: Tensor
+
+    @staticmethod
+    def of(factors: Factors, templates: Tensor) -> "_Problem | None":
+        live = factors.live
+        u = templates[:, live]
+        u = u[u.norm(dim=1) > 0]
+        if int(live.sum()) < factors.rank + SPARE_ZEROS or not len(u) or not bool(torch.isfinite(u).all()):
+            return None
+        left, value, right = torch.linalg.svd(factors.coordinates[live], full_matrices=False)
+        if float(value[-1]) <= 0:
+            return None
+        count = len(left)
+        u = u / u.square().mean(dim=1, keepdim=True).sqrt()
+        rows = left * count**0.5
+        slope = u @ rows / count
+        length = slope.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+        return _Problem(rows, u, right.T / value * count**0.5, factors.noise[live], 0.5 * slope / length.square(), slope / length)
+
+    def convert_to_original(self, q: Tensor) -> Tensor:
+        """Return directions q (N, R) as unit vectors in the coordinates of the factors, one per column, (R, N)."""
+        back = self.back @ q.T
+        result: Tensor = back / back.norm(dim=0)
+        return result
+
+    def start(self, found: _Solutions, rng: Generator) -> tuple[Tensor, Tensor]:
+        """Return starts z (N, R) and the indices of their templates (N,).
+
+        All are random in the first round. Later, a third of them lie around solutions, since the examples of a class are similar,
+        and a third are orthogonal to all solutions.
+        """
+        label = torch.arange(STARTS, device=self.u.device) % len(self.u)
+        z = torch.randn(STARTS, self.rows.shape[1], generator=rng, dtype=torch.float32).to(self.rows)
+        normal, centre = self.normal[label], self.centre[label]
+        z = z - (z * normal).sum(dim=1, keepdim=True) * normal
+        spread = (0.5 - centre.square().sum(dim=1)).clamp(min=MIN_SPREAD**2).sqrt()
+        z = z / z.norm(dim=1, keepdim=True) * spread[:, None]
+        start = centre + z
+        if len(found.z):
+            part = STARTS // 3
+            near = torch.randint(len(found.z), (part,), generator=rng).to(label.device)
+            start[:part] = found.z[near] + NEAR_SPREAD * z[:part]
+            label[:part] = found.label[near]
+            basis = torch.linalg.qr(found.q.T)[0]
+            away = z[-part:] - (z[-part:] @ basis) @ basis.T
+            away = away / away.norm(dim=1, keepdim=True).clamp(min=1e-12) * spread[-part:, None]
+            start[-part:] = centre[-part:] + away
+        return start, label
+
+    def solve(self, start: tuple[Tensor, Tensor]) -> _Solutions:
+        """Return the directions with exact zeros to which descent from the starts z (N, R) leads; see `_Solutions`."""
+        z, label = self._descend(*start)
+        z, label = z.to(self.rows), label
+        kept = _find_distinct(z)
+        z, label = z[kept], label[kept]
+        q = self._solve_zeros(z, label)
+        zero = self._find_zeros(q)
+        zeros = zero.sum(dim=1).to(q.dtype)
+        good = (zeros >= self.rows.shape[1] + SPARE_ZEROS) & torch.isfinite(q).all(dim=1)
+        good = good & (self._measure_unexplained(q, zero) <= MAX_UNEXPLAINED)
+        z_unit = z / z.norm(dim=1, keepdim=True)
+        a = z @ self.rows.T - self.u[label] / 2
+        loss = (a.square() - self.u[label].square() / 4).square().mean(dim=1)
+        return _Solutions(torch.where(good[:, None], q, z_unit), z, label, torch.where(good, zeros, -loss))
+
+    def _descend(self, z: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        rows, half, normal = self.rows.float(), self.u[label].float() / 2, self.normal[label].float()
+        z, modulus = z.float(), half.square()
+        for step in range(STEPS):
+            a = z @ rows.T - half
+            slope = 4 * ((a.square() - modulus) * a) @ rows / len(rows)
+            if step < CONSTRAINED_SHARE * STEPS:
+                slope = slope - (slope * normal).sum(dim=1, keepdim=True) * normal
+            z = z - STEP_SIZE * slope
+        good = torch.isfinite(z).all(dim=1) & (z.norm(dim=1) > MIN_SPREAD / 2)
+        return z[good], label[good]
+
+    def _solve_zeros(self, z: Tensor, label: Tensor) -> Tensor:
+        """Return the unit directions (N, R) that are zero at the neurons that the results z (N, R) of the descent turn off."""
+        u = self.u[label]
+        strong = u.abs() >= u.abs().quantile(MIN_STRENGTH, dim=1, keepdim=True)
+        off = ((z @ self.rows.T) / torch.where(u == 0, 1, u) < 0.5) & strong
+        q = z / z.norm(dim=1, keepdim=True)
+        q = self._minimise(q, off.to(q.dtype))
+        for scale in ZERO_SCALES:
+            noise = (q @ self.back.T).norm(dim=1, keepdim=True) * self.noise
+            least = scale**2 + (4 * noise).square()
+            weight = scale**2 / ((q @ self.rows.T).square() + least)
+            q = self._minimise(q, weight * off if scale > MAX_FREE_SCALE else weight)
+        return q
+
+    def _minimise(self, q: Tensor, weight: Tensor) -> Tensor:
+        """Return unit directions (N, R) with a small weighted sum of squares over the rows, by inverse iteration from q (N, R).
+
+        weight: (N, M'), at most 1.
+        """
+        if not len(q):
+            return q
+        gram = torch.stack([(self.rows * own[:, None]).T @ self.rows for own in weight])
+        gram = gram + torch.eye(q.shape[1], dtype=q.dtype, device=q.device) * (INVERSE_SHIFT * len(self.rows))
+        factor = torch.linalg.cholesky_ex(gram)[0]
+        for _ in range(INVERSE_ITERATIONS):
+            q = torch.cholesky_solve(q[..., None], factor)[..., 0]
+            q = q / q.norm(dim=1, keepdim=True)
+        return q.nan_to_num(nan=0.0)
+
+    def _measure_unexplained(self, q: Tensor, zero: Tensor) -> Tensor:
+        """Return the shares (N,) of the norms of the gradients along q (N, R) that are not W_2^T r at the neurons that are on.
+
+        The templates span all W_2^T r whose r has the sum zero, as that of the cross-entropy does. A mixture of examples is no
+        such product. zero: mask (N, M') of the other neurons.
+        """
+        on = (~zero).to(q.dtype)
+        d = (q @ self.rows.T) * on
+        gram = (self.u * on[:, None]) @ self.u.T
+        fit = torch.linalg.pinv(gram, hermitian=True) @ (self.u @ d[..., None])
+        left: Tensor = d - (fit[..., 0] @ self.u) * on
+        share: Tensor = left.norm(dim=1) / d.norm(dim=1).clamp(min=torch.finfo(q.dtype).tiny)
+        return share
+
+    def _find_zeros(self, q: Tensor, least: float = 0.0) -> Tensor:
+        """Return a mask (N, M') of the rows that are zero along unit directions q (N, R), up to noise or `least`."""
+        noise = (q @ self.back.T).norm(dim=1, keepdim=True) * self.noise
+        zero: Tensor = (q @ self.rows.T).abs() <= (ZERO_NOISE * noise).clamp(min=least, max=MAX_ZERO)
+        return zero
+
+
+def _find_distinct(z: Tensor) -> Tensor:
+    """Return the indices of vectors z (N, R) of which no two have a cosine above `EQUAL_COSINE`."""
+    unit = z / z.norm(dim=1, keepdim=True)
+    return (~torch.tril(unit @ unit.T > EQUAL_COSINE, diagonal=-1).any(dim=1)).nonzero()[:, 0]
+
+
+def _solve_from_examples(q: Tensor, sure: int, factors: Factors, forward: Tensor, constant: Tensor | None) -> Tensor:
+    """Return directions (R, R). Those after the first `sure` are solved anew from the neurons that their examples turn off.
+
+    The examples are the rows of the inverse of q. Each is orthogonal to the directions of all others, so that it hardly depends
+    on its own direction.
+    """
+    p, info = torch.linalg.inv_ex(q)
+    if int(info) or not bool(torch.isfinite(p).all()):
+        return q
+    z = forward @ p.T
+    side = torch.sign(p @ constant) if constant is not None else torch.sign(z.sum(dim=0))
+    columns = list(q.T[:sure])
+    for i in range(sure, q.shape[1]):
+        off = factors.live & (side[i] * z[:, i] <= 0)
+        weighted = factors.coordinates[off] / factors.noise[off, None]
+        columns.append(torch.linalg.svd(weighted)[2][-1] if len(weighted) >= len(q) - 1 else q[:, i])
+    return torch.stack(columns, dim=1)

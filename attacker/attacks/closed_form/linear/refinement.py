@@ -1,0 +1,141 @@
+"""Exact directions of a batch from approximate ones, by the zeros that ReLU causes (see `sparse`).
+
+An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. The direction that is zero
+at these neurons, and at as many others as possible, is that of the example. A direction with more zeros than the rank enforces is
+exact. Exact directions make the other examples less approximate, so that the search is repeated.
+"""
+
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.sparse import Directions
+from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
+
+SHARES = (0.5, 0.7, 0.85, 0.6, 0.4, 0.95)
+"""For each round, the share of the neurons that an example turns off that is used: those with the lowest pre-activations."""
+ROUNDS = 18
+"""Largest number of rounds."""
+ZERO_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)
+"""Magnitudes beyond which values hardly count, by iteration, in units of the root mean square of the values of a direction."""
+ZERO = 1e-3
+"""Magnitude below which a value counts as zero, in the same units."""
+SPARE_ZEROS = 8
+"""Number of zeros beyond the rank from which a direction is kept; fewer may be a coincidence."""
+SHIFT, STEPS = 1e-13, 4
+"""Regularisation and number of steps of the inverse iteration."""
+EQUAL_COSINE = 1 - 1e-8
+"""Cosine from which two directions count as one."""
+MIN_SCORE = 0.6
+"""Smallest share of neurons whose zeros fit, times the relative part, for a direction to take the place of an approximate one."""
+MIN_INDEPENDENT = 0.02
+"""Smallest norm of the part of a unit direction outside the span of the others."""
+
+
+class Refined(NamedTuple):
+    """Directions of a batch, and which of them (R,) have more zeros than the rank enforces; the others stay approximate."""
+
+    directions: Directions
+    replaced: Tensor
+
+
+class _Whitened(NamedTuple):
+    """The live rows of a gradient (M', R) in coordinates of unit second moments. back: (R, R) matrix to those of the factors."""
+
+    rows: Tensor
+    back: Tensor
+
+    @staticmethod
+    def of(factors: Factors) -> "_Whitened":
+        left, value, right = torch.linalg.svd(factors.coordinates[factors.live], full_matrices=False)
+        scale = len(left) ** 0.5
+        return _Whitened(left * scale, right.T / value * scale)
+
+
+def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> Refined | None:
+    """Return the directions of the R examples of a batch, exact where their zeros show it; None if they are not independent.
+
+    p: approximate examples [x, 1] (R, R) in the coordinates of the span, one per row. forward, constant: as in `sparse.search`.
+    """
+    if p.shape != (factors.rank, factors.rank) or int(factors.live.sum()) < factors.rank + SPARE_ZEROS:
+        return None
+    space = _Whitened.of(factors)
+    start, info = torch.linalg.inv_ex(p)
+    if int(info) or not bool(torch.isfinite(start).all()):
+        return None
+    start = torch.linalg.solve(space.back, start).T
+    q = start = start / start.norm(dim=1, keepdim=True)
+    pool, replaced = start[:0], torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    for number in range(ROUNDS):
+        p, info = torch.linalg.inv_ex(space.back @ q.T)
+        if int(info):
+            return None
+        z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
+        tried = torch.stack([_find_sparse(space.rows, q[i], z[:, i], SHARES[number % len(SHARES)]) for i in range(len(q))])
+        pool = _keep_exact(torch.cat([pool, tried]), space.rows)
+        before, (q, replaced) = replaced, _fill(pool, start, space.rows, z)
+        if bool((replaced & before).all()):
+            break
+    q = space.back @ q.T
+    q = _sharpen(q / q.norm(dim=0), replaced, factors)
+    return Refined(Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0), replaced)
+
+
+def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
+    """Return directions q (R, R), one per column; the replaced ones are solved again from their zeros, weighted by the noise."""
+    columns = list(q.T)
+    for i in replaced.nonzero()[:, 0].tolist():
+        d = factors.coordinates @ q[:, i]
+        zero = factors.live & (d.abs() <= ZERO * d.square().mean().sqrt())
+        if int(zero.sum()) >= factors.rank + SPARE_ZEROS:
+            columns[i] = torch.linalg.svd(factors.coordinates[zero] / factors.noise[zero, None], full_matrices=False)[2][-1]
+    return torch.stack(columns, dim=1)
+
+
+def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
+    """Return a unit direction (R,) near q (R,) with many zeros among the rows (M', R), at those with the lowest z (M',) first."""
+    off = int((z < 0).sum())
+    count = min(len(rows), max(int(share * off), rows.shape[1] + SPARE_ZEROS))
+    weight = torch.zeros_like(z)
+    weight[z.argsort()[:count]] = 1.0
+    sure = weight
+    shift = SHIFT * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    for scale in ZERO_SCALES:
+        factor = torch.linalg.cholesky_ex((rows * weight[:, None]).T @ rows / len(rows) + shift)[0]
+        for _ in range(STEPS):
+            q = torch.cholesky_solve(q[:, None], factor)[:, 0]
+            q = q / q.norm()
+        weight = scale**2 / ((rows @ q).square() + scale**2)
+        weight = weight if scale < ZERO_SCALES[1] else weight * sure
+    return q.nan_to_num(nan=0.0)
+
+
+def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
+    """Return the distinct directions among q (K, R) that have more zeros than the rank enforces."""
+    zeros = ((q @ rows.T).abs() <= ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
+    q = q[zeros >= rows.shape[1] + SPARE_ZEROS]
+    return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
+
+
+def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return R independent directions, and which of them (R,) are from the pool (K, R): the other ones are approximate ones.
+
+    A direction takes the place of the approximate one that is its largest part, and whose example turns off its zeros.
+    start: approximate directions (R, R). z: pre-activations (M', R) of their examples at the rows (M', R).
+    """
+    zero, off = ((pool @ rows.T).abs() <= ZERO).to(z.dtype), (z <= 0).to(z.dtype)
+    agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)
+    parts = torch.linalg.solve(start.T, pool.T).abs().T
+    score = agreement * parts / parts.amax(dim=1, keepdim=True).clamp(min=1e-300)
+    directions, places = (torch.as_tensor(one) for one in linear_sum_assignment(-score.cpu().numpy()))
+    q, replaced = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    for i in score[directions, places].argsort(descending=True).tolist():
+        k, place = int(directions[i]), int(places[i])
+        others = torch.cat([q[:place], q[place + 1 :]])
+        basis = torch.linalg.qr(others.T)[0]
+        if score[k, place] >= MIN_SCORE and float((pool[k] - basis @ (basis.T @ pool[k])).norm()) >= MIN_INDEPENDENT:
+            q[place], replaced[place] = pool[k], True
+    return q, replaced

@@ -1,0 +1,57 @@
+"""Degradations of images, as reconstructions from gradients show them, in random order (Yue et al. 2022, section 4.2)."""
+
+from typing import Literal, cast
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import interpolate
+from torchvision.transforms.functional import gaussian_blur
+
+FACTOR = 4
+"""Ratio of the sides of an image and of the small image that `bicubic4` searches."""
+MAX_LATENT_NOISE = 0.12
+"""Largest standard deviation of the noise on the small image."""
+MAX_PIXEL_NOISE = 0.05
+"""Largest standard deviation of the noise on the large image."""
+MAX_BLUR = 1.0
+"""Largest standard deviation of the blur, in pixels."""
+SHRINKERS = ("nearest", "bilinear", "bicubic", "area")
+
+Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
+
+
+def degrade(x: Tensor, rng: Generator) -> Tensor:
+    """Return images (N, 3, H, W) that were shrunk and enlarged again, blurred, and covered with noise, in random order."""
+    steps = [_shrink_and_enlarge, _blur, _add_noise]
+    for i in torch.randperm(len(steps), generator=rng).tolist():
+        x = steps[i](x, rng)
+    return x
+
+
+def _shrink_and_enlarge(x: Tensor, rng: Generator) -> Tensor:
+    """Shrink by a random method, add noise to the small image, and enlarge by bicubic interpolation."""
+    mode = cast(Shrinker, SHRINKERS[_draw_index(len(SHRINKERS), rng)])
+    size = [side // FACTOR for side in x.shape[-2:]]
+    filtered = mode in ("bilinear", "bicubic")
+    small = interpolate(x, size=size, mode=mode, antialias=filtered) if filtered else interpolate(x, size=size, mode=mode)
+    return interpolate(small + _draw_noise(small, MAX_LATENT_NOISE, rng), size=x.shape[-2:], mode="bicubic", align_corners=False)
+
+
+def _blur(x: Tensor, rng: Generator) -> Tensor:
+    deviation = MAX_BLUR * float(torch.rand((), generator=rng))
+    blurred: Tensor = gaussian_blur(x, [5, 5], [max(deviation, 0.05)])
+    return blurred
+
+
+def _add_noise(x: Tensor, rng: Generator) -> Tensor:
+    return x + _draw_noise(x, MAX_PIXEL_NOISE, rng)
+
+
+def _draw_noise(x: Tensor, largest: float, rng: Generator) -> Tensor:
+    """Return Gaussian noise with a standard deviation for each image, uniform between 0 and `largest`."""
+    deviation = largest * torch.rand(len(x), 1, 1, 1, generator=rng)
+    return (deviation * torch.randn(x.shape, generator=rng)).to(x)
+
+
+def _draw_index(count: int, rng: Generator) -> int:
+    return int(torch.randint(count, (), generator=rng))

@@ -1,0 +1,80 @@
+"""Enhancers: maps from reconstructed images to sharper ones, applied after a search.
+
+To add one, write a function without arguments that returns a map of images (N, C, H, W), and select it on the command line with
+`--set enhancer=module:function`, or register it as an entry point of the group `attacker.enhancers` in a package.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
+from defenses._registry import Registry
+
+NO_ENHANCER = "none"
+READY_FILE = Path(__file__).with_name("enhancer_small.safetensors")
+"""The enhancer that this project ships, trained by benchmarks/rog.py."""
+
+
+@dataclass(frozen=True)
+class Enhancer:
+    """A map from images to enhanced ones.
+
+    name: for notes, with the hash of a learned prior. sharpen: maps images (N, C, H, W) to images of the same shape.
+    """
+
+    name: str
+    sharpen: Callable[[Tensor], Tensor]
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return enhanced images (N, C, H, W) in [0, 1] of images that are about in [0, 1]."""
+        made: object = self.sharpen(x.clamp(0, 1))
+        if not isinstance(made, Tensor) or made.shape != x.shape:
+            got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise ValueError(f"enhancer {self.name}: it must map images {tuple(x.shape)} to images of the same shape, got {got}")
+        return made.clamp(0, 1)
+
+
+SharpenFactory = Callable[[], Callable[[Tensor], Tensor]]
+"""Returns a map from images (N, C, H, W) to enhanced ones."""
+
+
+def small() -> Callable[[Tensor], Tensor]:
+    """Return the enhancer that is shipped: a U-Net trained on 64x64 crops of public photographs, see docs/attacks.md."""
+    return read_enhancer(READY_FILE).sharpen
+
+
+BUILT_IN_ENHANCERS: dict[str, SharpenFactory] = {"small": small}
+ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_ENHANCERS)
+
+
+def find_enhancer(name: str) -> Enhancer | None:
+    """Return an enhancer by name, file or `module:function`; None for "none". Raises ValueError for an unknown name."""
+    if name == NO_ENHANCER:
+        return None
+    if name.endswith(FILE_ENDING):
+        return read_enhancer(Path(name))
+    factory = ENHANCERS[name]
+    return read_enhancer(READY_FILE) if factory is small else Enhancer(name, factory())
+
+
+def read_enhancer(path: Path) -> Enhancer:
+    """Return the enhancer in a file that `attacker train-prior` wrote. Raises ValueError, naming the file, if it holds none."""
+    prior = read_prior(path, "enhancer")
+    return Enhancer(prior.name, lambda x: _apply(prior.network, x))
+
+
+def _apply(network: nn.Module, x: Tensor) -> Tensor:
+    """Apply a network for colour images to images of any size and 1 or 3 channels."""
+    if x.shape[1] not in (1, 3):
+        raise ValueError(f"the enhancer works on images of 1 or 3 channels, got {x.shape[1]}")
+    height, width = x.shape[-2:]
+    stride = int(network.stride)  # type: ignore[arg-type]
+    padded = pad(x.float().expand(-1, 3, -1, -1), (0, -width % stride, 0, -height % stride), mode="replicate")
+    made: Tensor = network.to(x.device)(padded)[..., :height, :width]
+    return made if x.shape[1] == 3 else made.mean(dim=1, keepdim=True)

@@ -1,0 +1,58 @@
+"""Reading of public images for training: folders of image files, and NumPy archives."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.recording.array_archives import read_arrays, read_names
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+"""Suffixes of image files, in lower case."""
+ARCHIVE_NAMES = ("images", "train_images")
+"""Names under which an archive may hold its images; the first that it has is read."""
+FOLDER_FACTOR = 2
+"""Side to which the images of a folder are shrunk, relative to the size in training, so that crops can be drawn."""
+
+
+def read_images(path: Path, size: int) -> Tensor:
+    """Return images (N, 3, H, W) uint8. Raises ValueError, naming the path, if there are none, or they are smaller than `size`.
+
+    The images of a folder, in the order of their paths, are cropped to their central square and shrunk to twice `size`; smaller
+    ones keep their side, and the smallest side of all is taken.
+    """
+    images = _read_folder(path, size) if path.is_dir() else _read_archive(path)
+    if min(images.shape[-2:]) < size:
+        raise ValueError(f"{path}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}")
+    return images
+
+
+def _read_archive(path: Path) -> Tensor:
+    name = next((name for name in ARCHIVE_NAMES if name in read_names(path)), ARCHIVE_NAMES[0])
+    values = read_arrays(path, (name,))[name]
+    if values.dtype != np.uint8 or values.ndim != 4 or values.shape[3] != 3 or not len(values):
+        raise ValueError(f"{path}: {name} must be uint8 of shape (N, H, W, 3), got {values.dtype} of shape {values.shape}")
+    return torch.from_numpy(values).permute(0, 3, 1, 2).contiguous()
+
+
+def _read_folder(path: Path, size: int) -> Tensor:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not files:
+        raise ValueError(f"{path} holds no images ({', '.join(ENDINGS)})")
+    squares = []
+    for file in files:
+        try:
+            with Image.open(file) as opened:
+                side = min(*opened.size, FOLDER_FACTOR * size)
+                square = ImageOps.fit(opened.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{file} cannot be read as an image: {error}; convert or remove it") from None
+        if side < size:
+            raise ValueError(f"{file} of {side}x{side} pixels is smaller than --size {size}; leave it out")
+        squares.append(square)
+    least = min(square.size[0] for square in squares)
+    values = [np.asarray(square.resize((least, least), Image.Resampling.BICUBIC)) for square in squares]
+    return torch.from_numpy(np.stack(values)).permute(0, 3, 1, 2).contiguous()

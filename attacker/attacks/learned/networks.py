@@ -1,0 +1,99 @@
+"""The networks of learned priors: a U-Net, a convolutional autoencoder, and the critic that judges their images in training.
+
+All work on images (N, 3, H, W) in [0, 1] of any size that `stride` divides. None has batch statistics, so that the images of a
+batch do not interact.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.nn.utils.parametrizations import spectral_norm
+
+SLOPE = 0.2
+"""Slope of leaky ReLUs below 0."""
+
+
+class UNet(nn.Module):
+    """A U-Net that adds a correction to an image (Yue et al. 2022, section 4.2, with three strided convolutions as in its code).
+
+    width: channels at full resolution; doubled at each of the three lower ones.
+    """
+
+    stride = 8
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(4)]
+        self.enter = nn.Conv2d(3, width, 5, padding=2, padding_mode="reflect")
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 4, stride=2, padding=1) for a, b in pairwise(widths))
+        self.merge = nn.ModuleList(nn.Conv2d(2 * a, a, 3, padding=1) for a in widths[:-1])
+        self.leave = nn.Conv2d(width + 3, 3, 3, padding=1)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = [_activate(self.enter(x))]
+        for shrink in self.down:
+            levels.append(_activate(shrink(levels[-1])))
+        found = levels.pop()
+        for enlarge, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
+            found = _activate(merge(torch.cat([_activate(enlarge(found)), levels.pop()], dim=1)))
+        corrected: Tensor = x + self.leave(torch.cat([found, x], dim=1))
+        return corrected
+
+
+class Autoencoder(nn.Module):
+    """A convolutional autoencoder: images of side S become latents of 8 channels and side S / factor.
+
+    With factor 4, 8 and 16, images of 128x128 pixels have 8192, 2048 and 512 latents, as in ROG. factor: a power of 2.
+    """
+
+    def __init__(self, width: int = 16, factor: int = 4, channels: int = 8) -> None:
+        super().__init__()
+        levels = factor.bit_length() - 1
+        if factor != 2**levels or levels < 1:
+            raise ValueError(f"factor is the ratio of the sides of image and latent, a power of 2 from 2, got {factor}")
+        self.stride, self.channels = factor, channels
+        widths = [min(width * 2**level, 8 * width) for level in range(levels + 1)]
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in pairwise(widths))
+        self.code = nn.Conv2d(widths[-1], channels, 3, padding=1)
+        self.expand = nn.Conv2d(channels, widths[-1], 3, padding=1)
+        self.up = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in pairwise(widths))
+        self.leave = nn.Conv2d(width, 3, 3, padding=1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return the latents (N, channels, H / factor, W / factor) of images."""
+        found = _activate(self.enter(x))
+        for shrink in self.down:
+            found = _activate(shrink(found))
+        latent: Tensor = self.code(found)
+        return latent
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the images of latents; not bounded."""
+        found = _activate(self.expand(z))
+        for enlarge in reversed(self.up):
+            found = _activate(enlarge(interpolate(found, scale_factor=2, mode="bilinear", align_corners=False)))
+        image: Tensor = 0.5 + self.leave(found)
+        return image
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x))
+
+
+class PatchCritic(nn.Sequential):
+    """A PatchGAN critic with spectral normalisation: maps images to one score per overlapping patch (Isola et al. 2017)."""
+
+    def __init__(self, width: int = 16) -> None:
+        layers: list[nn.Module] = []
+        for a, b in ((3, width), (width, 2 * width), (2 * width, 4 * width)):
+            layers += [spectral_norm(nn.Conv2d(a, b, 4, stride=2, padding=1)), nn.LeakyReLU(SLOPE)]
+        super().__init__(*layers, spectral_norm(nn.Conv2d(4 * width, 1, 4, padding=1)))
+
+
+def _activate(x: Tensor) -> Tensor:
+    return torch.nn.functional.leaky_relu(x, SLOPE)

@@ -1,0 +1,113 @@
+"""Files of learned priors: the weights, and what they were trained on, with a hash that is checked when they are read."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from attacker.attacks.learned.networks import Autoencoder, UNet
+from fedsim.recording.files import write_tensors
+from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json
+
+PriorKind = Literal["enhancer", "autoencoder"]
+KINDS: tuple[PriorKind, ...] = get_args(PriorKind)
+NETWORKS: Mapping[PriorKind, Callable[..., nn.Module]] = {"enhancer": UNet, "autoencoder": Autoencoder}
+FILE_ENDING = ".safetensors"
+"""Suffix of the files of learned priors."""
+MAX_BYTES = 2**30
+"""Largest size in bytes of a file that is read."""
+MAX_WIDTH = 512
+"""Largest number of channels at full resolution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorFacts:
+    """Metadata of a learned prior.
+
+    kind: enhancer or autoencoder. size: side of the images in training. settings: arguments of the network. steps: of training.
+    data: description of the images. images: their number. data_hash: SHA-256 of their bytes. seed: of weights and batches.
+    """
+
+    kind: PriorKind
+    size: int
+    settings: Mapping[str, int] = field(default_factory=dict)
+    steps: int = 0
+    data: str = ""
+    images: int = 0
+    data_hash: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class LearnedPrior:
+    """A network in evaluation mode, without gradients of its weights, the metadata in its file, and the hash of its weights."""
+
+    network: nn.Module
+    facts: PriorFacts
+    weights_hash: str
+
+    @property
+    def name(self) -> str:
+        """Kind, beginning of the hash, and training data, for notes."""
+        return f"{self.facts.kind} {self.weights_hash[:12]} of {self.facts.data}"
+
+
+def build_network(facts: PriorFacts) -> nn.Module:
+    """Return the network of a prior with PyTorch's initial weights."""
+    return NETWORKS[facts.kind](**facts.settings)
+
+
+def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
+    """Write weights in half precision and metadata into a safetensors file, and return the hash of the weights."""
+    tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in network.state_dict().items()}
+    digest = hash_tensors(tensors)
+    write_tensors(path, tensors, {"facts": json.dumps({**asdict(facts), "weights_hash": digest})})
+    return digest
+
+
+def read_prior(path: Path, kind: PriorKind) -> LearnedPrior:
+    """Read a file that `write_prior` wrote. Raises ValueError, naming the file, if it is damaged or of another kind."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kind} --out {path}")
+    try:
+        with open_tensors(path, limit=MAX_BYTES) as file:
+            said = parse_json((file.metadata() or {})["facts"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        digest = said.pop("weights_hash")
+        facts = PriorFacts(**said)
+        _check(facts, kind, digest, tensors)
+        with torch.device("meta"):
+            network = build_network(facts)
+        network.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+    except DamagedFile as error:
+        raise ValueError(f"{path}: not a learned prior: {error.reason}") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a learned prior of kind {kind}: {error}") from None
+    return LearnedPrior(network.requires_grad_(False).eval(), facts, digest)
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
+        found.update(tensors[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _check(facts: PriorFacts, kind: PriorKind, digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if the file is of another kind, has changed since it was written, or holds no finite numbers."""
+    if facts.kind != kind:
+        raise ValueError(f"it is of kind {facts.kind!r}")
+    if not all(type(value) is int and 0 < value <= MAX_WIDTH for value in facts.settings.values()):
+        raise ValueError(f"the settings of its network must be whole numbers from 1 to {MAX_WIDTH}, got {dict(facts.settings)}")
+    if hash_tensors(tensors) != digest:
+        raise ValueError("its weights do not have the hash that it states; copy it again, or train it again")
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ValueError("its weights hold NaN or infinity")

@@ -1,0 +1,183 @@
+"""Training of learned priors on public images: l1 plus an adversarial loss, in batches that depend on seed and step alone."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import interpolate, l1_loss, relu
+
+from attacker.attacks.learned.degradation import degrade
+from attacker.attacks.learned.networks import PatchCritic
+from attacker.attacks.learned.prior_file import PriorFacts, build_network
+
+CHECKPOINT_SECONDS = 30.0
+"""Seconds between two checkpoints."""
+MIN_CROP = 0.5
+"""Smallest side of a random crop, relative to the shorter side of its image, unless the crop would have to be enlarged."""
+ADAM_BETAS = (0.5, 0.999)
+
+TrainingProgress = Callable[[int, int, str], None]
+"""Callback for progress, called with (steps done, number of steps, a short text)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorTraining:
+    """The settings of a training.
+
+    steps: number of batches. batch: images in each. learning_rate: of Adam; it falls to zero linearly over the last half.
+    adversarial: weight of the critic's judgement beside l1; 0 trains without a critic. The critic takes part after a
+    quarter of the steps.
+    """
+
+    steps: int = 2000
+    batch: int = 16
+    learning_rate: float = 5e-4
+    adversarial: float = 0.01
+
+    def compute_rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return self.learning_rate * min(1.0, 2 * (1 - step / self.steps))
+
+
+@dataclass
+class Trainer:
+    """A training that can be saved and resumed.
+
+    images: (N, 3, H, W) uint8. facts: of the prior; its seed draws weights and batches.
+    checkpoint: file for checkpoints, which `clean_up` removes; None for none.
+    """
+
+    images: Tensor
+    facts: PriorFacts
+    training: PriorTraining = field(default_factory=PriorTraining)
+    device: str = "cpu"
+    checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        images, size = self.images, self.facts.size
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
+            raise ValueError(f"images must be uint8 of shape (N, 3, H, W), got {images.dtype} of shape {tuple(images.shape)}")
+        if min(images.shape[-2:]) < size:
+            raise ValueError(f"images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}")
+        self.facts = replace(self.facts, steps=self.training.steps, images=len(images), data_hash=hash_images(images))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.facts.seed)
+            self.network, self.critic = build_network(self.facts).to(self.device), PatchCritic().to(self.device)
+        self.optimiser, self.critics_optimiser = (self._make_adam(module) for module in (self.network, self.critic))
+        self.done = 0
+
+    def run(self, progress: TrainingProgress | None = None) -> nn.Module:
+        """Train to the last step, from the checkpoint if there is one, and return the network.
+
+        After Ctrl-C the state is saved, and KeyboardInterrupt is raised.
+        """
+        self._load()
+        saved = monotonic()
+        try:
+            while self.done < self.training.steps:
+                loss = self._take_step()
+                self.done += 1
+                if progress is not None:
+                    progress(self.done, self.training.steps, f"l1 {loss:.4f}")
+                if monotonic() - saved > CHECKPOINT_SECONDS:
+                    self._save()
+                    saved = monotonic()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        return self.network
+
+    def clean_up(self) -> None:
+        """Remove the checkpoint, after the result was written."""
+        if self.checkpoint is not None:
+            self.checkpoint.unlink(missing_ok=True)
+
+    def _take_step(self) -> float:
+        """Train on one batch and return its l1 loss."""
+        settings, rng = self.training, Generator().manual_seed(hash_seed(self.facts.seed, self.done))
+        for optimiser in (self.optimiser, self.critics_optimiser):
+            for group in optimiser.param_groups:
+                group["lr"] = settings.compute_rate(self.done)
+        clean = draw_batch(self.images, settings.batch, self.facts.size, rng)
+        given = degrade(clean, rng) if self.facts.kind == "enhancer" else clean
+        clean, given = clean.to(self.device), given.to(self.device)
+        made = self.network(given)
+        loss = distance = l1_loss(made, clean)
+        if settings.adversarial and self.done >= settings.steps // 4:
+            self._train_critic(clean, made.detach())
+            loss = loss - settings.adversarial * self.critic(made).mean()
+        self.optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        self.optimiser.step()
+        return float(distance.detach())
+
+    def _train_critic(self, real: Tensor, made: Tensor) -> None:
+        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(made)).mean()
+        self.critics_optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        self.critics_optimiser.step()
+
+    def _make_adam(self, module: nn.Module) -> torch.optim.Adam:
+        return torch.optim.Adam(module.parameters(), lr=self.training.learning_rate, betas=ADAM_BETAS)
+
+    @property
+    def _identity(self) -> str:
+        """Hash of everything that determines the result, so that no checkpoint of another training is resumed."""
+        return hashlib.sha256(repr((asdict(self.facts), asdict(self.training))).encode()).hexdigest()
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        named = (self.network, self.critic, self.optimiser, self.critics_optimiser)
+        return dict(zip(("network", "critic", "optimiser", "critics_optimiser"), named, strict=True))
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        temporary = self.checkpoint.with_name(self.checkpoint.name + ".new")
+        torch.save({**state, "done": self.done, "identity": self._identity}, temporary)
+        temporary.replace(self.checkpoint)
+
+    def _load(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        if state["identity"] != self._identity:
+            raise ValueError(
+                f"{self.checkpoint} is of a training with other images or settings; remove it, or repeat the command that wrote "
+                "it"
+            )
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self.done = state["done"]
+
+
+def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
+    """Return random crops (count, 3, size, size) in [0, 1] of random images, half of them mirrored, each shrunk to `size`."""
+    crops = []
+    for i in torch.randint(len(images), (count,), generator=rng).tolist():
+        height, width = images.shape[-2:]
+        shorter = min(height, width)
+        least = max(size, round(MIN_CROP * shorter))
+        side = least + int(torch.randint(shorter - least + 1, (), generator=rng))
+        top, left = (int(torch.randint(length - side + 1, (), generator=rng)) for length in (height, width))
+        crop = images[i : i + 1, :, top : top + side, left : left + side].float() / 255
+        if side != size:
+            crop = interpolate(crop, size=(size, size), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
+        crops.append(crop.flip(-1) if bool(torch.rand((), generator=rng) < 0.5) else crop)
+    return torch.cat(crops)
+
+
+def hash_images(images: Tensor) -> str:
+    """Return the SHA-256 of shape and bytes of images."""
+    return hashlib.sha256(str(tuple(images.shape)).encode() + images.contiguous().numpy().tobytes()).hexdigest()
+
+
+def hash_seed(seed: int, step: int) -> int:
+    """Return the seed of one step's random numbers."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}".encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,96 @@
+"""Attack `accumulate`: one search for a client's examples in all its recorded rounds, with the state of the client's defense."""
+
+from typing import Annotated, Literal, get_args
+
+from attacker.attacks.arguments import OneOf
+from attacker.attacks.base import Need
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, get_decoder
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import get_start, normal_after_normalisation
+from attacker.attacks.matching.names import get_optimiser
+from attacker.attacks.matching.objectives import Objective, cosine, euclidean
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Search
+from attacker.attacks.matching.priors import Prior
+from attacker.attacks.multi_round.agic import Agic, ComparedBy, agic
+from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
+from attacker.attacks.optimisers.first_order import Adam
+
+SearchName = Literal["cpl", "inverting_gradients", "agic"]
+SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
+LINKS: tuple[ComparedBy, ...] = ("same", "features", "images", "none")
+
+
+def accumulate(
+    *,
+    search: Annotated[str, OneOf(SEARCHES)] = "cpl",
+    compare: Annotated[str, OneOf(LINKS)] = "same",
+    steps: int = 100,
+    tv: float = 1e-6,
+    decoder: Annotated[str, OneOf(tuple(BUILT_IN_DECODERS))] = "smooth",
+    restarts: int = 1,
+    pre_steps: int = 50,
+    robust: float = 0.0,
+    residual: bool = True,
+    closed_forms: bool = True,
+    knows_defense: bool = True,
+) -> Agic:
+    """Search for a client's examples in all its rounds together, each with its own weights.
+
+    Every round adds its distance to one objective with the same weight. For Gaussian noise of the same power in every round and
+    tensor, squared distances are the negative log-likelihood of all messages up to a factor; other noise is not weighed. For
+    top_k, prune, DGC and signs with error feedback the residual of the client is simulated as well: a coordinate that was sent
+    equals the sum of the simulated updates since it was sent last, and one that was not sent is smaller than the smallest sent
+    one.
+
+    search: distance, optimiser and prior are those of cpl (L-BFGS, squared distance), inverting_gradients or agic (Adam, cosine).
+    compare: `same` if the client uses all its examples in every round; otherwise how rounds are linked, as in `agic`.
+    steps: maximum number of iterations. tv: weight of the total variation, as in `cpl`. decoder: as in `cpl`, not for agic.
+    restarts: maximum number of starts. pre_steps: iterations of the separate reconstructions for compare=images.
+    robust: distance from which a round has less weight, against wrong links and bad rounds, see `Objective`.
+    residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
+    closed_forms: as in `agic`; not used where a residual is simulated, which needs all rounds.
+    knows_defense: as in `dlg`.
+    """
+    if search not in SEARCHES:
+        raise ValueError(f"unknown search {search!r}. Known: {', '.join(SEARCHES)}")
+    if compare not in LINKS:
+        raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(LINKS)}")
+    if search == "agic":
+        base = agic(tv=tv, steps=steps, restarts=restarts, knows_defense=knows_defense).matching
+    else:
+        base = _match_by_cpl(steps) if search == "cpl" else _match_by_cosine(steps)
+        base = base.copy_with(decoder=get_decoder(decoder), tv=tv, restarts=restarts, knows_defense=knows_defense)
+    matching = base.copy_with(name="accumulate", later=1.0, robust=robust, in_order=residual)
+    needs = frozenset(matching.needs - {Need.ONE_OBSERVATION} | {Need.SAME_CLIENT, Need.LINEAR_HEAD, Need.NUM_EXAMPLES})
+    needs |= {Need.IMAGE_PRIOR} if tv else frozenset()
+    return Agic(
+        name="accumulate",
+        matching=matching,
+        compare=compare,
+        pre_steps=pre_steps,
+        closed_forms=closed_forms,
+        knows_defense=knows_defense,
+        needs=needs,
+    )
+
+
+def _match_by_cpl(steps: int) -> GradientMatching:
+    """Return CPL's search with its settings for LeNets: L-BFGS with a line search, tensors in units of their own mean square."""
+    return GradientMatching(
+        name="cpl",
+        objective=Objective(distance=euclidean, relative=True),
+        parametrisation=Parametrisation(init=get_start("smooth")),
+        prior=Prior(denoised=True),
+        search=Search(optimiser=get_optimiser("wolfe", 0.0), steps=steps, stop=PLATEAU_STOP),
+    )
+
+
+def _match_by_cosine(steps: int) -> GradientMatching:
+    """Return the search of Inverting Gradients: the cosine distance, minimised by Adam in a box."""
+    return GradientMatching(
+        name="inverting_gradients",
+        objective=Objective(distance=cosine),
+        parametrisation=Parametrisation(init=normal_after_normalisation, boxed=True),
+        search=Search(optimiser=Adam(learning_rate=0.1), steps=steps, stop=Stop(patience=steps, decrease=0.0)),
+    )

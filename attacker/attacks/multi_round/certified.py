@@ -1,0 +1,133 @@
+"""Examples that closed forms certify in single rounds of a client, before any search over its rounds."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Progress
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.reconstruction import Reconstruction, Slot
+
+DIRECT_ROUTES = ("linear", "layers", "peeled")
+"""The closed forms that are tried: those of `exact` that do not iterate, and whose answers the gradient alone determines."""
+MAX_FAILURES = 4
+"""Number of first rounds of a batch size without a certified answer after which further rounds of that size are not tried."""
+MAX_SAME_ERROR = 1e-4
+"""Largest mean squared difference of two certified examples of different rounds that count as the same example (40 dB)."""
+
+
+@dataclass(frozen=True)
+class CertifiedExamples:
+    """The examples of a client that closed forms certify, each once, and the rounds that they open.
+
+    x, y, confidence, explained: (E, ...), as in `Reconstruction`, of the round in which each example is most certain.
+    evidence:    by name, (E,) each; NaN for examples without it.
+    slots:       the places in the opened rounds, with the index of their example.
+    routes:      name of the closed form by opened round.
+    missed:      largest squared distance between the gradient of an answer and the observed one, relative to the norm.
+    evaluations, seconds: sums over all rounds. oracles: names of the oracles that were used.
+    """
+
+    x: Tensor
+    y: Tensor
+    confidence: Tensor
+    explained: Tensor
+    evidence: dict[str, tuple[float, ...]]
+    slots: tuple[Slot, ...]
+    routes: dict[int, str]
+    missed: float
+    evaluations: int
+    seconds: float
+    oracles: tuple[str, ...]
+
+    def describe(self) -> tuple[str, ...]:
+        """Return a note that says which rounds were opened by which closed forms, and how many examples they hold."""
+        names = ", ".join(f"{count} by {route}" for route, count in Counter(self.routes.values()).most_common())
+        return (f"closed forms certify {len(self.x)} examples in {len(self.routes)} rounds without a search: {names}",)
+
+
+def split_known_labels(case: Case) -> list[Tensor | None]:
+    """Return the known labels of each observation of a case, or None for each if there are none."""
+    if case.known_labels is None:
+        return [None] * len(case.observations)
+    return list(torch.split(case.known_labels, [observation.num_examples or 0 for observation in case.observations]))
+
+
+def certify_rounds(
+    case: Case, rng: Generator, knows_defense: bool, device: str, progress: Progress | None = None
+) -> CertifiedExamples | None:
+    """Try closed forms on each observation of a case, and return the examples that they certify; None if there are none.
+
+    The answers are those of `exact` for the single rounds with the same seed, so that a search that is resumed gets them again.
+    Ctrl-C raises KeyboardInterrupt.
+    """
+    closed = ClosedForm(name="exact", routes=DIRECT_ROUTES, knows_defense=knows_defense, device=device)
+    found: list[Reconstruction] = []
+    failed, opened = Counter[int](), set[int]()
+    for i, (observation, labels) in enumerate(zip(case.observations, split_known_labels(case), strict=True)):
+        size = observation.num_examples or 0
+        if size not in opened and failed[size] >= MAX_FAILURES:
+            continue
+        if progress is not None:
+            progress(i, len(case.observations), f"closed forms: {len(found)} of {i} rounds opened")
+        answer = closed.certify(Case((observation,), labels), rng=rng)
+        if answer is None:
+            failed[size] += 1
+        else:
+            opened.add(size)
+            found.append(answer)
+    return _unite_answers(found) if found else None
+
+
+def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
+    """Return the examples of certified answers to single rounds; equal examples of different rounds are merged."""
+    groups = _group_equal(answers)
+    number = {row: e for e, rows in enumerate(groups) for row in rows}
+    best = [max(rows, key=lambda row: _get_certainty(answers, row)) for rows in groups]
+    names = sorted(set().union(*(answer.evidence for answer in answers)))
+    nan = float("nan")
+    return CertifiedExamples(
+        x=torch.stack([answers[a].x[i] for a, i in best]),
+        y=torch.stack([answers[a].y[i] for a, i in best]),
+        confidence=torch.stack([answers[a].confidence[i] for a, i in best]),
+        explained=torch.stack([torch.tensor(nan) if (e := answers[a].explained) is None else e[i] for a, i in best]),
+        evidence={
+            name: tuple(answers[a].evidence[name][i] if name in answers[a].evidence else nan for a, i in best) for name in names
+        },
+        slots=tuple(replace(slot, example=number[a, slot.example]) for a, answer in enumerate(answers) for slot in answer.slots),
+        routes={answer.slots[0].round: answer.route for answer in answers},
+        missed=max(float(answer.loss[-1]) for answer in answers),
+        evaluations=sum(answer.evaluations for answer in answers),
+        seconds=sum(answer.seconds for answer in answers),
+        oracles=tuple(dict.fromkeys(name for answer in answers for name in answer.oracles)),
+    )
+
+
+def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> tuple[float, float]:
+    """Return the confidence in an example and, for equal confidence, how well its round is explained."""
+    a, i = row
+    confidence = float(answers[a].confidence[i])
+    return (-1.0 if confidence != confidence else confidence), -float(answers[a].loss[-1])
+
+
+def _group_equal(answers: Sequence[Reconstruction]) -> list[list[tuple[int, int]]]:
+    """Return groups of (answer, row) of the same example. Two examples of one round are never the same."""
+    groups: list[list[tuple[int, int]]] = []
+    for a, answer in enumerate(answers):
+        earlier = len(groups)
+        first = torch.stack([answers[b].x[j] for b, j in (rows[0] for rows in groups)]) if groups else answer.x[:0]
+        labels = torch.tensor([int(answers[b].y[j]) for b, j in (rows[0] for rows in groups)])
+        free = torch.ones(earlier, dtype=torch.bool)
+        for i in range(len(answer.x)):
+            off = (first - answer.x[i]).flatten(1).square().mean(dim=1)
+            off = off.masked_fill(~free | (labels != answer.y[i]), torch.inf)
+            nearest = int(off.argmin()) if earlier else -1
+            if nearest >= 0 and float(off[nearest]) <= MAX_SAME_ERROR:
+                groups[nearest].append((a, i))
+                free[nearest] = False
+            else:
+                groups.append([(a, i)])
+    return groups

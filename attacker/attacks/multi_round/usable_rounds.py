@@ -1,0 +1,48 @@
+"""Rounds of a client that no attack can use, such as updates of zeros, and what a null may know of the others."""
+
+import torch
+
+from attacker.attacks.base import Case
+from attacker.attacks.multi_round.same_examples import link_same
+from attacker.attacks.nulls import link_by_sizes
+from fedsim.recording.observation import Observation
+
+
+def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """Return the case without unusable observations, and notes on those. Raises ValueError if no observation is usable."""
+    problems = [find_problem(observation) for observation in case.observations]
+    if not any(problems):
+        return case, ()
+    if all(problems):
+        raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
+    if case.links is not None:
+        raise ValueError(f"links include rounds that cannot be used; leave them out: {'; '.join(filter(None, problems))}")
+    kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
+    known = case.known_labels
+    if known is not None:
+        each = torch.split(known, [observation.num_examples or 0 for observation in case.observations])
+        known = torch.cat([own for own, problem in zip(each, problems, strict=True) if not problem])
+    said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
+    return Case(kept, known), said
+
+
+def find_problem(observation: Observation) -> str:
+    """Return why an observation cannot be used; "" if it can."""
+    if not observation.num_examples:
+        return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
+    if not all(bool(t.isfinite().all()) for t in observation.update.values()):
+        return "its update contains NaN or infinite values"
+    if not any(bool(t.any()) for t in observation.update.values()):
+        return "its update is all zeros"
+    return ""
+
+
+def hide_gradient(case: Case, *, same: bool) -> Case:
+    """Return the case as a null may know it: linked by the numbers of examples, without rounds that report no examples."""
+    if case.links is not None:
+        return case
+    kept = [observation for observation in case.observations if observation.num_examples]
+    if not kept:
+        raise ValueError(f"no round can be used: {find_problem(case.observations[0])}")
+    sizes = [observation.num_examples or 0 for observation in kept]
+    return Case(tuple(kept), links=link_same(sizes) if same else link_by_sizes(kept))

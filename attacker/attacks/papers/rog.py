@@ -1,0 +1,73 @@
+"""ROG (Yue et al. 2022): gradient matching in a small latent space, through the model of the client's defense."""
+
+from typing import Annotated
+
+from attacker.attacks.arguments import OneOf
+from attacker.attacks.base import Need
+from attacker.attacks.labels.rules import infer_labels
+from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER, find_enhancer
+from attacker.attacks.matching import decoders
+from attacker.attacks.matching import names as named
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import STARTS, get_start
+from attacker.attacks.matching.objectives import Objective
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Labels, Search
+from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.simulation import LocalSteps, Simulation
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+
+LAST_RATE = 0.1
+"""Learning rate at the end of the cosine schedule, relative to that at the start."""
+
+
+def rog(
+    *,
+    steps: int = 100,
+    restarts: int = 1,
+    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "bicubic4",
+    init: Annotated[str, OneOf(tuple(STARTS))] = "coarse4",
+    distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "euclidean",
+    local_steps: LocalSteps = "one_batch",
+    enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
+    learning_rate: float = 0.05,
+    tv: float = 1e-2,
+    boxed: bool = False,
+    denoised: bool = True,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """Search for images of a quarter of the resolution by Adam with cosine annealing (Yue et al. 2022, ROG, section 4.1).
+
+    steps: number of iterations. restarts: maximum number of starts.
+    decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
+    one, as in `cpl`.
+    init: start, as in `cpl`; coarse4 draws each value of the small image of bicubic4.
+    distance: euclidean (squared), as in the paper; cosine or absolute.
+    local_steps: one_batch treats all local steps as one, and the paper's simulated is about as many times slower as there are
+    steps.
+    enhancer: sharpens the images after the search, and those of the null: none, small (shipped), a file that attacker train-prior
+    wrote, or `module:function`, see `learned.enhancer`.
+    learning_rate: at the start; a tenth of it is left at the end. boxed: keep latents in the decoder's box, which the paper does
+    not.
+    tv, denoised: as in `cpl`; the paper uses no total variation (--preset published), and the default was better on four tuning
+    images.
+    knows_defense: as in `dlg`; what was sent is compared through the channel of each defense.
+    """
+    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}
+    return GradientMatching(
+        name="rog",
+        objective=Objective(distance=named.get_distance(distance)),
+        simulation=Simulation(local_steps=named.check_local_steps(local_steps), knows_defense=knows_defense),
+        parametrisation=Parametrisation(decoder=decoders.get_decoder(decoder), init=get_start(init), boxed=boxed),
+        prior=Prior(tv=tv, denoised=denoised),
+        labels=Labels(rule=infer_labels),
+        search=Search(
+            optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE),
+            steps=steps,
+            stop=Stop(patience=steps, decrease=0.0),
+            restarts=restarts,
+        ),
+        enhancer=find_enhancer(enhancer),
+        needs=frozenset(needs),
+    )

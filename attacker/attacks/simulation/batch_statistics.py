@@ -1,0 +1,107 @@
+"""Statistics of batch norm layers: those of a client's batches, read from the buffers that it returned, and those of candidates.
+
+In mode "train", batch norm moves its running statistics r toward the mean and the variance b of each batch. After S steps,
+r_S = (1 - m)^S r_0 + sum_i m (1 - m)^(S - 1 - i) b_i with the momentum m. A server that gets r_S back knows a weighted mean of
+the statistics of the client's batches. After one step they are exactly those of its batch (Yin et al. 2021, "See through
+gradients", eq. 8; Huang et al. 2021, "Evaluating gradient inversion attacks and defenses", section 3).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.opaque import call_opaquely
+from attacker.attacks.simulation.client import Weights, find_schedule
+from attacker.attacks.simulation.gradients import explain_vmap_failure
+from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.recording.observation import DataSpec, Observation
+
+Statistics = dict[str, dict[str, Tensor]]
+"""Dict from layer to `mean` and `deviation` (the square root of the unbiased variance) of each channel of its input, (C,)."""
+MIN_VARIANCE = 1e-5
+"""Added to the variance in units of which statistics are compared; the default of PyTorch's batch norm."""
+
+
+def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+    """Return a dict from name to each batch norm layer of a network whose running statistics move by a fixed momentum."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
+    return {name: layer for name, layer in layers.items() if layer.momentum}
+
+
+def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
+    """Return the weighted mean of the batch statistics of a client's steps, from the buffers that it got and returned.
+
+    Empty if the client returned no buffers, did not train in mode "train", or is a secure sum of several clients.
+    """
+    if observation.training.mode != "train" or observation.client == SUM_CLIENT:
+        return {}
+    before, after, steps = observation.buffers, observation.buffers_after, find_schedule(observation)[1]
+    found = {}
+    for name, layer in list_norms(model).items():
+        names = [f"{name}.running_mean", f"{name}.running_var"]
+        if not all(one in before and one in after for one in names):
+            continue
+        kept = (1 - (layer.momentum or 0.0)) ** steps
+        mean, variance = ((after[one] - kept * before[one]) / (1 - kept) for one in names)
+        found[name] = {"mean": mean, "deviation": variance.clamp(min=0).sqrt()}
+    return found
+
+
+def compute_statistics(
+    model: nn.Module, data: DataSpec, loss: str, weights: Weights, buffers: Weights, x: Tensor, sizes: Sequence[int]
+) -> Statistics:
+    """Return the statistics that a client would return if its batches were the examples x, at the weights that it was sent.
+
+    x: examples (N, *shape) in [0, 1] of all steps in order. sizes: number of examples of each step. Weights that change from step
+    to step are not simulated. It can be called under torch.func's transforms for every network.
+    """
+    layers, names = list_norms(model), (*buffers, *weights)
+
+    def measure(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        state = dict(zip(names, tensors, strict=True))
+        batches = [_measure_batch(model, layers, state, data.normalise(batch)) for batch in torch.split(x, list(sizes))]
+        return tuple(moment for name, layer in layers.items() for moment in _average(layer, [b[name] for b in batches]))
+
+    tensors = (*buffers.values(), *weights.values())
+    opaque = bool(explain_vmap_failure(model, data, loss))
+    moments = iter(call_opaquely(lambda x, *t: measure(x.contiguous(), *t), x, *tensors) if opaque else measure(x, *tensors))
+    return {name: {"mean": next(moments), "deviation": next(moments).clamp(min=MIN_VARIANCE**2).sqrt()} for name in layers}
+
+
+def measure_mismatch(found: Statistics, told: Statistics) -> Tensor:
+    """Return the mean squared difference of means and deviations, in units of `told`'s deviation, over channels and layers."""
+    layers = []
+    for name, aim in told.items():
+        unit = aim["deviation"].square() + MIN_VARIANCE
+        differences = [(found[name][moment] - aim[moment]).square() / unit for moment in ("mean", "deviation")]
+        layers.append(sum(difference.mean() for difference in differences))
+    return torch.stack([torch.as_tensor(layer) for layer in layers]).mean()
+
+
+def _measure_batch(
+    model: nn.Module, layers: Mapping[str, nn.Module], state: Weights, x: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return mean and unbiased variance (C,) of the input of each layer."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str, value: Tensor) -> None:
+        axes = [axis for axis in range(value.ndim) if axis != 1]
+        found[name] = value.mean(axes), value.var(axes)
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            handle = layer.register_forward_pre_hook(lambda _, inputs, name=name: keep(name, inputs[0]))
+            hooks.callback(handle.remove)
+        run_forward_pass(model, state, x)
+    return found
+
+
+def _average(layer: nn.modules.batchnorm._BatchNorm, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the means of the moments over batches, later ones with larger weights, as the momentum gives them."""
+    shares = [(1 - (layer.momentum or 0.0)) ** (len(batches) - 1 - i) for i in range(len(batches))]
+    mean, variance = (sum(share * batch[k] for share, batch in zip(shares, batches, strict=True)) for k in (0, 1))
+    total = sum(shares)
+    return torch.as_tensor(mean) / total, torch.as_tensor(variance) / total

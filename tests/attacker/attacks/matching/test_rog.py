@@ -1,0 +1,119 @@
+"""Tests of ROG: its decoder, its start, its comparison through each compressor, and what it finds."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.decoders import get_decoder
+from attacker.attacks.matching.initialisation import get_start
+from attacker.scoring.metrics import psnr
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
+LABELS = torch.tensor([0, 3])
+BICUBIC_A = -0.75
+"""Coefficient of PyTorch's bicubic kernel."""
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw_images(seed: int = 0) -> Tensor:
+    """Return two images that `bicubic4` can express."""
+    return interpolate(torch.rand(2, 3, 4, 4, generator=seeded(seed)), size=(16, 16), mode="bicubic", align_corners=False)
+
+
+def observe_once(observe: Callable[..., Observation], defense: str = "", *, epochs: int = 1, rate: float = 0.1) -> Case:
+    seen = observe(
+        *[(draw_images(), LABELS)] * epochs,
+        model=ModelSpec(name="lenet_rog"),
+        data=DATA,
+        learning_rate=rate,
+        defense=defense,
+    )
+    training = replace(seen.training, epochs=epochs, steps=None)
+    return Case((replace(seen, num_examples=2, training=training),), known_labels=LABELS)
+
+
+def measure_loss(attack: GradientMatching, case: Case, x: Tensor) -> float:
+    """Return the loss of an attack in pixels at examples x, as a share of that of a zero gradient."""
+    batch = CaseBatch(attack, [case])
+    problem = batch.build_problem([0], x.reshape(1, -1), LABELS[None], None)
+    loss = batch.evaluate(x.reshape(1, -1), problem)[1] / problem["gain"]
+    return float(loss / batch.views[0].worst)
+
+
+def test_the_decoder_is_the_bicubic_kernel_on_both_axes() -> None:
+    """Against the matrix of the cubic convolution kernel with a = -0.75, with pixels at the border repeated."""
+
+    def weigh(distance: Tensor) -> Tensor:
+        d, a = distance.abs(), BICUBIC_A
+        near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * (d**3 - 5 * d**2 + 8 * d - 4)
+        return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
+
+    matrix = torch.zeros(16, 4, dtype=torch.float64)
+    for row in range(16):
+        at = (row + 0.5) / 4 - 0.5
+        first = int(torch.tensor(at).floor())
+        for tap in range(first - 1, first + 3):
+            matrix[row, min(max(tap, 0), 3)] += weigh(torch.tensor(at - tap, dtype=torch.float64))
+    z = torch.rand(1, 3, 4, 4, generator=seeded(), dtype=torch.float64)
+    torch.testing.assert_close(get_decoder("bicubic4")(DATA).decode(z), matrix @ z @ matrix.T)
+
+
+def test_the_start_is_one_independent_value_for_each_value_of_the_small_image() -> None:
+    data = DataSpec(shape=(3, 64, 64), num_classes=5)
+    z = get_decoder("bicubic4")(data).encode(get_start("coarse4")(data, torch.zeros(4, dtype=torch.long), seeded()))
+    assert z.shape == (4, 3, 16, 16)
+    assert float(z.mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(z.std()) == pytest.approx(12**-0.5, abs=0.02)
+    assert abs(float(((z[..., 1:] - 0.5) * (z[..., :-1] - 0.5)).mean())) < 0.01
+
+
+@pytest.mark.parametrize("defense", ["", "uniform(3)", "top_k(0.05)", "sign()", "prune(ratio=0.9)", "dgc(0.1)"])
+def test_the_true_examples_satisfy_what_every_compressor_tells(observe: Callable[..., Observation], defense: str) -> None:
+    """The interval of a quantiser, the entries of a sparsifier and the soft sign leave no distance at the true examples."""
+    attack, case = rog(decoder="pixels", tv=0.0), observe_once(observe, defense)
+    assert measure_loss(attack, case, draw_images()) < 1e-6
+    assert measure_loss(attack, case, draw_images(seed=1)) > 0.05
+
+
+@pytest.mark.parametrize("defense", ["uniform(3)", "sign()"])
+def test_without_the_channel_the_true_examples_do_not_fit(observe: Callable[..., Observation], defense: str) -> None:
+    attack = rog(decoder="pixels", tv=0.0, knows_defense=False)
+    assert measure_loss(attack, observe_once(observe, defense), draw_images()) > 1e-3
+
+
+def test_simulated_epochs_fit_where_one_batch_only_comes_near(observe: Callable[..., Observation]) -> None:
+    case = observe_once(observe, epochs=5, rate=0.03)
+    ways = (rog(decoder="pixels", tv=0.0, local_steps=way) for way in ("one_batch", "simulated"))
+    one, simulated = (measure_loss(attack, case, draw_images()) for attack in ways)
+    assert simulated < 1e-6 < 1e-4 < one < 0.5
+
+
+@pytest.mark.parametrize(("defense", "gain"), [("", 12), ("uniform(3)", 5), ("top_k(0.05)", 8), ("sign()", 1)])
+def test_the_small_latent_finds_what_its_null_does_not(observe: Callable[..., Observation], defense: str, gain: float) -> None:
+    """gain: decibels by which the worse image is above the better one of the null with total variation, at least.
+
+    The images are of random colours, for which total variation is no good prior.
+    """
+    attack, case = rog(steps=60, boxed=True, tv=0.0), observe_once(observe, defense)
+    (found,), (null,) = attack([case], rng=seeded()), rog(steps=60).null()([case], rng=seeded())
+    assert psnr(found.x, draw_images()).min() > psnr(null.x, draw_images()).max() + gain
+    assert found.confidence.isnan().all()
+    assert "decoder" in " ".join(found.notes)
+
+
+def test_many_cases_are_searched_at_once_with_the_same_answers(observe: Callable[..., Observation]) -> None:
+    case = observe_once(observe, "uniform(3)")
+    other = Case((replace(case.observations[0], client="d"),), known_labels=LABELS)
+    both = rog(steps=5)([case, other], rng=seeded())
+    for one, alone in zip(both, (case, other), strict=True):
+        torch.testing.assert_close(one.x, rog(steps=5)([alone], rng=seeded())[0].x, atol=1e-4, rtol=1e-4)

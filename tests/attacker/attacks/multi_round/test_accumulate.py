@@ -1,0 +1,135 @@
+"""Tests of `accumulate`: one objective over all rounds, with the simulated residual of the clients' defense."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, accumulate
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.multi_round.same_examples import link_same
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+LENET = ModelSpec(name="lenet_dlg")
+
+
+def make_example(seed: int = 0) -> Tensor:
+    grid = torch.linspace(0, 1, 8)
+    return (0.5 + 0.4 * torch.sin(3 * grid[:, None] + seed) * torch.cos(2 * grid[None] - seed))[None, None]
+
+
+def record(observe, x: Tensor, y: Tensor, rounds: int, defense: str, *, client: str = "a", rate: float = 0.05) -> Case:
+    """Return rounds of one client that uses the same examples in each, with the state of its defense, and the model moving."""
+    (first, spec), found = (observe((x, y), model=LENET, data=DATA), DefenseSpec.parse(defense)), []
+    training = Training(learning_rate=rate, batch_size=len(y), steps=1)
+    built, weights, state = spec.build(), dict(first.weights), None
+    for number in range(1, rounds + 1):
+        update = train(models.build(LENET, DATA), weights, [(x, y)], training, DATA).update
+        state = built.init(update) if state is None else state
+        sent, state = built.apply(update, state, torch.Generator().manual_seed(number))
+        payload = encode(sent, spec.choose_codec())
+        one = replace(first, round=number, client=client, training=training, defenses=spec, weights=weights, payload=payload)
+        found.append(one)
+        weights = {name: w + one.update[name] for name, w in weights.items()}
+    return Case(tuple(found))
+
+
+def evaluate(cases: Sequence[Case], x: Tensor, y: Tensor, *, residual: bool = True) -> tuple[Tensor, Tensor]:
+    """Return slope and loss of the objective at examples x (cases, N, *shape), without a prior."""
+    attack = accumulate(tv=0.0, decoder="pixels", residual=residual).matching
+    linked = [replace(case, links=link_same([len(y)] * len(case.observations))) for case in cases]
+    batch = CaseBatch(attack, linked)
+    z, labels = x.flatten(1), y.expand(len(cases), -1)
+    problem = batch.build_problem(range(len(cases)), z, labels)
+    slope, loss = batch.evaluate(z, problem)
+    return slope / problem["gain"][:, None], loss / problem["gain"]
+
+
+@pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)", "sign('mean', error_feedback=True)"])
+def test_the_true_examples_explain_all_rounds_only_with_the_residual(observe, defense: str) -> None:
+    x, y = make_example(), torch.tensor([2])
+    case = record(observe, x, y, 5, defense)
+    wrong = evaluate([case], torch.rand(x.shape)[:, 0], y)[1]
+    followed, alone = (evaluate([case], x[:, 0], y, residual=chosen)[1] for chosen in (True, False))
+    assert float(followed) < 1e-2 * float(wrong)
+    assert float(followed) < 1e-2 * float(alone)
+
+
+def test_the_slope_is_that_of_the_loss_and_cases_do_not_mix(observe) -> None:
+    """Compare with differences of the loss, and two clients at once with each alone."""
+    y, rng = torch.tensor([1]), torch.Generator().manual_seed(3)
+    cases = [record(observe, make_example(i), y, 3, "top_k(0.1, error_feedback=True)", client=f"c{i}") for i in range(2)]
+    x = torch.rand(2, 1, 8, 8, generator=rng)
+    slope, loss = evaluate(cases, x, y)
+    for i, case in enumerate(cases):
+        own_slope, own_loss = evaluate([case], x[i : i + 1], y)
+        torch.testing.assert_close(own_loss[0], loss[i], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(own_slope[0], slope[i], rtol=2e-2, atol=1e-2 * float(slope[i].abs().max()))
+    direction = torch.randn(x.shape, generator=rng)
+    step = 1e-2
+    ahead, behind = (evaluate(cases, x + sign * step * direction, y)[1] for sign in (1, -1))
+    along = (slope.reshape(x.shape) * direction).flatten(1).sum(dim=1)
+    torch.testing.assert_close((ahead - behind) / (2 * step), along, rtol=0.1, atol=1e-2 * float(along.abs().max()))
+
+
+def test_more_rounds_give_back_what_compression_held_back(observe) -> None:
+    x, y = make_example(), torch.tensor([2])
+    case = record(observe, x, y, 6, "top_k(0.02, error_feedback=True)", rate=0.01)
+    attack = accumulate(steps=4, decoder="pixels", tv=1e-5)
+    found = [attack([replace(case, observations=case.observations[:count])], rng=torch.Generator())[0] for count in (1, 6)]
+    off = [float((one.x - x).square().mean()) for one in found]
+    assert off[1] < 0.25 * off[0]
+    assert found[1].y.tolist() == [2]
+    assert found[1].notes[0] == "all 6 rounds are assumed to hold the same examples"
+    assert [slot.round for slot in found[1].slots] == list(range(1, 7))
+
+
+def test_a_round_that_cannot_be_used_is_left_out_in_words(observe) -> None:
+    case = record(observe, make_example(), torch.tensor([2]), 3, "gaussian(0.001)")
+    damaged = {name: torch.full_like(t, torch.nan) for name, t in case.observations[1].update.items()}
+    rounds = (case.observations[0], replace(case.observations[1], payload=encode(damaged)), case.observations[2])
+    (found,) = accumulate(steps=2)([Case(rounds)], rng=torch.Generator())
+    assert found.notes[0].startswith("round 2: its update contains NaN")
+    assert {slot.round for slot in found.slots} == {1, 3}
+
+
+def test_rounds_of_different_sizes_are_refused_with_the_mend(observe) -> None:
+    both = [record(observe, make_example().expand(n, -1, -1, -1), torch.arange(n), 1, "").observations[0] for n in (1, 2)]
+    rounds = tuple(replace(one, round=number, num_examples=number) for number, one in enumerate(both, start=1))
+    with pytest.raises(ValueError, match=r"from 1 to 2 examples.*compare=features"):
+        accumulate(steps=1, closed_forms=False)([Case(rounds)], rng=torch.Generator())
+
+
+def test_labels_behind_noise_are_read_off_the_mean_of_all_rounds(observe) -> None:
+    """One noisy round names a wrong label; the mean of eight names the right one."""
+    case = record(observe, make_example(), torch.tensor([3]), 8, "gaussian(0.01)", rate=0.02)
+    one, all_rounds = (
+        accumulate(steps=1)([replace(case, observations=case.observations[:n])], rng=torch.Generator())[0].y.tolist()
+        for n in (1, 8)
+    )
+    assert (one, all_rounds) != ([3], one)
+    assert all_rounds == [3]
+
+
+@pytest.mark.parametrize("search", ["cpl", "inverting_gradients", "agic"])
+def test_every_search_can_be_joint(observe, search: str) -> None:
+    case = record(observe, make_example(), torch.tensor([1]), 2, "")
+    attack = accumulate(search=search, steps=2)
+    (found,) = attack([case], rng=torch.Generator())
+    assert found.attack == "accumulate"
+    (null,) = attack.null()([case], rng=torch.Generator())
+    assert null.x.shape == found.x.shape
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown search 'dlg'"):
+        accumulate(search="dlg")
+    with pytest.raises(ValueError, match="unknown comparison 'published'"):
+        accumulate(compare="published")

@@ -1,0 +1,273 @@
+"""Tests of closed forms before a joint search: rounds that they open are not searched, and nothing else changes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks import Case, accumulate, exact
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.warm_starts import Held
+from attacker.attacks.multi_round.agic import Agic, agic
+from attacker.attacks.multi_round.certified import MAX_FAILURES, certify_rounds
+from attacker.attacks.multi_round.merging import merge
+from attacker.reconstruction import Reconstruction, Slot
+from fedsim.recording import DataSpec, ModelSpec
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
+SINGLES = ((0,), (1,), (2,), (1,), (0,))
+MIXED = ((0,), (1,), (1, 0), (2, 3), (4, 1))
+"""Two opened rounds, one whose examples are known from them, and two with unknown examples, of which the last has a known one."""
+
+Client = Callable[..., Case]
+
+
+def seeded(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_images() -> Tensor:
+    return torch.rand(6, 1, 8, 8, generator=seeded(5))
+
+
+@pytest.fixture
+def client(observe) -> Client:
+    """Return the rounds of a client that makes one step on the examples `order[t]` in round t, with changing weights."""
+
+    def make(order: tuple[tuple[int, ...], ...], defense: str = "", rate: float = 0.01) -> Case:
+        x, weights, rounds = make_images(), None, []
+        for number, rows in enumerate(order, start=1):
+            batch, model = (x[list(rows)], torch.tensor(rows)), ModelSpec(name="lenet_dlg")
+            seen = observe(batch, model=model, data=DATA, learning_rate=rate, weights=weights, defense=defense)
+            rounds.append(replace(seen, round=number))
+            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
+        return Case(tuple(rounds))
+
+    return make
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list of the rounds of every search that is evaluated, one entry for each evaluation of the loss."""
+    rounds, evaluate = [], CaseBatch.evaluate
+
+    def count(self: CaseBatch, *args, **named):
+        rounds.append([observation.round for observation in self.cases[0].observations])
+        return evaluate(self, *args, **named)
+
+    monkeypatch.setattr(CaseBatch, "evaluate", count)
+    return rounds
+
+
+def list_uses(found: Reconstruction) -> list[tuple[int, int]]:
+    """Return (round, label) of every slot."""
+    return sorted((slot.round, int(found.y[slot.example])) for slot in found.slots)
+
+
+@pytest.mark.parametrize("attack", [agic(), accumulate(compare="features"), agic(compare="none"), agic(compare="images")])
+def test_a_client_of_single_images_is_answered_as_by_exact_without_any_search(client: Client, searched, attack: Agic) -> None:
+    case = client(SINGLES)
+    (found,) = attack([case], rng=seeded())
+    assert (searched, found.iterations, found.case, found.attack) == ([], 0, case.key, attack.name)
+    assert list_uses(found) == [(number, label) for number, (label,) in enumerate(SINGLES, start=1)]
+    assert len(found.x) == 3  # examples of several rounds are merged
+    best: dict[int, float] = {}
+    for slot, observation in zip(found.slots, case.observations, strict=True):
+        (own,) = exact(fallback="none")([Case((observation,))], rng=seeded())
+        torch.testing.assert_close(found.x[slot.example], own.x[0], atol=1e-4, rtol=0)
+        best[slot.example] = max(float(own.confidence[0]), best.get(slot.example, 0.0))
+        assert found.route == own.route
+    assert found.confidence.tolist() == pytest.approx([best[example] for example in range(3)])
+    assert float((found.x - make_images()[found.y]).abs().max()) < 1e-4
+    assert any("3 examples in 5 rounds" in note for note in found.notes)
+
+
+def test_a_client_that_always_uses_one_image_is_answered_once(client: Client, searched) -> None:
+    (found,) = accumulate()([client(((3,),) * 4)], rng=seeded())
+    assert (searched, len(found.x), found.y.tolist()) == ([], 1, [3])
+    assert [(slot.round, slot.example) for slot in found.slots] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_a_round_with_the_gradient_of_known_examples_holds_them(client: Client, searched, monkeypatch) -> None:
+    """The closed forms open the first round only. The attack takes all rounds to hold the same examples, which one does not."""
+    certify = ClosedForm.certify
+    monkeypatch.setattr(
+        ClosedForm,
+        "certify",
+        lambda self, case, *, rng: certify(self, case, rng=rng) if case.observations[0].round == 1 else None,
+    )
+    (found,) = accumulate(steps=1)([client(((3,), (3,), (5,)))], rng=seeded())
+    assert {tuple(rounds) for rounds in searched} == {(3,)}
+    assert list_uses(found)[:2] == [(1, 3), (2, 3)]
+    assert found.slots[0].example == found.slots[1].example != found.slots[2].example
+
+
+def test_a_mixed_client_is_searched_only_in_rounds_with_unknown_examples(client: Client, searched) -> None:
+    case = client(MIXED)
+    attack = agic(steps=5, optimiser="wolfe", distance="euclidean", beta=1.0, relu_modifier=False)
+    (found,) = attack([case], rng=seeded())
+    assert {tuple(rounds) for rounds in searched} == {(4, 5)}
+    assert found.iterations > 0
+    assert list_uses(found) == sorted((number, label) for number, rows in enumerate(MIXED, start=1) for label in rows)
+    assert len(found.x) == 5
+    known = {label: int((found.y == label).nonzero()) for label in (0, 1)}
+    for label, row in known.items():
+        assert float((found.x[row] - make_images()[label]).abs().max()) < 1e-4
+        assert float(found.confidence[row]) > 0.9
+    others = [row for row in range(5) if row not in known.values()]
+    assert not bool((found.confidence[others] > 0.9).any())
+    assert all(len(values) == 5 for values in found.evidence.values())
+    assert found.route == "layers; optimisation"
+    assert not any("no usable round" in note for note in found.notes)
+
+
+def test_known_examples_of_a_round_make_its_others_easier_to_find(client: Client) -> None:
+    case = client(((1,), (4, 1)))
+    settings = {"steps": 40, "optimiser": "wolfe", "distance": "euclidean", "beta": 1.0, "relu_modifier": False, "tv": 0.0}
+    off = []
+    for first in (True, False):
+        rounds = case if first else Case(case.observations[1:])
+        (found,) = agic(**settings, closed_forms=first)([rounds], rng=seeded())
+        off.append(min(float((x - make_images()[4]).square().mean()) for x in found.x))
+    assert off[0] < 0.5 * off[1]
+
+
+def test_held_examples_enter_the_loss_and_are_not_moved(client: Client) -> None:
+    case, x, y = client(((2, 3),)), make_images()[[2, 3]], torch.tensor([2, 3])
+    held = Held(x * torch.tensor([1.0, 0.0])[:, None, None, None], torch.tensor([True, False]))
+    attack = replace(agic(tv=0.0, optimiser="wolfe", distance="euclidean").matching, held={case.key: held})
+    batch = CaseBatch(attack, [case])
+    wrong = torch.cat([torch.rand(1, 1, 8, 8, generator=seeded()), x[1:]]).flatten()[None]
+    slope, loss = batch.evaluate(wrong, batch.build_problem([0], wrong, y[None]))
+    _, free = (free_batch := CaseBatch(replace(attack, held={}), [case])).evaluate(
+        wrong, free_batch.build_problem([0], wrong, y[None])
+    )
+    assert float(loss[0]) < 1e-6 * float(free[0])
+    off = torch.rand(2, 1, 8, 8, generator=seeded(1)).flatten()[None]
+    slope, _ = batch.evaluate(off, batch.build_problem([0], off, y[None]))
+    assert not bool(slope[0, :64].any())
+    assert bool(slope[0, 64:].any())
+    assert torch.equal(batch.decode_answer(0, off[0], y)[0][0], x[0])
+
+
+def test_behind_noise_nothing_is_certified_and_the_search_is_as_without_closed_forms(client: Client) -> None:
+    case = client(SINGLES[:3], defense="gaussian(0.001)")
+    settings = {"steps": 3, "optimiser": "wolfe", "distance": "euclidean"}
+    (found,), (plain,) = (agic(**settings, closed_forms=first)([case], rng=seeded()) for first in (True, False))
+    assert torch.equal(found.x, plain.x)
+    assert (found.slots, found.notes, found.route) == (plain.slots, plain.notes, plain.route)
+    assert not bool((found.confidence > 0.9).any())
+
+
+@pytest.mark.parametrize("knows_defense", [True, False])
+def test_noise_is_never_taken_for_an_example(client: Client, knows_defense: bool) -> None:
+    for defense in ("gaussian(0.001)", "gaussian(0.00001)"):
+        assert certify_rounds(client(SINGLES, defense=defense), seeded(), knows_defense, "cpu") is None
+
+
+def test_after_failures_at_a_batch_size_no_more_rounds_of_it_are_tried(client: Client, monkeypatch) -> None:
+    tried, certify = [], ClosedForm.certify
+
+    def count(self, case, *, rng):
+        tried.append(case.observations[0].round)
+        return certify(self, case, rng=rng)
+
+    monkeypatch.setattr(ClosedForm, "certify", count)
+    order = ((0, 1),) * (MAX_FAILURES + 2) + ((2,),)
+    known = certify_rounds(client(order), seeded(), True, "cpu")
+    assert known is not None
+    assert tried == [*range(1, MAX_FAILURES + 1), len(order)]
+    assert list(known.routes) == [len(order)]
+
+
+def test_the_null_and_told_links_use_no_closed_form(client: Client, monkeypatch) -> None:
+    def fail(self, case, *, rng):
+        raise AssertionError("a closed form was tried")
+
+    monkeypatch.setattr(ClosedForm, "certify", fail)
+    case = client(SINGLES[:2])
+    (null,) = agic(steps=1).null()([case], rng=seeded())
+    assert null.route == "prior alone"
+    told = Links((torch.tensor([0]), torch.tensor([1])), torch.ones(2), torch.tensor([0, 1]))
+    agic(steps=1)([replace(case, links=told)], rng=seeded())
+    agic(steps=1, closed_forms=False)([case], rng=seeded())
+    with pytest.raises(AssertionError, match="closed form"):
+        agic(steps=1)([case], rng=seeded())
+
+
+def test_a_simulated_residual_keeps_all_rounds(client: Client, searched) -> None:
+    case = client(((1,),) * 3, defense="top_k(0.5, error_feedback=True)")
+    accumulate(steps=1)([case], rng=seeded())
+    assert {tuple(rounds) for rounds in searched} == {(1, 2, 3)}
+
+
+class Shelf:
+    """A checkpoint storage that raises an error after a number of calls."""
+
+    every, look = 0.0, None
+
+    def __init__(self, calls: int) -> None:
+        self.calls, self.kept = calls, dict[str, dict[str, Tensor]]()
+
+    def recall(self, key: str) -> dict[str, Tensor] | None:
+        return self.kept.get(key)
+
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        if not self.calls:
+            raise RuntimeError("killed")
+        self.calls -= 1
+        self.kept.pop(drop, None)
+        self.kept[key] = {name: t.clone() for name, t in state.items()}
+
+
+def test_a_mixed_client_that_was_killed_comes_to_the_same_end(client: Client) -> None:
+    case, attack, shelf = client(MIXED), agic(steps=6), Shelf(3)
+    (whole,) = attack([case], rng=seeded())
+    with pytest.raises(RuntimeError, match="killed"):
+        attack([case], rng=seeded(), memory=shelf)
+    shelf.calls = 10**6
+    (resumed,) = attack([case], rng=seeded(), memory=shelf)
+    assert torch.equal(resumed.x, whole.x)
+    assert torch.equal(resumed.loss, whole.loss)
+    assert (resumed.slots, resumed.evaluations) == (whole.slots, whole.evaluations)
+
+
+def test_a_search_that_began_without_closed_forms_goes_on_without_them(client: Client) -> None:
+    case, shelf = client(MIXED), Shelf(2)
+    (whole,) = agic(steps=6, closed_forms=False)([case], rng=seeded())
+    with pytest.raises(RuntimeError, match="killed"):
+        agic(steps=6, closed_forms=False)([case], rng=seeded(), memory=shelf)
+    shelf.calls = 10**6
+    (resumed,) = agic(steps=6)([case], rng=seeded(), memory=shelf)
+    assert torch.equal(resumed.x, whole.x)
+
+
+def test_known_examples_are_not_merged_with_each_other_and_candidates_are_merged_with_them() -> None:
+    """The first two nearly agree and are known to be different; the third was searched for, and is the first."""
+    x = torch.zeros(4, 1, 8, 8)
+    x[1], x[2], x[3] = 0.02, 0.001, 1.0
+    found = Reconstruction(
+        case="c",
+        x=x,
+        y=torch.tensor([0, 0, 0, 1]),
+        confidence=torch.tensor([0.99, 0.99, 0.1, 0.1]),
+        slots=tuple(Slot(number, "c", 1, 0, number - 1) for number in range(1, 5)),
+        loss=torch.ones(1),
+        iterations=1,
+        evaluations=1,
+        restarts=1,
+        seconds=0.0,
+        route="test",
+        attack="test",
+        oracles=(),
+        seed=0,
+    )
+    missed = dict.fromkeys(range(1, 5), 0.5)
+    assert len(merge(found, missed).x) == 2
+    kept = merge(found, missed, different=2)
+    assert [slot.example for slot in kept.slots] == [0, 1, 0, 2]
+    assert torch.equal(kept.x, x[[0, 1, 3]])
