@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attacker.audit.findings import CheckResult, Finding, Grade, Passed
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed
 from attacker.audit.plan import JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
 from attacker.replay.tasks import make_reconstruction_path
@@ -15,14 +15,14 @@ MIN_CONFIDENCE = 0.95
 """Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
 ADVICE = (
     "Try these defenses one by one, each by `attacker audit --what-if` on a short run, and keep what leaks least: secure "
-    "aggregation over many clients, so that the server sees only a sum; clipping with more noise; and, in addition, larger "
-    "batches and more local steps."
+    "aggregation over many clients, so that the server sees only a sum; clipping and noise, or more noise; and, in addition, "
+    "larger batches and more local steps."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedAttack:
-    """What one attack achieved on a sample of updates.
+    """The results of one attack on a sample of updates.
 
     outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
     recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `MIN_CONFIDENCE`.
@@ -80,13 +80,13 @@ class AuditedAttack:
 
 
 def confident(folder: Path, cases: Sequence[str]) -> int:
-    """Return how many reconstructed examples have a confidence of at least `MIN_CONFIDENCE`. cases: keys of the cases."""
+    """Count reconstructed examples of the cases with the keys `cases` that have a confidence of at least `MIN_CONFIDENCE`."""
     paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
-    """Yield one finding for the strongest attack: what matters is the minimum of privacy over all attacks.
+    """Yield one finding for the strongest attack, since privacy is only as good as under the best attack.
 
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
@@ -102,12 +102,12 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
         yield Passed(rule=RECOVERED_RULE, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
         return
     rule, grade, title = found
-    evidence = f"{strongest.spec} on {strongest.updates} updates: {strongest.words}."
+    evidence = f"{strongest.spec} on {_count(strongest.updates, 'update')}: {strongest.words}."
     yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=advice, picture=strongest.picture)
 
 
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
-    """Return rule, grade and title for what an attack achieved; None for nothing."""
+    """Return rule, grade and title for what an attack achieved; None if it achieved nothing."""
     if strongest.outcome == "recovered":
         source = "the recorded rounds together" if strongest.is_joint else "one update of one client"
         return RECOVERED_RULE, "severe", f"Private examples can be reconstructed from {source}."
@@ -120,19 +120,27 @@ def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
 
 def _judge_confidence(strongest: AuditedAttack, advice: str) -> CheckResult:
     if not strongest.confident:
-        return Passed(rule=RECOVERED_RULE, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
+        reason = (
+            "whether examples leak is not known: no attack is sure of an answer, and the originals to compare with were not given"
+        )
+        return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
     return Finding(
         rule=RECOVERED_RULE,
         grade="severe",
         title="Private examples can be reconstructed from one update of one client.",
-        evidence=f"{strongest.spec} on {strongest.updates} updates: {strongest.confident} reconstructions with a calibrated "
-        f"probability of at least {MIN_CONFIDENCE:g} that they are recovered. There is no truth to compare them with.",
+        evidence=f"{strongest.spec} on {_count(strongest.updates, 'update')}: "
+        f"{_count(strongest.confident, 'reconstruction')} with a calibrated probability of at least {MIN_CONFIDENCE:g} that they "
+        "are recovered. The originals to compare them with were not given.",
         advice=advice,
     )
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
-    """Return the attack that decides, or None without any."""
+    """Return the attack that achieved most, or None if there is none."""
     return max(attacks, key=_measure_strength, default=None)
 
 

@@ -10,7 +10,7 @@ from attacker.attacks import ATTACKS
 from attacker.audit.attack_findings import AuditedAttack, confident, find_strongest_attack, judge_results
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
-from attacker.audit.defense_checks import check_defense
+from attacker.audit.defense_checks import check_defense, check_support
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
@@ -27,7 +27,7 @@ from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 
 BOUND_SECONDS = 30.0
-"""Time for bounds on the errors of the attacks, at the most."""
+"""Largest time in seconds for bounds on the errors of the attacks."""
 MAX_CHECKED = 64
 """Number of updates that the checks read."""
 Run = Callable[[Replay], Replayed]
@@ -37,7 +37,8 @@ Run = Callable[[Replay], Replayed]
 class Audit:
     """The result of an audit.
 
-    findings:    problems, the worst first. passed: checks that found nothing. not_checked: what was not tried, with reasons.
+    findings:    problems, the worst first. passed: checks that found nothing. not_checked: checks and attacks that were not made,
+                 with reasons.
     attacks:     one result for each attack that ran.
     scored:      whether reconstructions were compared with the clients' true examples.
     seconds:     time that the audit took.
@@ -77,6 +78,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     if (spec := observations[0].defenses).steps:
         signature = measure_signature(spec, observations[0].update)
     found += check_defense(observations, signature)
+    found.append(check_support(observations, signature))
     found += check_noise(observations, signature)
     found += check_settings(recording, observations)
     found += check_labels(observations)
@@ -143,7 +145,7 @@ def audit(
 
 
 def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return what an attack achieved. cases: their keys. folders: of its reconstructions and of those of its null."""
+    """Return the results of an attack. cases: their keys. folders: those of its reconstructions and of its null's."""
     if scorer is None:
         found = confident(folders[0], cases)
         return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
@@ -162,9 +164,9 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 
 
 def _list_other_attacks() -> list[NotChecked]:
-    """Return which attacks are no part of an audit."""
+    """Return the attacks that are not part of an audit."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
-    reason = f"these attacks are no part of an audit; `attacker replay` runs them: {names}"
+    reason = f"these attacks are not part of an audit; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 

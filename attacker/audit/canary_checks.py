@@ -4,36 +4,48 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attacker.audit.canary_guesses import CanaryGuesses, guess_canaries
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from attacker.scoring import Scorer
-from attacker.scoring.canaries import guess_canaries
 from defenses.gradients import GradientSpec
-from defenses.privacy.empirical import CONFIDENCE_LEVEL, bound_epsilon, bound_gaussian_epsilon
+from defenses.privacy.empirical import (
+    CONFIDENCE_LEVEL,
+    bound_epsilon,
+    bound_epsilon_of_independent_guesses,
+    bound_gaussian_epsilon,
+)
 from defenses.privacy.sensitivity import find_gradient_noise, find_noise
 from fedsim.recording import Recording
 
 REFUTED_RULE = "epsilon-refuted"
+ACCUSATION_LEVEL = 0.999
+"""Confidence with which an accounted epsilon must be refuted to become a finding: one sound audit in twenty would pass 95 %."""
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield whether guesses about canaries refute the accounted epsilon. metrics: rows of metrics.jsonl."""
-    found = None if scorer is None else guess_canaries(scorer, recording)
+    """Yield the result: whether guesses about canaries refute the accounted epsilon. metrics: rows of metrics.jsonl."""
+    privacy = metrics[-1].get("privacy", {}) if metrics else {}
+    accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
+    declared = None
+    if scorer is not None and isinstance(accounted, int | float) and recording.list_rounds() and _has_gaussian_noise(recording):
+        declared = float(accounted)
+    found = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
     if found is None:
         reason = "no client planted canaries (clients.canaries), or only sums were recorded"
         if scorer is None:
             reason = "the clients' true examples, which would include planted canaries, are not given"
         yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")
         return
-    privacy = metrics[-1].get("privacy", {}) if metrics else {}
-    accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
-    bound = bound_gaussian_epsilon if _has_gaussian_noise(recording) else bound_epsilon
-    epsilon = bound(found.right, found.guesses, canaries=found.canaries, delta=delta)
+    gaussian = _has_gaussian_noise(recording)
+    epsilon = _bound(found, delta, gaussian=gaussian)
     told = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
     evidence = (
-        f"{found.right} of {found.guesses} guesses about {found.canaries} canaries are right: epsilon is at least {epsilon:.3g} "
-        f"with a confidence of {CONFIDENCE_LEVEL:.0%}. The accountant's epsilon: {told}."
+        f"{found.right_of_all} of {found.canaries} guesses about canaries are right, and {found.right} of the {found.guesses} "
+        f"surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
+        f"The accountant's epsilon: {told}."
     )
-    if isinstance(accounted, int | float) and math.isfinite(accounted) and epsilon > accounted:
+    refuted = _bound(found, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
+    if isinstance(accounted, int | float) and math.isfinite(accounted) and refuted > accounted:
         yield Finding(
             rule=REFUTED_RULE,
             grade="serious",
@@ -43,6 +55,22 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         )
     else:
         yield Passed(rule=REFUTED_RULE, evidence=evidence)
+
+
+def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
+    """Return the lower bound on epsilon that suits the declared noise.
+
+    Of the two bounds for Gaussian noise the larger one counts, each at half the error probability.
+    """
+    if not gaussian:
+        return bound_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=confidence)
+    each = (1 + confidence) / 2
+    return max(
+        bound_gaussian_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=each),
+        bound_epsilon_of_independent_guesses(
+            found.right_of_all, found.canaries, delta=delta, overlap=found.overlap, confidence=each
+        ),
+    )
 
 
 def _has_gaussian_noise(recording: Recording) -> bool:

@@ -1,4 +1,4 @@
-"""What the output of a declared defense must look like, measured by applying the defense to updates."""
+"""Properties of the output of a declared defense, measured by applying the defense to updates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     idempotent, additive, zeros = True, True, 1.0
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
-        before = _random_update(like, draw)
+        before = draw_like(like, draw)
         after, again = apply(spec, before, 10 + draw), apply(spec, before, 20 + draw)
         idempotent &= relative_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
         zeros = min(zeros, zero_share(after))
@@ -90,7 +90,7 @@ def count_levels(update: Update) -> dict[str, int]:
     return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
 
 
-def _random_update(like: Update, seed: int) -> dict[str, Tensor]:
+def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
     """Return normal updates whose tensors have the root mean square of those of `like`, or 1 where these are zero."""
     rng = Generator().manual_seed(seed)
     found = {}

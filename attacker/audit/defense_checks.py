@@ -1,8 +1,20 @@
 """Checks of whether recorded updates are outputs of the declared defense."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from attacker.audit.declared import MAX_UNCHANGED_DIFFERENCE, Signature, apply, count_levels, relative_change, zero_share
+import torch
+from torch import Tensor
+
+from attacker.audit.declared import (
+    MAX_UNCHANGED_DIFFERENCE,
+    Signature,
+    apply,
+    count_levels,
+    draw_like,
+    relative_change,
+    zero_share,
+)
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from defenses.spec import DefenseSpec
 from fedsim.recording import Observation
@@ -11,24 +23,29 @@ ZERO_SLACK = 0.02
 """Share of coordinates by which zeros may fall short: ties, and integer rounding of shares."""
 LEVEL_SLACK = 2
 """Factor by which distinct values may exceed those of random updates."""
+MAX_COMPARED = 20
+"""Number of updates whose supports are compared."""
 BOUND_FACTOR = 2.0
 """Factor that an update is multiplied by to see whether a defense would ever change it."""
 NOT_APPLIED_RULE = "defense-not-applied"
 NEVER_BINDS_RULE = "defense-never-binds"
+SUPPORT_RULE = "support-reveals-data"
+MIN_SAME_SUPPORT = 0.999
+"""Share of coordinates on which the supports of two random updates agree, for one seed, if the data do not choose them."""
 
 
 def check_defense(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
-    """Yield whether the declared defense was applied to the updates, and whether it ever changes one.
+    """Yield results: whether the declared defense was applied to the updates, and whether it ever changes one.
 
     A defense that leaves its own output unchanged must leave every recorded update unchanged, too. Outputs of other defenses are
     recognised by zeros and by few distinct values.
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the run declares no defense of the update")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the run declares no defense of the update", kind="no guarantee")
         return
     if signature.additive:
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason="the defense ends with noise: see noise-missing and noise-reused")
+        yield NotChecked(rule=NOT_APPLIED_RULE, reason="its last step is noise: see noise-missing and noise-reused")
         return
     if not (signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels):
         reason = f"no property of the output of {spec} is known that can be checked"
@@ -41,7 +58,7 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
             rule=NOT_APPLIED_RULE,
             grade="severe",
             title=f"The clients did not apply the declared defense {spec}.",
-            evidence=f"{len(wrong)} of {len(observations)} updates are no outputs of it. First: {key}, {reason}.",
+            evidence=f"{len(wrong)} of {len(observations)} updates are not outputs of it. First: {key}, {reason}.",
             advice="Check that the defense is configured on the clients and returns the changed update, not its input.",
         )
         return
@@ -49,8 +66,36 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
     yield from _check_bound(observations, spec, signature)
 
 
+def check_support(observations: Sequence[Observation], signature: Signature | None) -> CheckResult:
+    """Return whether the data decide which coordinates are sent, so that the choice itself says something about them.
+
+    The defense is applied with one seed to two random updates. A choice that does not depend on the update is then the same.
+    """
+    spec = observations[0].defenses
+    if signature is None or signature.zeros <= ZERO_SLACK or signature.levels:
+        return NotChecked(rule=SUPPORT_RULE, reason="no defense selects coordinates")
+    supports = [_find_support(apply(spec, draw_like(observations[0].update, seed), 0)) for seed in (1, 2)]
+    if float((supports[0] == supports[1]).float().mean()) >= MIN_SAME_SUPPORT:
+        return Passed(rule=SUPPORT_RULE, evidence=f"the choice of coordinates by {spec} does not depend on the update")
+    recorded = [_find_support(one.update) for one in observations[:MAX_COMPARED]]
+    common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
+    chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
+    found = f" Successive updates share {sum(common) / len(common):.0%} of them, {chance:.0%} by chance." if common else ""
+    return Finding(
+        rule=SUPPORT_RULE,
+        grade="low",
+        title="The data decide which coordinates a client sends.",
+        evidence=f"{spec} keeps other coordinates of other updates.{found} Whoever sees a message sees which ones it keeps.",
+        advice="Choose the coordinates at random (random_k), or count on their choice being known, for example to reveal labels.",
+    )
+
+
+def _find_support(update: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([(tensor != 0).flatten() for tensor in update.values()])
+
+
 def _difference(observation: Observation, spec: DefenseSpec, signature: Signature) -> str:
-    """Return in which property an update differs from outputs of the defense, "" if in none."""
+    """Return the property in which an update differs from outputs of the defense, "" if in none."""
     update = observation.update
     if observation.rounding:  # the values of whole weights are rounded, and none is exactly zero
         return ""
@@ -67,7 +112,7 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 
 
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
-    """Yield whether a defense that only limits updates, as clipping does, would have changed any of these updates."""
+    """Yield the result: whether a defense that only limits updates, as clipping does, would have changed any of them."""
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return
     larger = [{name: BOUND_FACTOR * t for name, t in one.update.items()} for one in observations]

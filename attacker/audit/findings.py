@@ -14,7 +14,7 @@ class Finding:
     """One result of an audit.
 
     rule:     identifier of the check, such as "noise-reused", which does not change between versions.
-    title:    one sentence that says what leaks, or which setting is wrong.
+    title:    one sentence on what leaks, or which setting is wrong.
     evidence: what was measured, with numbers and the rounds and clients concerned.
     advice:   what to change, as one sentence.
     picture:  path of a picture that shows the finding, relative to the run; "" if there is none.
@@ -44,13 +44,13 @@ class Passed:
 class NotChecked:
     """A check or an attack that was not made.
 
-    reason: why, as one sentence. kind: whether it does not apply to the run, needs information that was not given, or was left
-            out although it applies, for want of time or of a method.
+    reason: why, as one sentence. kind: whether it does not apply to the run, needs information that was not given, was left out
+            although it applies, because there was no time or no method, or whether the run gives no guarantee to be checked.
     """
 
     rule: str
     reason: str
-    kind: Literal["does not apply", "needs information", "left out"] = "does not apply"
+    kind: Literal["does not apply", "needs information", "left out", "no guarantee"] = "does not apply"
 
 
 CheckResult = Finding | Passed | NotChecked

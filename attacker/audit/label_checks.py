@@ -23,7 +23,7 @@ MAX_CHANCE = 1e-4
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield whether the estimated numbers of examples of each label are whole numbers, as only the true ones are.
+    """Yield the result: whether the estimated numbers of examples of each label are whole numbers, as only the true ones are.
 
     For softmax cross-entropy, the gradient of the last layer's bias is the mean of `p - 1[label]`, where the mean prediction p is
     estimated on random inputs. Of numbers that have nothing to do with the labels, a share of 2 * `INTEGER_TOLERANCE` would be as
@@ -63,13 +63,13 @@ def _estimate_counts(observation: Observation) -> Tensor:
     """Return the estimated numbers of examples of each label, (K,). Raises ValueError if they cannot be estimated."""
     examples = observation.num_examples or 0
     if observation.client == SUM_CLIENT or not 0 < examples <= MAX_EXAMPLES:
-        raise ValueError(f"labels are counted in updates of one client of at most {MAX_EXAMPLES} examples")
+        raise ValueError(f"labels can only be counted in updates of one client of at most {MAX_EXAMPLES} examples")
     if observation.training.loss != "cross_entropy":
-        raise ValueError(f"labels are counted for cross-entropy, and the loss is {observation.training.loss}")
+        raise ValueError(f"labels can only be counted for cross-entropy, and the loss is {observation.training.loss}")
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
     if seen.steps > 1:
-        raise ValueError("labels are counted in updates of one local step")
+        raise ValueError("labels can only be counted in updates of one local step")
     _, bias = models.find_head(model)
     if bias is None or observation.data.num_classes < 3:
         raise ValueError("labels are counted if the last layer has a bias, and there are more than two classes")

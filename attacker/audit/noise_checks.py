@@ -32,7 +32,7 @@ MIN_REUSED_SHARE = 0.05
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
-    """Yield whether the noise that the manifest declares is in the updates.
+    """Yield results: whether the noise that the manifest declares is in the updates.
 
     The noise is independent of the gradient, so that the mean square of a tensor is at least the noise's variance, and the mean
     square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the

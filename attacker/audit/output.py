@@ -16,8 +16,9 @@ from fedsim.recording.safe_files import read_bytes
 GRADE_MEANINGS: dict[Grade, str] = {
     "none found": "No check failed, and no attack did better than guessing. Other attacks, or attacks on other rounds or "
     "data, may still succeed.",
-    "low": "A setting makes attacks easier than they need to be. This finding alone is no leak.",
-    "moderate": "The server learns something about the data, such as labels (which may be diagnoses), but no example.",
+    "low": "A setting makes attacks easier than they need to be. This finding alone is not a leak.",
+    "moderate": "The server learns something about the data, such as labels (which may be diagnoses). No single example "
+    "was shown to leak.",
     "serious": "The server learns something about single examples, or a promised protection does not hold.",
     "severe": "Whoever runs the server can reconstruct single training examples from what a client sends.",
 }
@@ -43,9 +44,9 @@ def render(found: Audit, run: Path) -> str:
 
 
 def write(found: Audit, run: Path, path: Path) -> None:
-    """Write an audit to a file whose ending says the format: .html, .json, .sarif or .xml (JUnit).
+    """Write an audit to a file in the format of its suffix: .html, .json, .sarif or .xml (JUnit).
 
-    Raises ValueError for another ending.
+    Raises ValueError for another suffix.
     """
     from json import dumps
 

@@ -1,24 +1,32 @@
 """The attacks of an audit: chosen from what the recording offers, and sized to a time budget."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attacker.attacks import AttackSpec, presets
+from attacker.attacks import AttackSpec, Case, presets
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
-from fedsim.recording import Recording, Row
+from fedsim.recording import DamagedFile, Recording, Row
 
 CANDIDATE_ATTACKS: tuple[tuple[str, dict[str, object] | None], ...] = (
     ("exact", {"fallback": "none"}),
+    ("robbing_the_fed", {}),
     ("spans", {}),
     ("cohort_spans", {}),
+    ("rog", {}),
     ("inverting_gradients", None),
     ("cpl", None),
+    ("accumulate", {}),
+    ("agic", None),
 )
 """Attacks in the order of their cost, with their arguments; None for the tuned preset of the network's family."""
-JOINT_ATTACKS = frozenset({"spans", "cohort_spans"})
+JOINT_ATTACKS = frozenset({"spans", "cohort_spans", "accumulate", "agic"})
 """Attacks that use all rounds of a client together."""
+EPOCH_ARGUMENTS: dict[str, object] = {"local_steps": "simulated", "order_invariant": 1.0}
+"""Further arguments of `agic` for several local epochs, the best of benchmarks/agic.py (Dimitrov et al. 2022)."""
+UNCOMPRESSED = frozenset({"clip", "clip_each", "gaussian", "laplace"})
+"""Defenses that send every coordinate, and only scale tensors or add noise."""
 CLIENT_COUNTS = (16, 8, 4, 2, 1)
 """Numbers of updates that an attack may be sized to, the largest that fits into the budget first."""
 ATTACK_RULE = "attack"
@@ -26,7 +34,7 @@ ATTACK_RULE = "attack"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedAttack:
-    """An attack on a sample of the recorded updates, which its null is run on as well.
+    """An attack on a sample of the recorded updates; its null runs on the same sample.
 
     rows:         the updates.
     core_seconds: expected time of attack and null on one core, if every search uses all its iterations.
@@ -46,53 +54,93 @@ class PlannedAttack:
 def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield the attacks to run within the budget, and for each attack that does not fit or does not apply the reason.
 
-    The first attack, of closed forms, always runs, on one update at least. Each of the others may take an equal share of what the
-    cheaper ones have left. Attacks on single updates get those of the first complete round: its network has learned least, which
-    makes examples easiest to separate. Attacks on several rounds get all rounds of each client.
+    The first attack, of closed forms, always runs, on one update at least. Each of the others that fit the recording may take an
+    equal share of what the cheaper ones have left. Attacks on single updates get those of the first complete round: its network
+    has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each client.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
         yield NotChecked(rule=ATTACK_RULE, reason="the recording holds no complete update to attack", kind="needs information")
         return
-    left = seconds
-    for place, (name, arguments) in enumerate(CANDIDATE_ATTACKS):
-        spec = AttackSpec(name=name, arguments=_tuned(name, recording) if arguments is None else arguments)
-        sizes = list(_sizes(recording, spec, rows, out))
-        if reason := _explain_unfit(sizes[-1], recording, out):
+    fitting: list[list[PlannedAttack]] = []
+    for name, arguments in CANDIDATE_ATTACKS:
+        spec = AttackSpec(name=name, arguments=_choose_arguments(name, recording) if arguments is None else arguments)
+        if reason := _explain_unfit(_select(spec, rows, 1), recording, out):
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
-            continue
-        share = left / (len(CANDIDATE_ATTACKS) - place)
-        fitting = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
-        if fitting is None:
-            reason = f"{spec} needs more computing time than is left of the {seconds:.0f} seconds: give more by --budget"
+        else:
+            fitting.append(list(_sizes(recording, spec, rows, out)))
+    yield from _share_budget(fitting, seconds)
+
+
+def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
+    """Yield each attack in the largest size that fits into its share of the budget. fitting: sizes of each attack."""
+    left = seconds
+    for place, sizes in enumerate(fitting):
+        share = left / (len(fitting) - place)
+        chosen = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
+        if chosen is None:
+            reason = (
+                f"{sizes[-1].spec} needs more computing time than is left of the {seconds:.0f} seconds, "
+                f"{sizes[-1].core_seconds:.0f} for one update or client: give more by --budget"
+            )
             yield NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out")
             continue
-        left -= fitting.core_seconds
-        yield fitting
+        left -= chosen.core_seconds
+        yield chosen
 
 
 def _explain_unfit(one: PlannedAttack, recording: Recording, out: Path) -> str:
-    """Return why an attack on several rounds cannot be used on a recording; "" if it can, and for attacks on single updates."""
-    if one.spec.name not in JOINT_ATTACKS:
-        return ""
-    if len({row.round for row in one.rows}) < 2:
+    """Return why an attack does not suit a recording; "" if it does."""
+    several = len({row.round for row in one.rows}) > 1
+    if one.spec.name == "agic":
+        if not several and not _has_epochs(recording):
+            return "it joins several rounds or local epochs, and one of each is recorded"
+    elif one.spec.name in JOINT_ATTACKS and not several:
         return "it joins several rounds, and one is recorded"
+    if one.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
+        return "it is for compressed updates, and no compression is declared"
+    if one.spec.name not in JOINT_ATTACKS:
+        return _find_unmet_need(one, recording)
     cases = one.replay(recording, out, null=False).plan.cases
     return "" if any(not case.reason for case in cases) else cases[0].reason
+
+
+def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
+    """Return the first condition of an attack on single updates that its first update does not meet; "" if it meets all."""
+    try:
+        case = Case((recording.read_observation(one.rows[0]),))
+    except DamagedFile:  # the replay reports it
+        return ""
+    return next((need.value for need in sorted(one.spec.build().needs, key=lambda need: need.name) if not need.is_met(case)), "")
+
+
+def _has_epochs(recording: Recording) -> bool:
+    return (recording.manifest.training.epochs or 1) > 1
+
+
+def _choose_arguments(name: str, recording: Recording) -> dict[str, object]:
+    """Return the arguments of the tuned preset, and for `agic` on several local epochs those of their simulation."""
+    epochs = EPOCH_ARGUMENTS if name == "agic" and _has_epochs(recording) else {}
+    return {**_tuned(name, recording), **epochs}
 
 
 def _tuned(name: str, recording: Recording) -> dict[str, object]:
     return presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data)
 
 
+def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
+    """Return an attack on the updates of the first `count` clients, without a forecast."""
+    own = rows if spec.name in JOINT_ATTACKS else [row for row in rows if row.round == rows[0].round]
+    chosen = set(list(dict.fromkeys(row.client for row in own))[:count])
+    return PlannedAttack(spec=spec, rows=tuple(row for row in own if row.client in chosen), core_seconds=0.0)
+
+
 def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
     """Yield the attack on the updates of fewer and fewer clients, with the forecast of each."""
-    own = rows if spec.name in JOINT_ATTACKS else [row for row in rows if row.round == rows[0].round]
-    clients = list(dict.fromkeys(row.client for row in own))
+    clients = {row.client for row in _select(spec, rows, len(rows)).rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
-        chosen = set(clients[:count])
-        one = PlannedAttack(spec=spec, rows=tuple(row for row in own if row.client in chosen), core_seconds=0.0)
+        one = _select(spec, rows, count)
         forecast = one.replay(recording, out, null=False).estimate_work()
-        yield PlannedAttack(spec=spec, rows=one.rows, core_seconds=2 * forecast.core_seconds)
+        yield replace(one, core_seconds=2 * forecast.core_seconds)

@@ -15,10 +15,12 @@ from fedsim.training.privacy import count_uses
 EPSILON_RULE = "epsilon-understated"
 EPSILON_SLACK = 0.01
 """Relative amount by which a reported epsilon may be below the computed one: other accountants round differently."""
+MAX_MEANINGFUL_EPSILON = 20.0
+"""Epsilon up to which the promise is told without a warning. At 20, odds may change by a factor of e^20, about 5 * 10^8."""
 
 
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield whether the reported epsilon is at least that of the declared noise, composed over the rounds.
+    """Yield the result: whether the reported epsilon is at least that of the declared noise, composed over the rounds.
 
     metrics: rows of metrics.jsonl.
     """
@@ -26,7 +28,8 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     if not reported:
         yield NotChecked(
             rule=EPSILON_RULE,
-            reason="the run states no finite epsilon, so it promises no differential privacy that could be verified",
+            reason="the run states no finite epsilon, so that no differential privacy is promised",
+            kind="no guarantee",
         )
         return
     if _unit(reported[-1]) == "example" and not _sizes(recording):
@@ -38,6 +41,10 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
         row = reported[-1]
         evidence = f"epsilon {_value(row):.3g} after round {row['round']} follows from the declared noise"
         yield Passed(rule=EPSILON_RULE, evidence=evidence)
+        if _value(row) > MAX_MEANINGFUL_EPSILON:
+            limit = f"above {MAX_MEANINGFUL_EPSILON:g} it promises hardly anything"
+            reason = f"epsilon {_value(row):.3g} follows from the noise, but {limit}"
+            yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="no guarantee")
         return
     row, expected = low[-1]
     values = {round(_value(one), 9) for one in reported}

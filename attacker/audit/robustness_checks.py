@@ -6,32 +6,32 @@ from scipy.stats import binom
 
 from attacker.audit.attack_findings import AuditedAttack
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
-from defenses.gradients import GradientSpec
+from attacker.bounds import find_declared_noise
 from defenses.privacy.accounting import compute_bound
-from defenses.privacy.sensitivity import Noise, find_gradient_noise, find_noise
+from defenses.privacy.sensitivity import Noise
 from fedsim.recording import Recording
-from fedsim.training.privacy import count_uses
 
 ROBUSTNESS = "reconstruction-bound"
 PRIOR = 0.01
-"""Success probability of the best guess without any update, for which the bound is told."""
+"""Success probability of the best guess without any update, for which the bound is computed."""
 USELESS = 0.99
-"""Bound from which on it says nothing."""
+"""Bound from which on it is too weak to be reported."""
 MAX_CHANCE = 0.01
 """Probability at which so many recovered examples contradict the bound."""
 
 
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:
-    """Yield the probability of a reconstruction that the declared noise allows, and whether the strongest attack exceeds it.
+    """Yield results: the probability of a reconstruction that the declared noise allows, and whether an attack exceeds it.
 
     Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of an
     attack on single updates is compared with the bound of one release, that of an attack on several rounds together with the
     bound of all rounds. The prior of the comparison is the null's share, at least one of all examples.
     """
     rounds = recording.list_rounds()
-    noise, uses = _find_declared_noise(recording) if rounds else (Noise(), 1)
+    noise, uses = find_declared_noise(recording) if rounds else (Noise(), 1)
     if not noise.multiplier > 0:
-        yield NotChecked(rule=ROBUSTNESS, reason=f"no probability of reconstruction is bounded: {noise.why or 'no round'}")
+        reason = f"no noise bounds the probability of a reconstruction: {noise.why or 'no round is recorded'}"
+        yield NotChecked(rule=ROBUSTNESS, reason=reason, kind="no guarantee")
         return
     if strongest is not None and strongest.examples:
         prior = max(strongest.null_recovered, 1) / (strongest.examples + 1)
@@ -48,24 +48,12 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
             return
     bound = compute_bound(noise, prior=PRIOR, times=uses * len(rounds))
     if bound >= USELESS:
-        reason = f"the declared noise is too small to bound reconstruction over {len(rounds)} recorded rounds"
-        yield NotChecked(rule=ROBUSTNESS, reason=reason)
+        over = f"{len(rounds)} recorded round{'s' * (len(rounds) != 1)}"
+        reason = f"the declared noise is too small to bound the probability of a reconstruction over {over}"
+        yield NotChecked(rule=ROBUSTNESS, reason=reason, kind="no guarantee")
         return
     yield Passed(
         rule=ROBUSTNESS,
         evidence=f"what is guessed right with a probability of {PRIOR:.0%} without any update is guessed right with at most "
         f"{bound:.1%} after {len(rounds)} round{'s' * (len(rounds) != 1)}, by the declared noise",
     )
-
-
-def _find_declared_noise(recording: Recording) -> tuple[Noise, int]:
-    """Return the noise that hides a client's message, or an example, and how often one round uses it."""
-    tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
-    of_client = find_noise(recording.manifest.defense, tensors=tensors)
-    if of_client.multiplier > 0:
-        return of_client, 1
-    of_example = find_gradient_noise(GradientSpec.parse(recording.manifest.gradient), tensors=tensors)
-    if not of_example.multiplier > 0:
-        return of_client, 1
-    sizes = [row.reported for row in recording.read_rows(on_damage=lambda error: None) if row.reported]
-    return of_example, count_uses(recording.manifest.training, min(sizes, default=1), 1, 1)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
 from fedsim.recording import Observation, Recording
 
@@ -14,6 +16,9 @@ SINGLE_RULE, METRICS_RULE, SECURE_RULE, STATISTICS_RULE = (
 EQUATION_METRICS = ("loss", "accuracy")
 """Words in the names of metrics that are functions of a client's examples."""
 MIN_COHORT = 3
+COHORTS_RULE = "cohorts-isolate-clients"
+ISOLATED_TOLERANCE = 1e-6
+"""Distance of a client from the combinations of cohorts, at most, that counts as none."""
 
 
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
@@ -22,6 +27,7 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
     yield _check_metrics(observations)
     yield _check_statistics(observations)
     yield from _check_secure(recording)
+    yield from _check_cohorts(recording)
 
 
 def _check_examples(observations: Sequence[Observation]) -> CheckResult:
@@ -38,7 +44,7 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
-    """Return whether clients send, in clear, a metric that is an equation on few examples."""
+    """Return the result: whether clients send, in clear, a metric that is an equation on few examples."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
         return Passed(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
@@ -74,7 +80,8 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     """Yield weak settings of secure aggregation: a low threshold, and sums of very few clients."""
     agreed = recording.manifest.secure_aggregation
     if not agreed:
-        yield NotChecked(rule=SECURE_RULE, reason="no secure aggregation is used: the server sees each client's update")
+        reason = "no secure aggregation is used: the server sees each client's update"
+        yield NotChecked(rule=SECURE_RULE, reason=reason, kind="no guarantee")
         return
     sizes = {number: len(recording.list_summed(number)) for number in recording.list_rounds()}
     small = {number: size for number, size in sizes.items() if 0 < size < MIN_COHORT}
@@ -85,8 +92,8 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
             rule=SECURE_RULE,
             grade="moderate",
             title="The threshold of secure aggregation is at most half of the clients.",
-            evidence=f"threshold {threshold} of {clients} clients: a lying server could unmask one of them by asking each half "
-            "for other shares.",
+            evidence=f"threshold {threshold} of {clients} clients: a lying server could unmask one of them by requesting "
+            "different shares from each half.",
             advice="Set the threshold above half of the clients.",
         )
     if small:
@@ -100,3 +107,35 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
         yield Passed(rule=SECURE_RULE, evidence=f"sums are of at least {min(sizes.values(), default=0)} clients")
+
+
+def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
+    """Yield which clients are alone in a linear combination of the cohorts of all rounds."""
+    if not recording.manifest.secure_aggregation:
+        return
+    cohorts = [cohort for number in recording.list_rounds() if (cohort := recording.list_summed(number))]
+    isolated = find_isolated_clients(cohorts)
+    if not isolated:
+        yield Passed(rule=COHORTS_RULE, evidence=f"no combination of {len(cohorts)} sums leaves a single client")
+        return
+    clients = len({client for cohort in cohorts for client in cohort})
+    yield Finding(
+        rule=COHORTS_RULE,
+        grade="moderate",
+        title="The sums of several rounds together single out clients.",
+        evidence=f"Adding and subtracting the sums of {len(cohorts)} rounds leaves {len(isolated)} of {clients} clients alone, "
+        f"first {isolated[0]}. What is left is near its update as far as updates change little from round to round.",
+        advice="Sum the same groups of clients in every round; if a client is missing, leave out its whole group.",
+    )
+
+
+def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
+    """Return the clients that a linear combination of the cohorts' sums isolates. cohorts: clients in each sum."""
+    clients = sorted({client for cohort in cohorts for client in cohort})
+    if not clients:
+        return []
+    took_part = torch.tensor([[float(client in cohort) for client in clients] for cohort in cohorts], dtype=torch.float64)
+    _, singular, rows = torch.linalg.svd(took_part, full_matrices=False)
+    basis = rows[singular > ISOLATED_TOLERANCE * singular[0]]
+    squared_distances = (1 - basis.square().sum(0)).tolist()  # of each client's unit vector from the span of the cohorts
+    return [client for client, one in zip(clients, squared_distances, strict=True) if one < ISOLATED_TOLERANCE]

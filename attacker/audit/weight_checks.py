@@ -10,7 +10,7 @@ TAMPERED_RULE = "weights-tampered"
 
 
 def check_weights(recording: Recording) -> Iterator[CheckResult]:
-    """Yield whether the first and the last recorded weights show signs of tampering, see `fedsim.models.tampering`."""
+    """Yield the result: whether the first or the last recorded weights show signs of tampering, see `fedsim.models.tampering`."""
     rounds = recording.list_rounds()
     if not rounds:
         yield NotChecked(rule=TAMPERED_RULE, reason="no round with weights is recorded", kind="needs information")
@@ -32,4 +32,4 @@ def check_weights(recording: Recording) -> Iterator[CheckResult]:
     if not checked:
         yield NotChecked(rule=TAMPERED_RULE, reason="no layer is large enough to be inspected")
         return
-    yield Passed(rule=TAMPERED_RULE, evidence=f"no layer of {checked} shows a known pattern of tampering")
+    yield Passed(rule=TAMPERED_RULE, evidence=f"none of the inspected layers ({checked}) shows a known pattern of tampering")

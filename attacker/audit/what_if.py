@@ -16,7 +16,7 @@ MAX_UPDATES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOutcome:
-    """What an audit found: its grade, what the strongest attack recovered of how many, its median PSNR, and the accuracy."""
+    """Summary of an audit: its grade, the examples recovered by the strongest attack, its median PSNR, and the accuracy."""
 
     grade: Grade
     recovered: int = 0
@@ -59,7 +59,7 @@ def recommend_defense(recording: Recording) -> str:
 
 
 def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
-    """Return what an audit of a run found."""
+    """Return the summary of the audit of a run."""
     strongest = find_strongest_attack(attacks)
     rows = read_metrics(run)
     accuracy = rows[-1].get("accuracy") if rows else None

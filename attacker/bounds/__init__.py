@@ -1,6 +1,7 @@
 """Lower bounds on the error of any reconstruction, from the information that noisy, clipped or pruned messages hold."""
 
 from attacker.bounds.cramer_rao import ErrorBound, bound_error
+from attacker.bounds.declared_noise import find_declared_noise
 from attacker.bounds.information import FisherInformation, NoisyMessage
 from attacker.bounds.messages import NotBounded, UsedExamples, build_message
 from attacker.bounds.prior import GaussianPrior, fit_prior
@@ -17,5 +18,6 @@ __all__ = [
     "bound_error",
     "build_message",
     "compute_two_layer_rates",
+    "find_declared_noise",
     "fit_prior",
 ]

@@ -14,7 +14,7 @@ MAX_DENSE = 1024
 PROBES = 4
 MAX_ITERATIONS = 50
 TOLERANCE = 1e-3
-"""Relative residual at which the conjugate gradients end."""
+"""Relative residual at which the conjugate gradients stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def bound_error(
     such as the range of values, may lead to smaller errors.
 
     With more than `max_dense` unknown values, the trace is estimated by random probes (Hutchinson 1990) and conjugate gradients.
-    Conjugate gradients that end early make the bound smaller, so that it remains a lower bound.
+    Conjugate gradients that stop early make the bound smaller, so that it remains a lower bound.
     """
     count = information.shape[0]
     if information.size <= max_dense:

@@ -24,7 +24,7 @@ ROUNDING = 2.0**-24
 
 
 class NotBounded(ValueError):
-    """Raised if no bound is known for a message. The text says why."""
+    """Raised if no bound is known for a message. The text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:
-        raise NotBounded("bounds of secure sums are not known")
+        raise NotBounded("no bound is known for secure sums")
     if seen.inputs.step is not None:
         raise NotBounded("no lower bound is known if clients change their inputs before training (MixUp, InstaHide)")
     rule_std = _find_rule_noise(used)

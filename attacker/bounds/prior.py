@@ -28,7 +28,7 @@ class GaussianPrior:
 
     @property
     def variance(self) -> float:
-        """Return the mean variance of a value: the mean squared error of the mean as a guess."""
+        """Return the mean variance of a value, which is the mean squared error of guessing the mean."""
         values = self.mean.numel()
         return float((self.deviations.square().sum() + (values - len(self.deviations)) * self.floor**2) / values)
 

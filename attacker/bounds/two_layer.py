@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLayerRates:
-    """Root mean squared errors of an example of norm 1 as a whole vector.
+    """Root mean squared errors as whole vectors, for examples of norm 1.
 
-    lower: no estimate without a prior is better. upper: the tensor estimate of Liu et al. is about as good as this.
+    lower: of one example; no estimate without a prior is better. upper: of the sum of a batch, by the first-order estimate of
+    Liu et al.; with a batch of one, of the example.
     """
 
     lower: float
@@ -27,15 +28,17 @@ def compute_two_layer_rates(
 ) -> TwoLayerRates:
     """Return the rates for f(x) = sum of a_j relu(w_j x) with standard normal w_j, from the gradient by all a_j.
 
-    inputs, neurons: dimension d of x, and number m of neurons. noise: standard deviation on each coordinate of the summed
-    gradient. residual: size of the loss's derivative by f. kept: share of coordinates that pruning leaves. clipped: factor that
-    clipping multiplies the gradient by; noise is added after it.
+    inputs, neurons: dimension d of x, and number m of neurons. batch: number B of examples whose gradients are summed. noise:
+    standard deviation on each coordinate of the summed gradient. residual: size of the loss's derivative by f. kept: share of
+    coordinates that pruning leaves. clipped: factor that clipping multiplies the gradient by; noise is added after it.
 
     The rates are those of the paper's table: error of order sigma sqrt(d / m) at least, and (B + sigma) sqrt(d / m) at most,
     with m times the kept share in place of m. The constants are our own, for ReLU: the Fisher information on x is
     `kept * m * (residual * clipped / noise)^2 / 2` in every direction, since E[relu'(u)^2] = 1/2, and the first-order Stein
-    estimate `2 / (m r) * sum of G_j w_j` has an error with the variance 4 d / m * (B / 2 + (noise / r)^2), where
-    E[relu(u)^2] = 1/2. Both hold for m much larger than d. Without noise, the lower rate is 0.
+    estimate `2 / (m r) * sum of G_j w_j`, of the sum of the examples weighted by their residuals, has an error with the variance
+    4 d / m * (B^2 / 2 + (noise / r)^2) at most: E[relu(u) relu(v)] is 1/2 for examples in the same direction and less for
+    others. The lower rate takes the other examples of the batch as known. Both hold for m much larger than d. Without noise,
+    the lower rate is 0.
     Source: Liu, Wang, Chen and Lei 2025, "Data reconstruction attacks and defenses: a systematic evaluation", section 4.
     """
     if min(inputs, neurons, batch) < 1:
@@ -46,4 +49,4 @@ def compute_two_layer_rates(
             f"{clipped} and {residual}"
         )
     ratio, relative = inputs / (kept * neurons), noise / (residual * clipped)
-    return TwoLayerRates(lower=relative * math.sqrt(2 * ratio), upper=2 * math.sqrt(ratio * (batch / 2 + relative**2)))
+    return TwoLayerRates(lower=relative * math.sqrt(2 * ratio), upper=2 * math.sqrt(ratio * (batch**2 / 2 + relative**2)))

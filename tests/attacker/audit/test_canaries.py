@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 from attacker.audit import Finding, NotChecked, Passed
 from attacker.audit.canary_checks import REFUTED_RULE, check_canaries
+from attacker.audit.canary_guesses import guess_canaries, separate_canaries
 from attacker.scoring import Scorer
-from attacker.scoring.canaries import guess_canaries
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
@@ -18,7 +19,7 @@ from fedsim.recording import Recording
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.training.batches import choose_versions
 
-CLIENTS, CANARIES = 6, 8
+CLIENTS, CANARIES = 6, 16
 EXPERIMENT: dict[str, Any] = {
     "rounds": 2,
     "model": {"name": "mlp", "hidden": [8]},
@@ -72,7 +73,7 @@ def test_without_noise_canaries_are_guessed_and_bound_epsilon(few: Path) -> None
     (result,) = check_canaries(recording, scorer, read_metrics(few))
     assert isinstance(result, Passed)
     assert "none, as no noise is accounted" in result.evidence
-    lied = [{"privacy": {"epsilon": 0.1, "delta": 1e-5}}]
+    lied = [{"privacy": {"epsilon": 0.01, "delta": 1e-5}}]
     (result,) = check_canaries(recording, scorer, lied)
     assert isinstance(result, Finding)
     assert (result.rule, result.grade) == (REFUTED_RULE, "serious")
@@ -93,6 +94,39 @@ def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, few: Path)
     run = federate(tmp_path / "run", clients={"count": 2}, rounds=1)
     (result,) = check_canaries(Recording(run / "recording"), Scorer(run, [run / "truth"]), [])
     assert isinstance(result, NotChecked)
+
+
+def test_overlapping_canaries_are_separated() -> None:
+    """Without noise all coins are found; where noise dominates, the estimates order canaries as the inner products do."""
+    rng = torch.Generator().manual_seed(0)
+    differences = torch.randn(60, 100, generator=rng, dtype=torch.float64) + torch.randn(100, generator=rng, dtype=torch.float64)
+    coins = torch.randint(0, 2, (60,), generator=rng).double() * 2 - 1
+    products = differences @ differences.T
+    estimates, _ = separate_canaries(differences @ (coins @ differences), products)
+    assert torch.equal(estimates.sign(), coins)
+    assert (torch.sign(products @ coins) != coins).any()  # the inner products alone are wrong about some
+
+    directions = torch.randn(400, 500, generator=rng, dtype=torch.float64)
+    directions = directions / directions.norm(dim=1, keepdim=True)
+    inner, products = directions @ (1e4 * torch.randn(500, generator=rng, dtype=torch.float64)), directions @ directions.T
+    estimates, overlap = separate_canaries(inner, products)
+    assert torch.corrcoef(torch.stack([estimates, inner]))[0, 1] > 0.95
+    assert overlap == pytest.approx(float(products.fill_diagonal_(0).square().sum()) / 400, rel=0.3)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_gradients_that_tell_nothing_give_no_guess(value: float) -> None:
+    estimates, overlap = separate_canaries(torch.full((3,), value).double(), torch.full((3, 3), value).double())
+    assert (estimates.tolist(), overlap) == ([0.0] * 3, 0.0)
+
+
+def test_batches_that_hold_few_canaries_are_guessed_far_better_than_by_chance(tmp_path: Path, data: dict[str, str]) -> None:
+    training = {"learning_rate": 0.01, "batch_size": 4, "epochs": None, "steps": 1}
+    training = {key: value for key, value in training.items() if value is not None}
+    run = federate(tmp_path / "run", data=data, training=training, rounds=8)
+    found = guess_canaries(Scorer(run, [run / "truth"]), Recording(run / "recording"))
+    assert found is not None
+    assert found.right_of_all > 0.7 * found.canaries
 
 
 def test_versions_follow_the_coins() -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from attacker.audit import Finding, NotChecked, check_recording
+from attacker.audit import Finding, NotChecked, Passed, check_recording
 from attacker.audit.declared import measure_signature
-from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, check_defense
+from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, SUPPORT_RULE, check_defense, check_support
 from attacker.audit.findings import order, worst
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
+from attacker.audit.setting_checks import find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.config.experiment import validate
@@ -73,6 +74,42 @@ def found(observations: list[Observation]) -> list[str]:
 def applied(defense: str) -> Sent:
     built = DefenseSpec.parse(defense).build()
     return lambda update, i: built.apply(update, built.init(update), Generator().manual_seed(100 + i))[0]
+
+
+@pytest.mark.parametrize(
+    ("defense", "revealing"),
+    [("top_k(0.1)", True), ("prune(0.8)", True), ("random_k(0.3)", False), ("withhold(['head.*'])", False)],
+)
+def test_a_choice_of_coordinates_by_the_data_is_named(defense: str, revealing: bool) -> None:
+    observations = observed(defense, applied(defense))
+    result = check_support(observations, measure_signature(observations[0].defenses, observations[0].update))
+    assert isinstance(result, Finding if revealing else Passed)
+    assert result.rule == SUPPORT_RULE
+    if isinstance(result, Finding) and defense == "top_k(0.1)":
+        assert "10% by chance" in result.evidence
+
+
+@pytest.mark.parametrize("defense", ["clip(1)", f"gaussian({STD})", "qsgd(levels=8)"])
+def test_defenses_that_send_all_coordinates_choose_none(defense: str) -> None:
+    observations = observed(defense, applied(defense))
+    signature = measure_signature(observations[0].defenses, observations[0].update)
+    assert isinstance(check_support(observations, signature), NotChecked)
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "isolated"),
+    [
+        (["ab", "cd"], ""),
+        (["abcd", "abcd"], ""),
+        (["abc", "ab"], "c"),  # the first less the second
+        (["ab", "bc", "ac"], "abc"),  # (ab + ac - bc) / 2 = a
+        (["abcd", "ab", "ac"], ""),  # b - c and b + c + 2 d stay together
+        (["abcd", "ab", "ac", "bd"], ""),
+        (["abcd", "ab", "c"], "cd"),
+    ],
+)
+def test_clients_that_sums_of_rounds_single_out_are_found(cohorts: list[str], isolated: str) -> None:
+    assert find_isolated_clients(cohorts) == list(isolated)
 
 
 SOUND = (

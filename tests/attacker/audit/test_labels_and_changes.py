@@ -126,7 +126,7 @@ def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mend"),
     [
-        ("[project]\nname = 'x'\n", "is of no Flower app"),
+        ("[project]\nname = 'x'\n", "does not describe a Flower app"),
         ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "give the folder that it records to"),
     ],
 )

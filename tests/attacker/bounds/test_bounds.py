@@ -171,3 +171,19 @@ def test_the_rates_of_two_layer_networks_hold_in_simulation() -> None:
     )
     with pytest.raises(ValueError, match="kept"):
         compute_two_layer_rates(inputs=8, neurons=100, kept=0.0)
+
+
+@pytest.mark.parametrize(("batch", "alike", "share"), [(2, True, 1.0), (8, True, 1.0), (8, False, 0.71)])
+def test_the_error_of_the_sum_of_a_batch_grows_with_its_size(batch: int, alike: bool, share: float) -> None:
+    """Examples in one direction reach the upper rate; orthogonal ones B / 2 + B (B - 1) / (2 pi) in place of B^2 / 2."""
+    rng, inputs, neurons, noise = torch.Generator().manual_seed(1), 8, 20_000, 0.5
+    x = torch.eye(inputs, dtype=torch.float64)[[0] * batch if alike else list(range(batch))]
+    errors = []
+    for _ in range(60):
+        w = torch.randn(neurons, inputs, generator=rng, dtype=torch.float64)
+        seen = (x @ w.T).clamp(min=0).sum(0) + noise * torch.randn(neurons, generator=rng, dtype=torch.float64)
+        errors.append(float((2 / neurons * seen @ w - x.sum(0)).square().sum()))
+    measured = math.sqrt(sum(errors) / len(errors))
+    rates = compute_two_layer_rates(inputs=inputs, neurons=neurons, batch=batch, noise=noise)
+    assert rates.lower < 0.5 * measured
+    assert measured == pytest.approx(share * rates.upper, rel=0.2)

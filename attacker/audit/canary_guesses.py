@@ -1,0 +1,123 @@
+"""Guesses about canaries: which one of two known examples a client used, from all its recorded updates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.simulation.client import build_network, convert_to_gradient, find_schedule
+from attacker.attacks.simulation.gradients import build_gradient
+from attacker.scoring.score import Scorer
+from defenses.privacy.empirical import choose_guesses
+from fedsim.recording import Observation, Recording
+from fedsim.recording.masked_vectors import SUM_CLIENT
+
+CHUNK_EXAMPLES = 64
+"""Number of examples whose gradients are computed at once."""
+MAX_SEPARATED = 2048
+"""Largest number of a client's canaries that are guessed together, which takes a matrix of that order."""
+NOISE_STEPS = 100
+"""Number of noise levels among which the most likely one is chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryGuesses:
+    """Numbers of canaries (known examples that a client uses or leaves out by a coin), of those guessed, and of right guesses.
+
+    right_of_all: number of right guesses if every canary is guessed. overlap: mean over canaries of the sum of squared
+    correlations of the noise in its score with that in the scores of the same client's other canaries.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    right_of_all: int
+    overlap: float
+
+
+def guess_canaries(
+    scorer: Scorer, recording: Recording, *, epsilon: float | None = None, delta: float = 1e-5
+) -> CanaryGuesses | None:
+    """Guess which version of each canary was used, and compare with truth. None if no client has canaries or sent an update.
+
+    The coins of a client's pairs are estimated together, as the linear estimate of least mean squared error from the inner
+    products, added over all rounds, of the observed mean gradient with the difference of the gradients of both versions. So other
+    canaries do not disturb a guess. Server and auditor know the pairs; only the comparison at the end reads truth.
+    epsilon, delta: as declared, for the number of guesses.
+    """
+    scores: list[float] = []
+    first_used: list[bool] = []
+    overlaps: list[float] = []
+    complete = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
+    for client in dict.fromkeys(row.client for row in complete):
+        pairs = scorer.read_canaries(client)
+        rows = [row for row in complete if row.client == client]
+        if not pairs or client == SUM_CLIENT:
+            continue
+        used = {index for row in rows for step in scorer.read_used(row.round, row.attempt, client).steps for index in step}
+        trained = [(a, b) for a, b in pairs if (a in used) != (b in used)]  # the client has used no version of the others yet
+        for start in range(0, len(trained), MAX_SEPARATED):
+            group = trained[start : start + MAX_SEPARATED]
+            of_rounds = [_compare_pairs(scorer, recording.read_observation(row), group) for row in rows]
+            inner, products = (sum(each, torch.zeros((), dtype=torch.float64)) for each in zip(*of_rounds, strict=True))
+            separated, overlap = separate_canaries(inner, products)
+            scores += separated.tolist()
+            first_used += [a in used for a, _ in group]
+            overlaps += [overlap * len(trained) / len(group)] * len(group)
+    if not scores:
+        return None
+    guesses = choose_guesses(len(scores), epsilon=epsilon, delta=delta)
+    surest_first = sorted(range(len(scores)), key=lambda i: -abs(scores[i]))
+    right = [(scores[i] > 0) == first_used[i] for i in surest_first]
+    return CanaryGuesses(
+        canaries=len(scores),
+        guesses=guesses,
+        right=sum(right[:guesses]),
+        right_of_all=sum(right),
+        overlap=sum(overlaps) / len(overlaps),
+    )
+
+
+def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
+    """Estimate the coins of canaries from the inner products of their gradients with what was observed.
+
+    inner: (canaries,), modelled as `products @ coins` times a scale, with noise of the covariance `products` times another scale.
+    products: (canaries, canaries) inner products of the differences, summed over rounds. The scales are those of the largest
+    likelihood, for independent fair coins. Returns (canaries,) estimates in units of their standard deviation, and the overlap
+    as in `CanaryGuesses`; zeros if a value is not finite, as after a run that diverged, or if no gradient tells versions apart.
+    """
+    if not bool(inner.isfinite().all() and products.isfinite().all() and products.any()):
+        return torch.zeros_like(inner), 0.0
+    roots, basis = torch.linalg.eigh(products)
+    kept = roots > 1e-9 * roots.max()
+    roots, basis = roots[kept], basis[:, kept]
+    observed = basis.T @ inner
+    share = torch.logspace(-6, 6, NOISE_STEPS, dtype=torch.float64)[:, None] * roots.mean()  # of noise, relative to the coins
+    variance = roots * (roots + share)
+    scale = (observed.square() / variance).mean(1, keepdim=True)
+    best = int((variance.log().sum(1) + len(roots) * scale[:, 0].log()).argmin())
+    weights = 1 / (roots + share[best])
+    estimate = basis @ (weights * observed)
+    noise = (basis * (weights.square() * roots)) @ basis.T
+    deviations = noise.diagonal().sqrt().clamp(min=1e-30)
+    correlation = (noise / deviations / deviations[:, None]).fill_diagonal_(0)
+    return estimate / deviations, float(correlation.square().sum() / len(correlation))
+
+
+def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Return `inner` and `products` of one round, as in `separate_canaries`."""
+    model = build_network(seen)
+    simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
+    weights = {name: seen.weights[name] for name, _ in model.named_parameters()}
+    received = convert_to_gradient({name: seen.update[name] for name in weights}, weights, seen.training, find_schedule(seen)[1])
+    count = max(1, seen.num_examples or 1)
+    x, y = scorer.data.train[[index for pair in pairs for index in pair]]
+    each = torch.func.vmap(simulate, in_dims=(None, 0, 0), chunk_size=CHUNK_EXAMPLES)(weights, x[:, None], y[:, None])
+    flat = torch.cat([each[name].detach().flatten(1) for name in sorted(each)], dim=1)
+    first, second = flat[0::2], flat[1::2]
+    difference, middle = first - second, (first + second) / (2 * count)
+    target = torch.cat([received[name].flatten() for name in sorted(each)])
+    in_batch = min(1.0, count / len(pairs))  # a batch of fewer examples has only some of the canaries
+    inner = ((target - in_batch * middle.sum(0)) * difference).sum(1).double()
+    return inner, (difference @ difference.T).double()

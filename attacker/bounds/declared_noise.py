@@ -1,0 +1,23 @@
+"""The noise that a federation declares, from which the accountant bounds reconstruction over rounds."""
+
+from defenses.gradients import GradientSpec
+from defenses.privacy.sensitivity import Noise, find_gradient_noise, find_noise
+from fedsim.recording import Recording
+from fedsim.training.privacy import count_uses
+
+
+def find_declared_noise(recording: Recording) -> tuple[Noise, int]:
+    """Return the noise that hides a client's message, or an example, and how often one round uses it.
+
+    The noise of an update hides all examples of a client. If there is none, it is that of a gradient rule such as DP-SGD, which
+    hides one example. The recording must hold at least one round.
+    """
+    tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
+    of_client = find_noise(recording.manifest.defense, tensors=tensors)
+    if of_client.multiplier > 0:
+        return of_client, 1
+    of_example = find_gradient_noise(GradientSpec.parse(recording.manifest.gradient), tensors=tensors)
+    if not of_example.multiplier > 0:
+        return of_client, 1
+    sizes = [row.reported for row in recording.read_rows(on_damage=lambda error: None) if row.reported]
+    return of_example, count_uses(recording.manifest.training, min(sizes, default=1), 1, 1)
