@@ -15,7 +15,7 @@ from attacker.report.linked import Linked
 from attacker.report.pairs import ExamplePair
 from attacker.report.undone import Missing, Record
 from attacker.report.unscored import Unscored
-from attacker.scoring import Summary
+from attacker.scoring import GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, CaseState
 from fedsim.recording import Manifest, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -23,7 +23,7 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One score row: one true example in one case.
+    """One row of the scores: one true example in one case (observations that are attacked together).
 
     rounds:  the rounds of the case in which the example was used. claimed: the rounds to which the attack assigns its
              reconstruction; None if there is no reconstruction or the rounds were not compared.
@@ -51,7 +51,7 @@ class Example:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The key of an example that is equal in all attacks on the run, nulls included."""
+        """The key of an example, which is equal in all attacks on the run, nulls included."""
         return self.case, self.rounds, self.batch, self.position, self.index
 
     @property
@@ -132,6 +132,23 @@ class AttackOnRun:
         return [example for example in self.examples if example.state in FINISHED_STATES]
 
 
+@dataclass(frozen=True, kw_only=True)
+class GrowthLine:
+    """The share of examples that an attack recovers from a growing number of recorded rounds.
+
+    joint: whether it uses the rounds together; otherwise the share is that of examples recovered in any of the rounds so far.
+    points, null: of the attack and of its null, ascending by rounds. bound: the accountant's bound on the share, by number of
+    rounds, for the null's share as the prior; empty if the federation declares no noise that is accounted for.
+    """
+
+    attack: str
+    spec: str
+    joint: bool
+    points: tuple[GrowthPoint, ...]
+    null: tuple[GrowthPoint, ...] = ()
+    bound: tuple[GrowthPoint, ...] = ()
+
+
 def list_changes(manifest: Manifest) -> str:
     """Return the specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
     m = manifest
@@ -149,7 +166,10 @@ def describe_protection(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One run. data: name of the data set, if there are scores. truth: whether the folder contains truth."""
+    """One run. data: name of the data set, if there are scores. truth: whether the folder contains truth.
+
+    growth: leakage against the number of recorded rounds, one line for each attack that was scored on several.
+    """
 
     folder: Path
     manifest: Manifest
@@ -157,6 +177,7 @@ class ReportedRun:
     metrics: tuple[Record, ...]
     attacks: tuple[AttackOnRun, ...]
     missing: tuple[Missing, ...]
+    growth: tuple[GrowthLine, ...] = ()
     data: str = ""
     truth: bool = True
 

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -42,7 +43,7 @@ CHART_STYLE: dict[Any, Any] = {
 def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
-    A thin line is one case, the thick line the median. A case that has ended keeps its last value in the median.
+    A thin line is one case, the thick line the median. A finished case keeps its last value in the median.
     """
     curves = [loss for loss in losses if (np.isfinite(loss) & (loss > 0)).any()]
     if not curves:
@@ -80,6 +81,49 @@ def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | 
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    return svg[0]
+
+
+DASHES = ("solid", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+"""Dash patterns that distinguish the lines of attacks, also in print."""
+CurvePoints = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnLine:
+    """A line of `draw_growth`: points (number of rounds, share) of an attack, its null and its bound."""
+
+    label: str
+    points: CurvePoints
+    null: CurvePoints = ()
+    bound: CurvePoints = ()
+
+
+def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
+    """Return a chart of the share of examples recovered against the number of recorded rounds; None without lines.
+
+    The line of the attack that recovers most at the end has the accent colour. Nulls are faint, bounds are thin with triangles.
+    """
+    if not lines:
+        return None
+    best = max(range(len(lines)), key=lambda i: lines[i].points[-1][1])
+    with _open_chart(name, width=6.4, height=3.2) as (axes, svg):
+        for i, line in enumerate(lines):
+            colour, style = ACCENT_COLOUR if i == best else INK_COLOUR, DASHES[i % len(DASHES)]
+            common: dict[str, Any] = {"linestyle": style, "clip_on": False}
+            axes.plot(*zip(*line.points, strict=True), color=colour, linewidth=1.8, marker="o", markersize=3.5, **common)
+            axes.lines[-1].set_label(line.label)
+            if line.null:
+                axes.plot(*zip(*line.null, strict=True), color=INK_COLOUR, alpha=0.35, linewidth=1, marker="x", markersize=3.5)
+                axes.lines[-1].set_label(f"{line.label}, null")
+            if line.bound:
+                axes.plot(*zip(*line.bound, strict=True), color=colour, linewidth=0.8, marker="v", markersize=3.5, **common)
+                axes.lines[-1].set_label(f"{line.label}, bound")
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_xlabel("recorded rounds")
+        axes.set_ylabel("examples recovered")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return svg[0]
 
 

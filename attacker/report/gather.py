@@ -1,4 +1,4 @@
-"""Reading of a run's folder for a report: all facts that it shows, without drawing or formatting."""
+"""Reading of a run's folder for a report: all data that it shows, without drawing or formatting."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
+from attacker.report.growth import gather_growth
 from attacker.report.linked import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.undone import (
@@ -63,6 +64,7 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     facts = _read_all_facts(folder, recording.manifest, missing)
     states = {source: _read_states(folder / "reconstructions" / source, told) for source, told in facts.items()}
     attacks = _collect_attacks(folder, recording.manifest, facts, states, scores, missing)
+    growth = gather_growth(folder, recording, attacks, missing) if scored else ()
     truth = scored and (folder / "truth").is_dir()
     missing += _list_missing(folder, asked, facts, states, scores, attacks, truth=truth)
     return ReportedRun(
@@ -71,6 +73,7 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
         observations=tuple(observations),
         metrics=tuple(sorted(metrics, key=lambda row: int(row["round"]))),
         attacks=attacks,
+        growth=growth,
         missing=tuple(missing),
         data=scores[0].data if scores else "",
         truth=truth,
@@ -96,7 +99,7 @@ def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
 
 
 MAX_NUMBER = 1e300
-"""Above all that is measured of a round; drawings compute with it."""
+"""Upper limit of all measurements of a round, so that charts can be computed from them."""
 
 
 def _is_measured(row: Record) -> bool:
@@ -114,7 +117,7 @@ def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
 
 
 def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
-    """Return the content of each attack.json by the name of its folder.
+    """Return a dict from the name of each attack's folder to the content of its attack.json.
 
     Attacks on other recordings that share the folder are left out; files that cannot be read are added to `missing`.
     """
@@ -256,7 +259,7 @@ def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePai
 def _read_pairs(
     folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]
 ) -> dict[tuple[str, PlaceKey], ExamplePair]:
-    """Return the pairs to show, by the attack's folder name and the example's key.
+    """Return the pairs to show, as a dict from (name of the attack's folder, key of the example).
 
     The original alone is stored under the folder name "", for attacks that failed on this example.
     """

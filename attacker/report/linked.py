@@ -1,4 +1,7 @@
-"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's notes."""
+"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's notes.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -65,7 +68,7 @@ def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> L
 
 
 def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:
-    """Return for each reconstructed example, by its index, the rounds to which the attack assigns it, ascending."""
+    """Return a dict from the index of each reconstructed example to the rounds to which the attack assigns it, ascending."""
     places = Counter((slot.example, slot.round) for slot in found.slots)
     examples = sorted({example for example, _ in places})
     return {example: tuple(sorted(round for one, round in places if one == example)) for example in examples}

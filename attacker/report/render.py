@@ -14,6 +14,7 @@ from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.gather import MAX_PAIRS, gather_run, run_folder
 from attacker.report.pairs import Picture
 from attacker.report.unscored import UnscoredExample
+from attacker.scoring import GrowthPoint
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.recording.files import make_private, write_bytes
 
@@ -38,7 +39,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
 
     out: by default report.html in the folder of the first run. Only its owner can read the file, since it shows private
          originals.
-    Raises ValueError if a folder is no run.
+    Raises ValueError if a folder is not a run.
     """
     if not runs:
         raise ValueError("a report needs at least one run, got none")
@@ -76,6 +77,7 @@ def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
         "unscored_strip": _select_unscored_strip(run),
         "nothing_finished": bool(run.attacks) and not words.is_finished(run),
         "losses": {attack.source: _draw_loss_chart(number, attack) for attack in run.attacks},
+        "growth": _draw_growth_chart(number, run),
         "utility": _draw_utility_charts(number, run),
         "no_lpips": _list_lpips_reasons(run),
     }
@@ -106,6 +108,28 @@ def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
         return None
     title = f"{words.format_attack_name(attack.attack)}, {words.format_count(len(attack.losses), 'case')}"
     return Chart(title, Markup(svg), f"Loss of {attack.spec} over its iterations, one line a case, and their median")
+
+
+def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
+    """Return the chart of leakage against the number of recorded rounds; None without an attack scored on several numbers."""
+    lines = [
+        figures.DrawnLine(
+            label=line.spec.removesuffix("()"),
+            points=_list_points(line.points),
+            null=_list_points(line.null),
+            bound=_list_points(line.bound),
+        )
+        for line in run.growth
+    ]
+    svg = figures.draw_growth(f"run-{number} growth", lines)
+    if svg is None:
+        return None
+    said = "; ".join(f"{line.spec}: {words.describe_growth(line.points)}" for line in run.growth)
+    return Chart("Examples recovered, by number of recorded rounds", Markup(svg), f"Share of examples recovered. {said}")
+
+
+def _list_points(points: Sequence[GrowthPoint]) -> list[tuple[float, float]]:
+    return [(point.rounds, point.share) for point in points]
 
 
 def _draw_utility_charts(number: int, run: ReportedRun) -> list[Chart]:
@@ -146,6 +170,7 @@ def _make_environment() -> Environment:
             "describe_privacy",
             "format_finished",
             "remove_start",
+            "describe_growth",
         )
     }
     environment.filters |= {"data_uri": _make_data_uri, "zoom": _choose_width}

@@ -1,4 +1,7 @@
-"""Missing parts of a run, each with the command that creates it."""
+"""Missing parts of a run, each with the command that creates it.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import ast
 from collections.abc import Mapping

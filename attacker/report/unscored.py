@@ -1,4 +1,7 @@
-"""Reconstructions without scores, because the recording has no truth or is not scored yet."""
+"""Reconstructions without scores, because the recording has no truth or is not scored yet.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import os
 from collections import Counter
@@ -19,10 +22,10 @@ from fedsim.recording import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class UnscoredExample:
-    """One reconstructed example, and the example at the same place of the null's reconstruction of the case.
+    """One reconstructed example, and the example at the same position in the null's reconstruction of the case.
 
     rounds:     rounds to which the attack assigns it: one, unless the attack combines several.
-    number:     its place in the reconstruction, from 1; the order of examples within a batch has no meaning.
+    number:     its position in the reconstruction, from 1; the order of examples within a batch has no meaning.
     loss:       the attack's own loss at the end; None if it is not finite. confidence: the attack's estimate
                 of the probability that the example is recovered; None if undecided.
     route:      method that found the reconstruction. notes: the attack's notes; for cases of several rounds they are in `Linked`.
@@ -90,7 +93,7 @@ def _read_failure(path: Path) -> list[str]:
 
 
 def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
-    """Return the examples of the null's reconstruction of a case by their place; empty if there is none that can be read."""
+    """Return a dict from position to example of the null's reconstruction of a case; empty if there is none that can be read."""
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None
     except ValueError:
@@ -102,7 +105,8 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     answer = Reconstruction.read(path)
     if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
         raise ValueError(
-            f"{path}: expected examples of shape {data.shape} with one label each, got tensor x of shape {tuple(answer.x.shape)}"
+            f"{path}: expected examples of shape {data.shape} with one label and one confidence each, got tensors x, y and "
+            f"confidence of shapes {', '.join(str(tuple(one.shape)) for one in (answer.x, answer.y, answer.confidence))}"
         )
     return answer
 

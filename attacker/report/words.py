@@ -1,18 +1,23 @@
-"""Text for numbers and verdicts."""
+"""Text for numbers and verdicts.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun, describe_protection, list_changes
-from attacker.scoring import Estimate, Summary
+from attacker.scoring import Estimate, GrowthPoint, Summary
 from attacker.scoring.states import FINISHED_STATES, STATES, UNFINISHED_STATES, CaseState, count_unfinished, format_counts
 from fedsim.recording import Manifest
 
 EN_DASH = "\N{EN DASH}"
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 PAPER_NAMES = {
+    "accumulate": "Accumulate",
     "agic": "AGIC",
+    "cocktail_party": "Cocktail Party",
     "cohort_spans": "Cohort Spans",
     "cpl": "CPL",
     "dlg": "DLG",
@@ -22,6 +27,7 @@ PAPER_NAMES = {
     "inverting_gradients": "Inverting Gradients",
     "rgap": "R-GAP",
     "robbing_the_fed": "Robbing the Fed (malicious server)",
+    "rog": "ROG",
     "spans": "Spans",
 }
 
@@ -34,6 +40,12 @@ def format_attack_name(attack: str) -> str:
 def format_rate(estimate: Estimate) -> str:
     """Return a rate as text, such as "24 of 24"."""
     return f"{round(estimate.value * estimate.count)} of {estimate.count}"
+
+
+def describe_growth(points: Sequence[GrowthPoint]) -> str:
+    """Return the shares by number of rounds as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds"."""
+    shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
+    return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"
 
 
 def format_percent(share: float) -> str:
@@ -234,7 +246,7 @@ def _name_attack(summary: Summary, manifest: Manifest) -> str:
     name = format_attack_name(summary.attack)
     if list_changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"
-    return f"{name}, told {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name
+    return f"{name}, given {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name
 
 
 def _format_recovered(success: Estimate, manifest: Manifest) -> str:

@@ -1,5 +1,6 @@
 """Scoring of reconstructions against truth. No other package of the attacker reads truth."""
 
+from attacker.scoring.growth import CaseGrowth, GrowthPoint, read_growth, summarise_growth
 from attacker.scoring.rows import ScoreRow, read_rows, to_pandas, write_csv
 from attacker.scoring.score import Scorer
 from attacker.scoring.statistics import Distribution, Estimate
@@ -7,15 +8,19 @@ from attacker.scoring.summary import Summary, summarise
 from attacker.scoring.verdict import Comparison, Verdict
 
 __all__ = [
+    "CaseGrowth",
     "Comparison",
     "Distribution",
     "Estimate",
+    "GrowthPoint",
     "ScoreRow",
     "Scorer",
     "Summary",
     "Verdict",
+    "read_growth",
     "read_rows",
     "summarise",
+    "summarise_growth",
     "to_pandas",
     "write_csv",
 ]

@@ -1,8 +1,9 @@
-"""Comparison of one case's reconstruction with its originals: assignment and measures."""
+"""Comparison of originals with the reconstruction of their own case, and with that of another client's case."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,11 @@ from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure
 from attacker.scoring.perceptual import Lpips
+from attacker.scoring.states import read_case
 from fedsim.recording import DataSpec
+
+NOT_MEASURED = "not measured for another client's update"
+"""Reason why there is no LPIPS of another client's answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +27,7 @@ class Compared:
     found: the reconstruction without surplus candidates. x: (M, *shape), its examples cleaned by `clean_examples`. surplus:
     number of candidates that were dropped.
     assigned: for each original, the index of its reconstruction in x, or None.
-    fields: for each original with a reconstruction, the fields of its score row by name; None for the others.
+    fields: for each original with a reconstruction, the fields of its row of the scores, a dict by name; None for the others.
     """
 
     found: Reconstruction
@@ -97,3 +102,41 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
 def _to_number(value: Tensor) -> float | None:
     """Convert a confidence or share to a float, with None for NaN (undecided)."""
     return float(value) if bool(value.isfinite()) else None
+
+
+def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a dict from the key of each case to that of a case of another client, of the same round where there is one.
+
+    Cases without one are left out. The choice depends on the order of the cases alone.
+    """
+    complete = [case for case in cases if case["status"] == "complete"]
+    found = {}
+    for i, case in enumerate(complete):
+        others = [one for one in complete[i + 1 :] + complete[:i] if one["client"] != case["client"]]
+        same = [one for one in others if one.get("round") == case.get("round")]
+        if chosen := (same or others)[:1]:
+            found[case["key"]] = chosen[0]["key"]
+    return found
+
+
+def compare_with_other(
+    folder: Path, key: str | None, truth: Tensor, labels: Sequence[int], spec: DataSpec, counts: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return `other_success` and `other_psnr` of each original, from another client's case; empty dicts without one.
+
+    folder: of the attack. key: of the other case, see `pair_clients`. truth: (N, *shape), the originals. counts: number of
+    candidates that each original may have.
+    """
+    nothing: list[dict[str, Any]] = [{} for _ in labels]
+    if key is None:
+        return nothing
+    found, _, _ = read_case(folder, key)
+    if found is None or not len(found.x) or found.x.shape[1:] != truth.shape[1:]:
+        return nothing
+    if not found.x.shape[:1] == found.y.shape == found.confidence.shape:
+        return nothing
+    compared = compare_examples(found, truth, labels, spec, lpips=NOT_MEASURED, counts=counts)
+    return [
+        {} if fields is None else {"other_success": fields["success"], "other_psnr": fields.get("psnr")}
+        for fields in compared.fields
+    ]

@@ -1,4 +1,7 @@
-"""Overlapping cases of many rounds. Each example of a client is scored once, even if two replays attacked its round."""
+"""Overlapping cases of many rounds. Each example of a client is scored once, even if two replays attacked its round.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ class Superseded:
 
     @property
     def words(self) -> str:
-        """Return as text what that means for the scores of the case."""
+        """Return the effect on the scores of the case as text."""
         by = f"case{'s' * (len(self.by) > 1)} {', '.join(self.by)}"
         if not self.rest:
             return f"not scored: its rounds are counted in {by}"
@@ -33,7 +36,7 @@ class Superseded:
 
 
 def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:
-    """Return the cases of many rounds that share rounds with a case of higher priority of the same client, by key.
+    """Return a dict from key to each case of many rounds that shares rounds with a case of higher priority of the same client.
 
     folder: folder of the reconstructions. cases: entries of `attack.json`. Finished cases have priority over interrupted ones,
     and these over cases without an answer; among equals the case with more rounds has priority. Examples of shared rounds are

@@ -58,7 +58,7 @@ def _read_gpu() -> str | None:
 
 
 def read_commit(root: Path) -> str | None:
-    """Return the commit of the git work tree at `root`, with "+dirty" if its code was changed; None if `root` is no work tree."""
+    """Return the commit of the git work tree at `root`, with "+dirty" if its code was changed; None if there is no work tree."""
     if not (root / ".git").exists():
         return None
     head = _run_git(root, "rev-parse", "HEAD")

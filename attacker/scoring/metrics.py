@@ -92,7 +92,7 @@ def _convert_to_ycrcb(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Return whether a constant image of each original's mean colour passes `MAX_MSE`, so that success says little."""
+    """Return whether a constant image of each original's mean colour passes `MAX_MSE`, so that success proves little."""
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
 
 

@@ -51,7 +51,7 @@ def _get_key(row: ScoreRow) -> tuple[str, int]:
 
 
 def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
-    """Return the mean score of each distinct example over its rows, by index in the data set.
+    """Return a dict from the index of each distinct example in the data set to its mean score over its rows.
 
     Rows without the score are ignored.
     """
@@ -71,11 +71,11 @@ class Paired:
 
     @property
     def clusters(self) -> dict[Any, int]:
-        """Return the cluster of each example, by its index in the data set, see `find_clusters`."""
+        """Return a dict from the index of each example in the data set to its cluster, see `find_clusters`."""
         return find_clusters((row.index, row.case) for row in self.attack)
 
     def compute_differences(self, score: str) -> dict[int, float]:
-        """Return the difference attack minus null of each example that has the score in both, by its index in the data set."""
+        """Return a dict from an example's index in the data set to its difference attack minus null, if both have the score."""
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
             mine, its = get_score(one, score), get_score(other, score)

@@ -1,4 +1,7 @@
-"""Score rows: typed and versioned records with the scores of one true example in one case."""
+"""Score rows: typed and versioned records with the scores of one true example in one case.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import csv
 import json
@@ -35,16 +38,17 @@ class ScoreRow:
     model ... secure_aggregation, ranges_from: public settings of the federation. codec: packing of the update. rounded: whether
     the client sent whole weights instead of an update, which are rounded to the weights' precision.
     limits: properties of the local training that no attack simulates exactly. threat: class A to H of the attacker, and
-    concessions: what mode and buffers of the training concede to it, see `attacker.scoring.threat`.
+            concessions: what mode and buffers of the training concede to it, see `attacker.scoring.threat`.
     case, client, state: key of the case, the client, and the state of the case, see `states.State`.
-    rounds, batch, position, index: rounds of the case in which the example was used, its place at the first use, and its index in
-    the data set. rounds_claimed, link_correct: the rounds that the attack claims for it, and whether all of them used it.
+    rounds, batch, position, index: rounds of the case in which the example was used, its position at the first use, and its index
+    in the data set. rounds_claimed, link_correct: the rounds that the attack claims for it, and whether all of them used it.
     iterations ... interrupted, notes: effort and remarks of the attack on this case. surplus: number of candidates beyond the
-    number of examples, which were dropped.
-    mse ... categorical_right: measures; `mse_raw` is computed before clamping. flat: whether the original is nearly of one
-    colour. exact_match: whether every category of a table row is right, and every number to 0.1 % of its range.
+    number of examples, which were dropped. mse ... categorical_right: measures; `mse_raw` is computed before clamping. flat:
+    whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every number to
+    0.1 % of its range.
     bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for.
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
+    other_success, other_psnr: `success` and `psnr` of what the same attack found in another client's update, see `comparison`.
     success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
     rank, gallery, rank_share, chance, case_chance: re-identification, see `Gallery.compare`.
     label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered; `_name`: class
@@ -113,6 +117,8 @@ class ScoreRow:
     bound_mse: float | None = None
     flat: bool | None = None
     success: bool | None = None
+    other_success: bool | None = None
+    other_psnr: float | None = None
     failure: str | None = None
     rank: int | None = None
     gallery: int | None = None

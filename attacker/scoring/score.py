@@ -1,4 +1,7 @@
-"""Scorer that compares reconstructions with the truth, one row per true example. No other module reads both."""
+"""Scorer that compares reconstructions with the truth, one row per true example. No other module reads both.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import json
 import os
@@ -17,10 +20,11 @@ from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
-from attacker.scoring.comparison import compare_examples
+from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients
 from attacker.scoring.counted import find_superseded
 from attacker.scoring.environment import describe_environment
 from attacker.scoring.gallery import Gallery
+from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
 from attacker.scoring.paired import FILLED_SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, load_or_explain
@@ -65,10 +69,11 @@ class Scorer:
            that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
            and rows give the reason.
-    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none. `bounds` says which are
-           missing, and why.
-    untold: keys of the cases without truth, which get no rows, by name of the attack's folder.
-    superseded: by name of the attack's folder and key of the case, why a case or some of its examples are not scored.
+    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none. `bounds` lists which are
+                   missing, and why.
+    untold: dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
+    superseded: dict from the name of an attack's folder to a dict from the key of a case to why it is not, or only partly,
+                scored.
     Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
     """
 
@@ -118,7 +123,7 @@ class Scorer:
         check_run(folder)
         facts = read_facts(folder / "attack.json")
         if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
-            raise DamagedFile(folder / "attack.json", f"does not say the {missing[0]} of its run; replay the attack again")
+            raise DamagedFile(folder / "attack.json", f"does not state the {missing[0]} of its run; replay the attack again")
         try:
             ScoreRow.from_dict({**_make_shared_fields(folder, facts), "case": "", "index": 0})
         except ValueError as error:
@@ -128,13 +133,13 @@ class Scorer:
         untold: dict[str, NoTruth] = {}
         others = find_superseded(folder, facts["cases"])
         self.superseded[folder.name] = {key: other.words for key, other in others.items()}
-        cases = _select_cases(facts["cases"], only)
+        cases, swapped = _select_cases(facts["cases"], only), pair_clients(facts["cases"])
         only = None if only is None else {case["key"] for case in cases}
         for case in cases:
             other = others.get(case["key"])
             if case["status"] == "complete" and (other is None or other.rest):
                 try:
-                    found = self._score_case(folder, facts, case, pairs)
+                    found = self._score_case(folder, facts, case, pairs, swapped.get(case["key"]))
                     rows += [row for row in found if other is None or other.rounds.isdisjoint(row.rounds)]
                 except NoTruth as error:
                     untold[case["key"]] = error
@@ -144,14 +149,38 @@ class Scorer:
         path = self.run / "scores.jsonl"
         with hold_lock(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
             replace_rows(path, rows, folder.name, only)
+            write_growth(self.run, folder.name, self._measure_growth(folder, facts))
         return rows
+
+    def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
+        """Yield how many examples each case recovers, also cases that others contain, if any case has several rounds."""
+        if not any("rounds" in case for case in facts["cases"]):
+            return
+        for case in (case for case in facts["cases"] if case["status"] == "complete"):
+            observed = list_uses(case)
+            try:
+                examples, truth, labels = self._read_originals(observed)
+            except NoTruth:
+                continue
+            found, state, _ = _read_answer(folder, case["key"], truth)
+            if state == "waiting":
+                continue
+            recovered = 0
+            if found is not None:
+                room, told = self._count_places(observed, facts), "not measured here"
+                counts = [room[example.index] for example in examples]
+                compared = compare_examples(found, truth, labels.tolist(), self.data.spec, lpips=told, counts=counts)
+                recovered = sum(fields is not None and fields["success"] is True for fields in compared.fields)
+            rounds = tuple(sorted(one.round for one in observed))
+            common = {"source": folder.name, "case": case["key"], "client": case["client"]}
+            yield CaseGrowth(**common, rounds=rounds, examples=len(examples), recovered=recovered)
 
     def read_originals(
         self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
         """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
 
-        batch, position: place of the first use. index: in the data set. cohort: the clients of a secure sum; their batches are
+        batch, position: those of the first use. index: in the data set. cohort: the clients of a secure sum; their batches are
         numbered consecutively, client after client.
         """
         examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
@@ -163,7 +192,7 @@ class Scorer:
         return examples, *self.data.train[[example.index for example in examples]]
 
     def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
-        """Return how many reconstructions each example of a case may have, by index in the data set, see `count_places`."""
+        """Return a dict from the index of each example of a case to how many reconstructions it may have, see `count_places`."""
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
@@ -186,8 +215,13 @@ class Scorer:
         """Return the pairs of examples of which a client uses one each, as indices into `data`; empty without canaries."""
         return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
 
-    def _score_case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
-        """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`."""
+    def _score_case(
+        self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path, other: str | None
+    ) -> Iterator[ScoreRow]:
+        """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`.
+
+        other: key of the case of another client that it is compared with, see `pair_clients`.
+        """
         observed = list_uses(case)
         examples, truth, labels = self._read_originals(observed)
         bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not facts["null"] else {}
@@ -220,6 +254,7 @@ class Scorer:
         )
         common["surplus"] = compared.surplus
         said = list_claimed_rounds(compared.found)
+        beside = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts)
         for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
             place |= make_link_fields(examples[i], None if candidate is None else said[candidate])
             fields = compared.fields[i]
@@ -233,6 +268,7 @@ class Scorer:
                 **common,
                 **place,
                 **fields,
+                **beside[i],
                 label_recovered_name=self._name_class(fields["label_recovered"]),
                 pair=self._write_pair(pair, truth[i], compared.x[candidate]),
             )

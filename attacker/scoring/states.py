@@ -1,4 +1,7 @@
-"""States of cases. Shares and means are over finished cases only."""
+"""States of cases. Shares and means are over finished cases only.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import os
 from collections import Counter

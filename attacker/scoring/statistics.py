@@ -3,6 +3,8 @@
 The examples of one case succeed or fail together, since they are one batch and one search. A cluster is a set of examples that
 are connected by common cases, see `find_clusters`. benchmarks/calibration.py measures the coverage of the intervals by
 simulation.
+
+A case is the observations that are attacked together: one round of a client, or several.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

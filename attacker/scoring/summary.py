@@ -1,4 +1,7 @@
-"""Summaries of the score rows of one attack."""
+"""Summaries of the score rows of one attack.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,14 +39,16 @@ class Summary:
     seconds, iterations: total time, and median number of iterations per case. failures: number of examples without
     reconstruction.
     identified: share of examples whose reconstruction passes the calibrated threshold, see `ScoreRow.identified`.
+    other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
+    if no other client was attacked.
     exact_match: share of table rows that are matched exactly. bound: mean of the lower bounds on the mean squared error, and
     efficiency: bound over the mean squared error of the same examples, where both are at least that of rounding to 8 bits; None
     if no bounds were computed.
-    confidence: how well the attack's confidence tells recovered examples from others; None without any.
+    confidence: how well the attack's confidence distinguishes recovered examples from others; None without any.
     linked_right: of the examples for which the attack claims several rounds, the share for which all are right; None without any.
     surplus: number of candidates beyond the number of examples, over all cases; they were dropped before comparison with truth.
     lpips_net: the backbone of LPIPS, if it was computed.
-    routes: number of cases by the method that answered, such as a closed form or a search.
+    routes: dict from the method that answered, such as a closed form or a search, to the number of cases.
     null: the summary of the null. verdict: on the attack against its null. Both are None in the summary of a null.
     """
 
@@ -74,6 +79,8 @@ class Summary:
     linked_right: Estimate | None = None
     identified: Estimate | None = None
     exact_match: Estimate | None = None
+    other_success: Estimate | None = None
+    other_psnr: Distribution | None = None
     bound: float | None = None
     efficiency: float | None = None
     confidence: ConfidenceQuality | None = None
@@ -164,6 +171,8 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         linked_right=estimate_part("link_correct"),
         identified=estimate_part("identified"),
         exact_match=estimate_part("exact_match"),
+        other_success=estimate_part("other_success"),
+        other_psnr=estimate("other_psnr"),
         bound=bound,
         efficiency=efficiency,
         confidence=judge_confidence([(row.confidence, bool(row.success)) for row in done if row.confidence is not None]),

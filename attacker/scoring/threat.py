@@ -34,7 +34,7 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
 
 
 def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what mode and buffers of the training concede to the attacker, in words."""
+    """Return sentences on what mode and buffers of the training concede to the attacker."""
     training = _get_training(run)
     found = []
     if training.get("mode") == "eval":

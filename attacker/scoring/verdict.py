@@ -88,8 +88,8 @@ class Comparison:
             return f"re-identification ({nearer})"
         if self.unit == " dB":
             d = self.difference
-            ends = f"{'difference' if d.is_interval else 'differences from'} {d.low:.1f} to {d.high:.1f}"
-            return f"{self.title} {self.attack:.1f} dB against {self.null:.1f} dB ({ends})"
+            what = "95 % interval of the mean difference" if d.is_interval else "differences of single examples"
+            return f"{self.title} {self.attack:.1f} dB against {self.null:.1f} dB ({what}: {d.low:.1f} to {d.high:.1f} dB)"
         if self.unit == "%":
             return f"{self.title} {self.attack:.0%} against {self.null:.0%}"
         return f"{self.title} {self.attack:.2f} against {self.null:.2f}"
@@ -126,7 +126,7 @@ class Verdict:
 
     @property
     def detectable(self) -> Mapping[str, float]:
-        """Return the smallest difference that this sample would have detected, by name of the score."""
+        """Return a dict from the name of a score to the smallest difference that this sample would have detected."""
         return {one.score: one.detectable for one in self.comparisons if one.detectable is not None}
 
     @property
@@ -162,8 +162,8 @@ def _format_detectable(verdict: Verdict) -> str:
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None}
     told = [_format_size(one) for one in sizes.values()]
     if told:
-        return f"a leak of {' or '.join(told)} would have shown"
-    return "with so few cases, only a recovered example, or one much nearer to its original than its null is, would have shown"
+        return f"a leak of less than {' and '.join(told)} may have gone unnoticed"
+    return "so few cases show a leak only by a recovered example, or by one much nearer to its original than its null is"
 
 
 def _format_size(one: Comparison) -> str:

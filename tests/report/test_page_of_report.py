@@ -77,7 +77,7 @@ def test_every_table_becomes_cards_on_a_narrow_screen(make_run: Any, report: Any
     run.attack()
     other.attack()
     tables = Tables(report(run, other).html)
-    assert sum("stacked" in one for one in tables.classes) == 1 + 2 * 3  # side by side; told, scores and rounds of each run
+    assert sum("stacked" in one for one in tables.classes) == 1 + 2 * 4  # side by side; told, scores, growth and rounds of each
     assert all("stacked" in one or one == "cells" for one in tables.classes)
     assert tables.unlabelled == []
 

@@ -93,7 +93,7 @@ def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, repo
     text = report(run).text
     assert "CPL is not distinguishable from the null at this sample: 4 examples" in text
     assert "It recovered 0 of 4 private images (95 % CI 0-53 %)" in text
-    assert "DLG, told labels beyond the threat model, recovered 4 of 4." in text
+    assert "DLG, given labels beyond the threat model, recovered 4 of 4." in text
 
 
 def test_a_label_that_was_told_is_not_read(make_run: Any, report: Any) -> None:

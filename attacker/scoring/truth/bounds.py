@@ -41,9 +41,9 @@ class CaseBounds:
         self._rows = {(row.round, row.attempt, row.client): row for row in recording.read_rows(on_damage=lambda error: None)}
 
     def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
-        """Return the bound on the mean squared error of each example of a case, by index in the data set.
+        """Return a dict from the data set index of each example of a case to the bound on its mean squared error.
 
-        key: of the case, under which `reasons` says why the result is empty.
+        key: of the case, under which `reasons` stores why the result is empty.
         """
         uses = tuple(observed)
         if uses not in self._found:
@@ -58,14 +58,14 @@ class CaseBounds:
 
     def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
         if self._left <= 0:
-            raise NotBounded("the time for bounds is over")
+            raise NotBounded("the time budget of the bounds is used up")
         used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
         indices = sorted({index for one in used for step in one.steps for index in step})
         place = {index: i for i, index in enumerate(indices)}
         x, y = self._data.train[indices]
         seen = [self._recording.read_observation(self._rows[use.round, use.attempt, use.clients[0]]) for use in uses]
         if any(len(use.clients) > 1 for use in uses):
-            raise NotBounded("bounds of secure sums are not known")
+            raise NotBounded("no bound is known for secure sums")
         if self._recording.manifest.network:
             raise NotBounded(f"no bound is known for the network with {self._recording.manifest.network}")
         messages = [

@@ -17,7 +17,8 @@ from fedsim.truth import TruthReader, Used
 class Holdings:
     """The concatenation of all data sets that truth refers to.
 
-    data: the examples of all data sets, one set after the other. starts: index of the first example of each set, by content hash.
+    data: the examples of all data sets, one set after the other. starts: dict from the content hash of a set to the index of its
+          first example.
     """
 
     data: Dataset

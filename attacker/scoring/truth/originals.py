@@ -1,4 +1,7 @@
-"""Originals behind the rounds of a case, and correctness of the rounds that an attack claims for each."""
+"""Originals behind the rounds of a case, and correctness of the rounds that an attack claims for each.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +17,7 @@ from fedsim.truth import Used
 class Original:
     """A distinct example that a client trained on in the rounds of a case.
 
-    rounds: rounds that used it, ascending. batch, position: its place at the first use. index: its index in the data set.
+    rounds: rounds that used it, ascending. batch, position: those of its first use. index: its index in the data set.
     """
 
     rounds: tuple[int, ...]
@@ -53,7 +56,7 @@ def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
 
 
 def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
-    """Return how many reconstructions each example may have, by its index: the most uses in one epoch of one round.
+    """Return a dict from an example's index to how many reconstructions it may have: the most uses in one epoch of one round.
 
     used: truth of each round. epochs: epochs per round. The number is 1 for most examples. It is larger if a round's steps
     continued beyond the end of the client's data, or if several clients of a secure sum hold the same example. An attack that

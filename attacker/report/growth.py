@@ -1,0 +1,69 @@
+"""Lines of leakage against the number of recorded rounds: one for each attack, with its null and the accountant's bound."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from attacker.bounds import find_declared_noise
+from attacker.report.contents import AttackOnRun, GrowthLine
+from attacker.report.undone import Missing
+from attacker.scoring import CaseGrowth, GrowthPoint, read_growth, summarise_growth
+from attacker.scoring.growth import GROWTH_FILE
+from defenses.privacy.accounting import compute_bound
+from fedsim.recording import DamagedFile, Recording
+
+
+def gather_growth(
+    folder: Path, recording: Recording, attacks: Sequence[AttackOnRun], missing: list[Missing]
+) -> tuple[GrowthLine, ...]:
+    """Return the lines of all attacks that were scored on at least two numbers of rounds.
+
+    Problems with the file of counts are added to `missing`.
+    """
+    try:
+        counted = read_growth(folder) if (folder / GROWTH_FILE).is_file() else []
+    except ValueError as error:
+        missing.append(Missing(str(error)))
+        counted = []
+    lines = [_make_line(attack, counted) for attack in attacks]
+    drawn = [line for line in lines if len(line.points) > 1]
+    return tuple(_add_bound(line, attack, recording) for line, attack in zip(lines, attacks, strict=True) if line in drawn)
+
+
+def _make_line(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> GrowthLine:
+    points, null = _count(attack, counted), _count(attack.null, counted) if attack.null else []
+    return GrowthLine(attack=attack.attack, spec=attack.spec, joint=bool(attack.linked), points=tuple(points), null=tuple(null))
+
+
+def _count(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> list[GrowthPoint]:
+    if attack.linked:
+        return summarise_growth([case for case in counted if case.source == attack.source])
+    return _accumulate_examples(attack)
+
+
+def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
+    """Return the share of distinct examples that an attack on single rounds has recovered at least once, by number of rounds."""
+    finished = attack.finished
+    total, rounds = attack.distinct, sorted({round for example in finished for round in example.rounds})
+    found = []
+    for number, last in enumerate(rounds, start=1):
+        recovered = {example.index for example in finished if example.success and max(example.rounds) <= last}
+        found.append(GrowthPoint(number, len(recovered) / max(1, total)))
+    return found
+
+
+def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:
+    """Return the line with the accountant's bound; the prior is the null's share, at least one of all examples and one more."""
+    try:
+        noise, uses = find_declared_noise(recording)
+    except (DamagedFile, IndexError, KeyError):  # no recorded round that can be read; the report says so elsewhere
+        return line
+    if not noise.multiplier > 0:
+        return line
+    least = 1 / (max(1, attack.distinct) + 1)
+    shares = {point.rounds: point.share for point in line.null}
+    bound = []
+    for point in line.points:
+        prior = min(max(shares.get(point.rounds, 0.0), least), 1 - 1e-9)
+        bound.append(GrowthPoint(point.rounds, compute_bound(noise, prior=prior, times=uses * point.rounds)))
+    return replace(line, bound=tuple(bound))

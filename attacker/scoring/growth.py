@@ -1,0 +1,80 @@
+"""Leakage against the number of recorded rounds: how many examples each case of many rounds recovers.
+
+Several replays of one attack on the first 1, 5, 10, ... rounds of a client are cases that contain each other. Scores count each
+example once, in the largest case; the file `growth.jsonl` of a run holds the counts of all of them.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fedsim.recording.files import read_json_lines, to_json_lines, write_bytes
+
+GROWTH_FILE = "growth.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseGrowth:
+    """The result of one case of an attack that uses several rounds together.
+
+    source: name of the folder of the attack's reconstructions. rounds: of the case, ascending. examples: number of distinct
+    examples that the client used in them. recovered: how many of them count as recovered.
+    """
+
+    source: str
+    case: str
+    client: str
+    rounds: tuple[int, ...]
+    examples: int
+    recovered: int
+
+
+@dataclass(frozen=True)
+class GrowthPoint:
+    """A share of all examples of the clients that is recovered from the first rounds. rounds: their number."""
+
+    rounds: int
+    share: float
+
+
+def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
+    """Replace the rows of an attack in a run's `growth.jsonl`; without cases and without earlier rows, write nothing."""
+    path, new = run / GROWTH_FILE, [asdict(case) for case in cases]
+    old = [asdict(case) for case in read_growth(run)] if os.path.lexists(path) else []
+    kept = [row for row in old if row["source"] != source]
+    if new or len(kept) < len(old):
+        write_bytes(path, to_json_lines(*kept, *new), below=run)
+
+
+def read_growth(run: Path) -> list[CaseGrowth]:
+    """Return the rows of a run's `growth.jsonl`. Raises ValueError, naming the file, if one of them cannot be read."""
+    known = [field.name for field in fields(CaseGrowth)]
+    found = []
+    for row in read_json_lines(run / GROWTH_FILE):
+        try:
+            case = CaseGrowth(**{**{name: row[name] for name in known}, "rounds": tuple(map(int, row["rounds"]))})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{GROWTH_FILE}: a row cannot be read ({error!r}); score again") from None
+        if not (case.rounds and 0 <= case.recovered <= case.examples):
+            raise ValueError(f"{GROWTH_FILE}: {case.recovered} of {case.examples} examples is not a possible count; score again")
+        found.append(case)
+    return found
+
+
+def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
+    """Return the share of examples recovered for each number of rounds, given the cases of one attack on all clients.
+
+    The denominator is the number of examples in the largest case of each client, so that examples that were not used yet are not
+    recovered. A number of rounds counts if each client has a case of so many rounds; if a client has two, the earlier one counts.
+    """
+    clients: dict[str, dict[int, CaseGrowth]] = {}
+    for case in sorted(cases, key=lambda case: case.rounds):
+        clients.setdefault(case.client, {}).setdefault(len(case.rounds), case)
+    if not clients:
+        return []
+    total = sum(max(case.examples for case in own.values()) for own in clients.values())
+    common = sorted(set.intersection(*(set(own) for own in clients.values())))
+    return [GrowthPoint(count, sum(own[count].recovered for own in clients.values()) / max(1, total)) for count in common]

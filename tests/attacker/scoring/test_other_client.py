@@ -1,0 +1,62 @@
+"""The second null: an example is compared with what the attack found in another client's update."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.comparison import compare_with_other, pair_clients
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+
+def make_case(key: str, client: str, round: int, status: str = "complete") -> dict[str, object]:
+    return {"key": key, "client": client, "round": round, "status": status}
+
+
+def test_another_client_of_the_same_round_is_preferred() -> None:
+    cases = [make_case("1a", "a", 1), make_case("2b", "b", 2), make_case("1b", "b", 1), make_case("3a", "a", 3)]
+    assert pair_clients(cases) == {"1a": "1b", "2b": "3a", "1b": "1a", "3a": "2b"}
+    assert pair_clients([make_case("1a", "a", 1), make_case("2a", "a", 2)]) == {}
+    assert pair_clients([make_case("1a", "a", 1), make_case("1b", "b", 1, "failed")]) == {}
+
+
+def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: Path) -> None:
+    settings = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [32]},
+        "data": "digits",
+        "clients": {"count": 3},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+    run = tmp_path / "run"
+    engines.run(FederationRun(experiment=validate(settings, source="test"), out=run, client_seed=1), engine="local")
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    replayed = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+    scorer = Scorer(run, [run / "truth"])
+    rows = scorer.score(replayed.folder)
+    assert [(row.success, row.other_success) for row in rows] == [(True, False)] * 3
+
+    # the first case's other client is the second: its answer is that client's original
+    _, truth, labels = scorer.read_originals(1, 1, rows[0].client)
+    _, other, _ = scorer.read_originals(1, 1, rows[1].client)
+    expected = float(10 * torch.log10(1 / (truth[0] - other[0]).square().mean()))
+    assert rows[0].other_psnr == pytest.approx(expected, abs=0.05)
+    (summary,) = summarise(rows)
+    assert summary.other_success is not None
+    assert summary.other_success.value == 0
+    assert compare_with_other(replayed.folder, None, truth, labels.tolist(), scorer.data.spec, [1]) == [{}]
+
+    path = replayed.folder / f"{rows[1].case}.safetensors"
+    answer = Reconstruction.read(path)
+    replace(answer, y=answer.y.repeat(2)).write(path)  # as a damaged file may hold
+    again = {row.case: row for row in scorer.score(replayed.folder)}
+    assert again[rows[0].case].other_success is None
+    assert again[rows[0].case].success
