@@ -9,7 +9,7 @@ from attacker.service.state_folder import read_private
 from fedsim.recording.files import make_private
 
 MIN_TOKEN = 32
-"""Characters of the shortest token that is taken."""
+"""Smallest number of characters of a token."""
 MAX_TOKEN = 1000
 
 PAGE_POLICY = (
@@ -18,7 +18,7 @@ PAGE_POLICY = (
 )
 API_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 REPORT_POLICY = f"{API_POLICY}; style-src 'unsafe-inline'; img-src data:; sandbox"
-"""Of the report, which is one file: its style lies within, its pictures are data, and it runs nothing."""
+"""Policy of the report, which is one file: its styles and pictures are inside it, and it runs no scripts."""
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -29,7 +29,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": API_POLICY,
 }
-"""Of every answer, where the answer itself does not say otherwise."""
+"""Headers of every response that does not set them itself."""
 
 
 def read_token(path: Path) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 MAX_KEPT_EVENTS = 2000
-"""Events that a page which was away can still be told."""
+"""Number of past events that are kept for pages that reconnect."""
 MAX_WAITING_EVENTS = 500
-"""Events that may wait for one listener: who takes them more slowly is let go, and comes again."""
+"""Largest number of events that wait for one listener. A listener that is slower is disconnected, and connects again."""
 MAX_LISTENERS = 200
 HEARTBEAT_SECONDS = 15.0
 KEEP_ALIVE_COMMENT = b": still here\n\n"
@@ -38,7 +38,7 @@ class _Listener:
     gone: bool = False
 
     def take(self, event: Event | None) -> None:
-        """Put an event into the listener's queue; None ends it. Must be called in the event loop of the listener."""
+        """Put an event into the listener's queue; None disconnects it. Must be called in the event loop of the listener."""
         if self.gone:
             return
         try:
@@ -69,7 +69,7 @@ class Feed:
             self._tell(event)
 
     def close(self) -> None:
-        """End all listeners, and refuse new ones."""
+        """Disconnect all listeners, and refuse new ones."""
         with self._lock:
             self._closed = True
             self._tell(None)
@@ -88,7 +88,7 @@ class Feed:
         last:   id of the last event that the listener received on an earlier connection, if any; see `make_id`.
         wanted: selects events; None takes all of them.
 
-        Ends when the feed is closed, and when the listener is too slow. Raises TooMany at the first step.
+        Stops when the feed is closed, and when the listener is too slow. Raises TooMany at the first step.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:

@@ -152,7 +152,7 @@ class Rules:
             return
         new = {Taken(*one) for one in attempts.items()} - taken
         if rule.rounds == "last":
-            self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "newer ones are there")
+            self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "there are newer rounds")
         wanted = sorted(one for one in new if one.round in chosen)
         if rule.budget.behind is not None and len(wanted) > rule.budget.behind:
             late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
@@ -167,7 +167,7 @@ class Rules:
     def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
         clients = self._choose_clients(rule, recording, one.round)
         if clients is None:
-            self._leave_out(rule, recording, [one], "none of its clients is asked for")
+            self._leave_out(rule, recording, [one], "the rule selects none of its clients")
             return
         rounds = f"1-{one.round}" if _uses_all_rounds(rule) else str(one.round)
         self._ledger.take(rule.name, recording, [one], rule.make_spec(recording.id, rounds, clients))
@@ -203,7 +203,7 @@ class Rules:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind
         for round, job in self._ledger.list_waiting(rule.name, recording)[: max(0, surplus)]:
-            reason = f"more than {rule.budget.behind} wait, and newer ones go first"
+            reason = f"more than {rule.budget.behind} wait, and newer ones run first"
             if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
                 self._tell(rule, recording, [round], reason)
 

@@ -1,6 +1,8 @@
 """Types of the API's responses, from which its OpenAPI document is made.
 
 Scores, originals and true labels are null if the service was given no truth.
+
+A case is the observations that are attacked together: one round of a client, or several.
 """
 
 from typing import Any, Literal
@@ -324,6 +326,32 @@ class Jobs(TypedDict):
     next: Text
 
 
+class FindingTold(TypedDict):
+    """A finding of an audit, see `attacker.audit.Finding`."""
+
+    rule: str
+    grade: str
+    title: str
+    evidence: str
+    advice: str
+
+
+class AuditTold(TypedDict):
+    """The verdict of an audit: the grade of its worst finding, and all findings, the worst first.
+
+    passed, not_checked: numbers of checks and attacks that found nothing, and of those that were not made.
+    page: address of the whole verdict as a page.
+    """
+
+    grade: str
+    scored: bool
+    seconds: float
+    findings: list[FindingTold]
+    passed: int
+    not_checked: int
+    page: str
+
+
 class PreviewImage(TypedDict):
     round: int
     client: str
@@ -350,7 +378,7 @@ class Health(TypedDict):
 
 
 class Wrong(TypedDict):
-    """An error. message: what is wrong, and how to correct it.
+    """The error in a response. message: what is wrong, and how to correct it.
 
     field: the wrong field of the request, if any. known: its allowed values, if they can be listed.
     """

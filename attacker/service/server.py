@@ -18,11 +18,11 @@ from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
 from attacker.service.settings import ServiceSettings
 
 HEAD_SECONDS = 15.0
-"""Until the head of a request is there."""
+"""Seconds until the header of a request must have arrived."""
 SHUTDOWN_SECONDS = 3
-"""Seconds that answers under way have at the end."""
+"""Seconds that unfinished responses get when the server stops."""
 MAX_CONNECTIONS = 500
-"""Connections at once. For one more, the one that has waited longest without a whole request is closed."""
+"""Largest number of open connections. For a further one, the one that has waited longest without a complete request is closed."""
 
 
 class PatientProtocol(H11Protocol):
@@ -47,7 +47,7 @@ class PatientProtocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request has arrived, or only a part of one."""
+        """Return whether the connection waits for a request, or for the rest of one."""
         return not self.transport.is_closing() and (not self._is_answering or bool(self.cycle.more_body))
 
     def data_received(self, data: bytes) -> None:

@@ -15,7 +15,7 @@ from fedsim.recording.files import write_json
 SESSION_WEEKS = 4
 SESSION_SECONDS = SESSION_WEEKS * 7 * 24 * 3600
 MAX_SESSIONS = 1000
-"""Sessions that are open at once; the oldest is closed for one more."""
+"""Largest number of open sessions; for a further one, the oldest is closed."""
 MAX_FILE_BYTES = 1_000_000
 
 log = logging.getLogger(__name__)

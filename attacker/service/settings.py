@@ -8,11 +8,11 @@ from typing import Literal
 
 OWN_TRUTH: Literal["own"] = "own"
 JOB_SECONDS = 24 * 3600.0
-"""What a job may take where nothing else is said: a search that takes longer is better run by `attacker replay`."""
+"""Default time limit of a job in seconds; longer searches are better run by `attacker replay`."""
 JOB_MEMORY_SHARE = 0.8
-"""Of the machine's memory, for all jobs that run at once together, where nothing else is said."""
+"""Default share of the machine's memory for all running jobs together."""
 MIN_JOB_MEGABYTES = 2000
-"""Of that share, for one job: a worker that has loaded PyTorch alone takes 800."""
+"""Smallest default memory limit of one job in MB; a worker that has only loaded PyTorch takes 800."""
 UNMEASURED_REASON = "its tasks run in processes of the cluster, whose time and memory the service cannot measure"
 
 
@@ -34,7 +34,7 @@ class ServiceSettings:
     stand_by:    whether to keep one additional idle worker, so that the next job starts at once.
     device, ray, model: as for `attacker replay`.
     state:       folder of the service's own files, accessible to its owner only; by default `.attacker` below the root.
-    adopt_state: whether to accept a state folder that this service did not create, because the user vouches for it.
+    adopt_state: whether to accept a state folder that this service did not create, because the user says that it is trustworthy.
     max_queued:  maximum number of waiting jobs.
     job_seconds, job_megabytes: limits of one job. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the machine's
                  memory, if it can be measured. job_limits: False applies only limits that are given.
@@ -67,7 +67,7 @@ class ServiceSettings:
     every: float = 0.25
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a missing folder or file, a number out of range, or a limit that this system cannot measure."""
+        """Raise ValueError for a missing folder or file, a number out of range, or a memory limit with a Ray cluster."""
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is not a folder; give the folder that contains the runs, or create it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):

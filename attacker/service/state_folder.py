@@ -3,8 +3,8 @@
 Runs come from archives and from other users of the machine. A `.attacker` folder among them could hold a token that somebody
 else knows, or jobs that somebody else wrote. The folder must therefore belong to this user, be closed to everyone else, contain
 neither links nor special files, and contain the marker file that the service writes when it creates the folder. The marker holds
-the folder's inode number, which differs in a copy or an unpacked archive. `--adopt-state` marks a folder that the user vouches
-for.
+the folder's inode number, which differs in a copy or an unpacked archive. `--adopt-state` marks a folder that the user declares
+to be trustworthy.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 MARK_FILE = "made-by-the-service.json"
 OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 MAX_MARK_BYTES = 1000
-"""Bytes of a mark that are read."""
+"""Largest size in bytes of a marker file that is read."""
 
 
 def claim_folder(folder: Path, *, adopt: bool = False) -> Path:

@@ -11,9 +11,9 @@ from attacker.service.jobs.job import Job
 from attacker.service.jobs.queue import Queue
 
 QUEUE_POLL_SECONDS = 0.25
-"""Seconds between two looks at the queue that nobody asks for: another process may have changed it."""
+"""Seconds between two regular polls of the queue, which another process may have changed."""
 INDEX_POLL_SECONDS = 0.05
-"""Seconds between two looks at the indices of runs that are being recorded, one file each."""
+"""Seconds between two polls of the indices of runs that are being recorded, one file each."""
 
 log = logging.getLogger("attacker.service")
 
@@ -53,7 +53,7 @@ class Watcher:
             thread.start()
 
     def stop(self) -> None:
-        """Stop both threads, and wait until they have ended."""
+        """Stop both threads, and wait until they have finished."""
         self._end.set()
         self._called.set()
         for thread in self._threads:

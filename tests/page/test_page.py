@@ -140,6 +140,24 @@ def test_a_job_submitted_here_ends_and_its_images_appear(service: str, opened: O
     expect(page.get_by_role("listitem").filter(has_text="CPL on photos").first).to_contain_text("done")
 
 
+def test_an_audit_that_is_started_here_ends_with_its_verdict(service: str, opened: Opening) -> None:
+    page = opened(service, RUN, expected=("404",))  # a preview that is asked for when the job has just ended
+    page.get_by_role("button", name="Audit it").click()
+    dialog = page.get_by_role("dialog", name="Audit")
+    dialog.get_by_label("Budget").select_option("1 minute")
+    dialog.get_by_role("button", name="Start").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Audit on photos")
+    expect(page.locator("dl.facts")).to_contain_text("Budget of its attacks")
+    expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible(timeout=WORK)
+    expect(page.locator("main")).to_contain_text("severe: Private examples can be reconstructed from one update of one client.")
+    with page.context.expect_page() as whole:
+        page.get_by_role("link", name="The whole verdict").click()
+    expect(whole.value.get_by_role("heading", level=1)).to_have_text("Verdict: severe")
+    page.goto(f"{service}{RUN}")
+    page.get_by_role("link", name="Last audit").click()
+    expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible()
+
+
 def test_images_emerge_while_an_attack_runs_and_it_can_be_cancelled_and_retried(service: str, opened: Opening) -> None:
     page = opened(service, RUN, expected=("404",))  # a preview that is asked for when the job has just ended
     page.get_by_role("button", name="Attack it").click()

@@ -7,7 +7,7 @@ from starlette.middleware import Middleware
 
 from attacker.service.authorisation import read_token
 from attacker.service.events import Feed
-from attacker.service.http import cases, feeds, general, jobs, previews, recordings, reports
+from attacker.service.http import audits, cases, feeds, general, jobs, previews, recordings, reports
 from attacker.service.http.caching import ResponseCache
 from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors
@@ -20,10 +20,19 @@ from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 
-ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
+ROUTERS = (
+    general.router,
+    recordings.router,
+    cases.router,
+    reports.router,
+    audits.router,
+    jobs.router,
+    previews.router,
+    feeds.router,
+)
 API_DESCRIPTION = (
-    "Recordings of federations, the attacks on them, and what these got out. Lists have `items` and `next`, which is "
-    "given as `after` to go on. Scores, originals and true labels are null where the service was given no truth."
+    "Recordings of federations, the attacks on them, and their results. Lists have `items` and `next`; pass `next` "
+    "as `after` to get the next page. Scores, originals and true labels are null if the service was given no truth."
 )
 
 

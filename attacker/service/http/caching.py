@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from attacker.service.index.cache import Shelf
 
 MAX_BYTES = 64 * 2**20
-"""Of all answers that are kept."""
+"""Largest size in bytes of all cached responses together."""
 ITEMS_PER_PIECE = 200
-"""Items of a list that are written at once: longer ones would hold up every other answer."""
+"""Number of items of a list that are encoded at once; more would delay all other responses."""
 JSON_TYPE = "application/json"
 PNG_TYPE = "image/png"
 
@@ -25,7 +25,7 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """Responses by method and address, up to a total size in bytes."""
+    """Responses, keyed by method and address, up to a total size in bytes."""
 
     def __init__(self, most: int = MAX_BYTES) -> None:
         self._run = secrets.token_hex(3)

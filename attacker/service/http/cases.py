@@ -1,4 +1,7 @@
-"""Routes of the cases of attacks: their states, examples, and images."""
+"""Routes of the cases of attacks: their states, examples, and images.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256

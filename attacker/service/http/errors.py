@@ -39,7 +39,7 @@ def tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(sqlite3.OperationalError)
     async def answer_storage_error(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
-        message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
+        message = f"the queue cannot be read or written now: {error}; check its disk, and try again"
         return JSONResponse(make_problem(message), 503, headers=RETRY_LATER)
 
     @app.exception_handler(RequestError)
@@ -48,7 +48,7 @@ def tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        words = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} cannot be done there"}
+        words = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not supported there"}
         message = words.get(error.status_code, str(error.detail))
         return JSONResponse(make_problem(message), error.status_code, headers=dict(error.headers or {}))
 
@@ -71,14 +71,12 @@ def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
     where, *path = error["loc"]
     names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
     if error["type"] == "json_invalid":
-        return make_problem(f"the request is no JSON: {error.get('ctx', {}).get('error', error['msg'])}")
+        return make_problem(f"the request is not JSON: {error.get('ctx', {}).get('error', error['msg'])}")
     message = error["msg"].removeprefix("Value error, ")
     if spec is not None and where == "body":
         names = ["spec", *(_find_argument(message, spec) if names == ["arguments"] else names)]
     field = ".".join(names[:3]) or None
-    message = ERROR_MESSAGES.get(
-        error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message
-    )
+    message = ERROR_MESSAGES.get(error["type"], "must be `next` of an earlier response" if field == "after" else message)
     shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
     return make_problem(shown, field, _list_known(field, error, spec))
 

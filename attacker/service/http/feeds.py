@@ -25,12 +25,12 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = REFUSED_RESPONSES | {
 }
 Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)]
 PREVIEW_POLL_SECONDS = 1.0
-"""Seconds between two looks for a new preview."""
+"""Seconds between two checks for a new preview."""
 
 
 @router.get("/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def events(service: Service, last: Last = None) -> StreamingResponse:
-    """Stream `hello`, which says whether missed events follow, then `recording`, `job` and `removed` events as they happen."""
+    """Stream `hello`, which states whether missed events follow, then `recording`, `job` and `removed` events as they happen."""
     feed = service.feed.listen(last)
     first = await anext(feed)
     return StreamingResponse(_stream_all(service, first, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)

@@ -58,7 +58,7 @@ def job(service: Service, id: Name) -> Job:
 
 @router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | WRONG_STATE_RESPONSE, openapi_extra=REQUIRED_BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Cancel a job. A waiting job ends at once; a running one ends after its best results so far are written."""
+    """Cancel a job. A waiting job is cancelled at once; a running one after its best results so far are written."""
     return service.queue.cancel(id)
 
 

@@ -16,9 +16,9 @@ from attacker.service.jobs.queue import Queue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGE_SECONDS = 600.0
-"""Seconds after its last change in which a recording's own gauges are told."""
+"""Seconds after its last change for which a recording's own gauges are reported."""
 MAX_RECORDINGS = 100
-"""Recordings with gauges of their own."""
+"""Largest number of recordings with their own gauges."""
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 JOB_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600)
 
@@ -34,11 +34,13 @@ class Metrics:
         self._queue, self._catalogue = queue, catalogue
         of: dict[str, Any] = {"registry": self.registry, "namespace": "fedleak"}
         self.requests = Counter("requests", "Answered requests.", ("route", "method", "status"), **of)
-        self.seconds = Histogram("request_seconds", "Until the answer was sent whole.", ("route",), buckets=REQUEST_BUCKETS, **of)
-        self.waited = Histogram("job_wait_seconds", "From submission to the first worker.", buckets=JOB_BUCKETS, **of)
-        self.took = Histogram("job_seconds", "From the last worker's start to the end.", ("state",), buckets=JOB_BUCKETS, **of)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds until the response was sent.", ("route",), buckets=REQUEST_BUCKETS, **of
+        )
+        self.waited = Histogram("job_wait_seconds", "Seconds from submission to the first worker.", buckets=JOB_BUCKETS, **of)
+        self.took = Histogram("job_seconds", "Seconds of the last attempt.", ("state",), buckets=JOB_BUCKETS, **of)
         self.arrivals = Counter("rounds_seen", "Rounds that were found in recordings.", **of)
-        self.lag = Histogram("round_lag_seconds", "From a round's last reply until it was found here.", buckets=JOB_BUCKETS, **of)
+        self.lag = Histogram("round_lag_seconds", "Seconds until a new round is found.", buckets=JOB_BUCKETS, **of)
         self._started: set[str] = set()
         self.registry.register(_Asked(queue, catalogue))
 
@@ -79,11 +81,11 @@ class _Asked:
         yield jobs
         runs = self._catalogue.list_runs()
         yield GaugeMetricFamily("fedleak_recordings", "Recordings below the root.", value=len(runs))
-        yield GaugeMetricFamily("fedleak_rounds", "Rounds in them.", value=sum(run.told["rounds"] for run in runs))
+        yield GaugeMetricFamily("fedleak_rounds", "Rounds in all recordings.", value=sum(run.told["rounds"] for run in runs))
         seen = sum(run.told["observations"] for run in runs)
-        yield GaugeMetricFamily("fedleak_observations", "Observations in them.", value=seen)
+        yield GaugeMetricFamily("fedleak_observations", "Observations in all recordings.", value=seen)
         behind = GaugeMetricFamily(
-            "fedleak_rounds_behind", "Newest round recorded less newest one attacked.", labels=["recording"]
+            "fedleak_rounds_behind", "Newest recorded round minus newest attacked round.", labels=["recording"]
         )
         now = time.time()
         for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < GAUGE_SECONDS][:MAX_RECORDINGS]:

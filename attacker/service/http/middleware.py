@@ -14,7 +14,7 @@ from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
 CLIENT_SECONDS = 30.0
-"""Seconds that a client may take to send the next piece of a request, or to take the next piece of an answer."""
+"""Seconds that a client may take to send the next part of a request, or to receive the next part of a response."""
 MAX_PATH = 4096
 MAX_HEADERS = 16 * 1024
 API_PREFIX = "/api/v1"
@@ -76,13 +76,13 @@ class Guard:
         except Refused as refused:
             await answer.refuse(scope, refused)
         except LoggedOut:
-            log.info("a response ended early, because the session of its request has ended")
+            log.info("a response was cut off, because the session of its request has ended")
         except TooSlow:
             log.info("the connection of a client was closed, because it was too slow")
         except Exception:  # a bug: the client gets a plain error, and the log the traceback
             log.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not answer.begun:
-                await answer.refuse(scope, Refused(500, "the service made a mistake; its log says which"))
+                await answer.refuse(scope, Refused(500, "an error in the service; see its log"))
 
 
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:

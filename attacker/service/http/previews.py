@@ -28,7 +28,7 @@ PreviewVersion = Annotated[
 
 @router.get("", response_model=PreviewTold)
 def preview(service: Service, id: Name) -> PreviewTold:
-    """Return the best reconstructions so far; empty if the attack provides none, or the job has ended."""
+    """Return the best reconstructions so far; empty if the attack provides none, or the job is finished."""
     seen = _read_preview(service, id)
     address = f"{API_PREFIX}/jobs/{id}/preview"
     return PreviewTold(

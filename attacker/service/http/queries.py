@@ -10,7 +10,7 @@ from attacker.service.schemas import Problem
 from fedsim.recording.selection import complete_names
 
 MAX_ITEMS = 1000
-"""Items of one answer."""
+"""Largest number of items in one response."""
 
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Largest number of items in the response.")]
 After = Annotated[str | None, Query(max_length=600, description="`next` of the previous response.")]
@@ -31,7 +31,7 @@ REFUSED_RESPONSES: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request is malformed."},
     401: {"model": Problem, "description": "The token is missing or wrong."},
     404: {"model": Problem, "description": "The resource does not exist."},
-    422: {"model": Problem, "description": "A field is invalid; the response names it and says how to correct it."},
+    422: {"model": Problem, "description": "A field is invalid; the response names it and explains how to correct it."},
 }
 REFUSED_CHANGE = REFUSED_RESPONSES | {
     403: {"model": Problem, "description": "The request comes from a page of another site."},

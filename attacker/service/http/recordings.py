@@ -83,7 +83,7 @@ async def observations(
     limit: Limit = 100,
     after: AfterRow = None,
 ) -> Response:
-    """List the observations, which are the messages that the server received, by round and client."""
+    """List the observations, which are the messages that the server received, sorted by round and client."""
     last = parse_cursor(after)
 
     def make(run: CatalogueRun) -> Observations:
@@ -180,7 +180,7 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
 
 @router.get("/{id}/leakage", response_model=Leakage)
 async def over_rounds(request: Request, service: Service, id: Name) -> Response:
-    """Return the results of each attack and null by round."""
+    """Return the results of each attack and null in each round."""
 
     def make(run: CatalogueRun) -> Leakage:
         scores = service.catalogue.get_scores(run)

@@ -18,17 +18,17 @@ from fedsim.recording.safe_files import parse_json, read_bytes, shorten
 from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
-"""Of an attack.json: some million cases."""
+"""Largest size in bytes of an attack.json, enough for some million cases."""
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-"""Names of folders and cases: what a request may name, too."""
+"""Pattern of names of folders and cases, also in requests."""
 CHECKPOINT_VALID_SECONDS = 180.0
-"""Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
+"""Seconds after its last change for which a checkpoint shows that a process works on it; searches write one each minute."""
 
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class CaseFacts(NamedTuple):
-    """A case as described in attack.json.
+    """A case (observations that are attacked together) as described in attack.json.
 
     examples: number of examples, if the client reported it. status, reason: of the observation.
     """
@@ -45,9 +45,10 @@ class CaseFacts(NamedTuple):
 class Source:
     """The results of one attack or null, in its folder below `reconstructions/`.
 
-    cases:    by key. answers: reconstructions by case, including unfinished ones of interrupted cases. failures: reasons by case.
+    cases, answers, failures: dicts from the key of a case to the case, to its reconstruction (also an unfinished one of an
+                              interrupted case), and to the reason of failure.
     running:  keys of the cases that are being attacked.
-    marks:    by file name, a value that changes when the file changes.
+    marks:    dict from file name to a value that changes when the file changes.
     trouble:  messages about files that cannot be read.
     """
 

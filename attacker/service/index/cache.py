@@ -18,7 +18,7 @@ class _Place(Generic[T]):
 
 
 class Shelf(Generic[T]):
-    """Values by key, each with a version. The least recently used ones are dropped first.
+    """Values, each with a key and a version. The least recently used ones are dropped first.
 
     most:   largest sum of weights. weight: weight of a value; 1 by default, so that `most` is a number of values.
     """

@@ -32,7 +32,7 @@ from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
 
 MAX_CACHED_RUNS = 8
-"""Runs whose rows, scores and attacks are kept in memory after they were asked for."""
+"""Largest number of runs whose rows, scores and attacks are cached in memory."""
 MAX_CACHED_SOURCES = 64
 RECORDING_SECONDS = 60.0
 """Seconds after its last update in which a run counts as being recorded."""
@@ -45,10 +45,10 @@ class UnknownName(LookupError):
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueRun:
-    """One run at the time of the last look.
+    """One run at the time of the last scan.
 
     identity: differs between recordings that had the same id one after the other; empty if the manifest cannot be read.
-    marks:    for manifest, index, training, scores and each attack's folder, a value that changes when they change.
+    marks:    dict with a value for manifest, index, training, scores and each attack's folder that changes when they change.
     version:  differs between any two states of the run's files, also after a restart of the service.
     """
 
@@ -64,7 +64,7 @@ class CatalogueRun:
 
 
 class Arrived(NamedTuple):
-    """A round that is new since the last look, or was recorded again after a resume or in a new recording.
+    """A round that is new since the last scan, or was recorded again after a resume or in a new recording.
 
     lag: seconds since its last reply arrived; None if unknown.
     """
@@ -76,7 +76,7 @@ class Arrived(NamedTuple):
 
 @dataclass
 class Changes:
-    """Differences between two looks. changed: ids of changed and of new recordings."""
+    """Differences between two scans. changed: ids of changed and of new recordings."""
 
     changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Catalogue:
         self._sources: Shelf[Source | str] = Shelf(MAX_CACHED_SOURCES)
 
     def scan(self) -> Changes:
-        """Look for changes on disk since the last look, and return them."""
+        """Find changes on disk since the last scan, and return them."""
         with self._looking:
             found, changes = find_runs(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
@@ -114,7 +114,7 @@ class Catalogue:
             return changes
 
     def scan_run(self, id: str) -> Changes:
-        """Look for changes of one run, if it is known and still there, and return them."""
+        """Find changes of one run, if it is known and still exists, and return them."""
         with self._looking:
             changes, before = Changes(), self._runs.get(id)
             if before is None or not is_run(before.folder):
@@ -127,7 +127,7 @@ class Catalogue:
             return changes
 
     def list_changed(self) -> list[str]:
-        """Return the ids of runs that are being recorded and whose index has changed since the last look.
+        """Return the ids of runs that are being recorded and whose index has changed since the last scan.
 
         It is cheap enough to be called several times a second.
         """
@@ -151,7 +151,7 @@ class Catalogue:
             raise UnknownName(f"there is no recording {id!r}") from None
 
     def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
-        """Return the rows of the index by round."""
+        """Return a dict from round to the rows of the recording's index."""
 
         def read(before: IndexedRows | None) -> IndexedRows:
             try:
@@ -173,7 +173,7 @@ class Catalogue:
         return found
 
     def get_scores(self, run: CatalogueRun) -> Scores:
-        """Return scores by attack and case; empty if the service was given no truth."""
+        """Return a dict from attack to a dict from case to its scores; empty if the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:

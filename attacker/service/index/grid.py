@@ -11,7 +11,7 @@ from attacker.service.schemas import Grid, GridCell, Leak
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
-"""Of several cases of a cell, the last of these is told: what is still to come."""
+"""States in ascending order of precedence: a cell (client and round) with several cases shows the last of these."""
 
 
 class CellVerdict(NamedTuple):
@@ -32,7 +32,7 @@ class CellVerdict(NamedTuple):
 def make_grid(
     rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()
 ) -> Grid:
-    """Return a cell for each row of the index, with the attack of `sources` that has the highest leak on it.
+    """Return a cell for each row of the index (client and round), with the attack of `sources` that has the highest leak on it.
 
     nulls: nulls of these attacks.
     """
@@ -53,7 +53,7 @@ def make_grid(
 
 
 def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
-    """Return the results of an attack by round. A case of several rounds counts in each of them."""
+    """Return the results of an attack for each round, ascending. A case of several rounds counts in each of them."""
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
         if source.find_state(case.key) in ("done", "failed"):
@@ -102,7 +102,7 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 
 
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean confidence of an attack over these cases, with 0 for cases that failed; None if none has ended."""
+    """Return the mean confidence of an attack over these cases, with 0 for cases that failed; None if none is finished."""
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 

@@ -18,7 +18,7 @@ from fedsim.recording.safe_files import read_bytes
 
 MAX_BYTES = 64 * 2**20
 MAX_ROWS = 200
-"""Table rows of one case that are shown."""
+"""Largest number of table rows of one case that are shown."""
 
 
 class NoImage(ValueError):
@@ -36,7 +36,7 @@ def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> 
     """Return the reconstruction with that number as PNG, with values clamped to [0, 1]. Raises NoImage."""
     pair = _read_alone(run, file, number, data)
     if pair.reconstruction is None:
-        raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
+        raise NoImage(pair.problem or "these data are table rows: their values are listed, and there is no image")
     return pair.reconstruction.png
 
 
@@ -44,12 +44,12 @@ def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
     """Return original and reconstruction of the pair in `file`, which scoring wrote. Raises NoImage."""
     pair = _read_pair(run, file, data)
     if pair.original is None or pair.reconstruction is None:
-        raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
+        raise NoImage(pair.problem or "these data are table rows: their values are listed, and there is no image")
     return Halves(pair.original.png, pair.reconstruction.png)
 
 
 def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
-    """Return the first table rows of a reconstruction by number; rows that cannot be read are left out."""
+    """Return a dict from number to table row for the first rows of a reconstruction; rows that cannot be read are left out."""
     found = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
         try:
@@ -60,7 +60,7 @@ def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, E
 
 
 def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
-    """Return the first table rows beside their originals by number; rows that cannot be read are left out."""
+    """Return a dict from number to table row beside its original, for the first rows; rows that cannot be read are left out."""
     found = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
         try:

@@ -15,7 +15,7 @@ MAX_ROUND = 2**53
 
 
 Place = tuple[tuple[int, ...], int, int, int]
-"""Rounds, batch, position and index of a true example: what the rows of an attack and of its null share."""
+"""Rounds, batch, position and index of a true example, which are equal in the rows of an attack and of its null."""
 
 
 class ShownScore(NamedTuple):
@@ -50,16 +50,16 @@ class ShownScore(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the attack on the case has ended."""
+        """Whether the attack on the case is finished."""
         return self.state in FINISHED_STATES
 
 
 Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
-"""By source, then by case."""
+"""Dict from source (folder of an attack) to a dict from case to rows."""
 
 
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of metrics.jsonl by round, and messages about rows that cannot be used."""
+    """Return the rows of metrics.jsonl, sorted by round, and messages about rows that cannot be used."""
     trouble: list[str] = []
     rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
     return sorted(rows, key=lambda row: int(row["round"])), trouble

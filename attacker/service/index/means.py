@@ -6,7 +6,7 @@ from math import log10
 from attacker.service.index.json_lines import ShownScore
 
 PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
-"""As `attacker.scoring.paired` has it, which is not imported here: it comes with torch."""
+"""Same value as in `attacker.scoring.paired`, which is not imported here because it imports torch."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:

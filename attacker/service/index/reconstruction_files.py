@@ -14,14 +14,14 @@ from fedsim.recording.safe_files import open_file, parse_json, read_exactly
 
 MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
-"""Of the facts of a reconstruction, its slots take the most."""
+"""Largest size in bytes of the header of a reconstruction file; the slots take most of it."""
 MAX_VALUES = 10**8
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 MAX_CURVE_POINTS = 200
-"""Of a curve of losses."""
+"""Largest number of points of a loss curve."""
 
 TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
-"""Of each tensor: its type as numpy names it, its shape, and where its bytes begin in the file."""
+"""Dict from the name of a tensor to its NumPy type, its shape, and the position of its first byte in the file."""
 
 
 class ReconstructionSummary(NamedTuple):
@@ -145,7 +145,7 @@ def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     metadata, layout = _read_layout(file)
     facts = parse_json(metadata.get("facts", "null"))
     if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
-        raise ValueError("is no reconstruction")
+        raise ValueError("is not a reconstruction: a tensor is missing or its metadata are invalid")
     examples = layout["x"][1][:1]
     if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
         raise ValueError("is not a reconstruction: the numbers of its examples, labels and confidences differ")
@@ -157,7 +157,7 @@ def _read_layout(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tup
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER, size - 8):
-        raise ValueError("is not a tensor file")
+        raise ValueError("is not a safetensors file: its first 8 bytes do not hold the length of a header")
     described = parse_json(_read(file, 8, length))
     if not isinstance(described, dict):
         raise ValueError("its header is not a JSON object")
@@ -172,7 +172,7 @@ def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, 
         kind, shape = NUMPY_TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
         start, end = described["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise ValueError("its header describes no tensors") from None
+        raise ValueError("a tensor in its header is not described by dtype, shape and data_offsets") from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
         raise ValueError("its header describes a tensor beyond the end of the file")
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:

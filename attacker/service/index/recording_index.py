@@ -14,9 +14,9 @@ from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.safe_files import read_bytes
 
 MAX_MESSAGES = 20
-"""Damaged rows that are told one by one."""
+"""Largest number of damaged rows that are reported one by one."""
 MAX_MESSAGE = 300
-"""Characters of one trouble."""
+"""Largest length of a message about damage, in characters."""
 
 
 class IndexRow(NamedTuple):
@@ -36,16 +36,16 @@ class IndexRow(NamedTuple):
 
 
 RoundMarks = Mapping[int, tuple[Any, ...]]
-"""By round, what tells its rows from earlier ones: their number, bytes, attempt, and when the last of them came."""
+"""Dict from round to values that change with its rows: their number, bytes, attempt, and when the last of them arrived."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """The numbers of an index.
 
-    rounds:   see `RoundMarks`. complete: by round, the number of observations that hold an update. clients: names of all clients,
-              sorted; a secure sum is no client.
-    damage:   by round, messages about rows that cannot be read; under 0, messages about the whole index.
+    rounds:   see `RoundMarks`. complete: dict from round to the number of observations that hold an update. clients: names of all
+              clients, sorted, without the secure sum.
+    damage:   dict from round to messages about rows that cannot be read; under 0, messages about the whole index.
     """
 
     rounds: RoundMarks = field(default_factory=dict)
@@ -109,7 +109,7 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
 
 
 def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
-    """Return all rows by round, and read again only those of rounds that changed since `before`. rounds: of `read_index`."""
+    """Return all rows of the index; only rounds that changed since `before` are read again. rounds: of `read_index`."""
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
     kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
@@ -122,7 +122,7 @@ def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = N
 
 
 class IndexedRows(NamedTuple):
-    """The rows of an index by round, and the marks that tell whether a round has changed."""
+    """The rows of an index, a tuple for each round, and the marks that show whether a round has changed."""
 
     rounds: RoundMarks
     by_round: Mapping[int, tuple[IndexRow, ...]]
@@ -161,7 +161,7 @@ def _read_rows(
 
 
 def _parse_round(reason: str) -> int:
-    """Return the round that a message about a damaged row begins with, or 0."""
+    """Return the round at the beginning of a message about a damaged row, or 0 if there is none."""
     number = reason.removeprefix("row ").partition(",")[0]
     return int(number) if number.isdecimal() and len(number) < 16 else 0
 

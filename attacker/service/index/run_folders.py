@@ -9,14 +9,14 @@ from attacker.service.jobs.run_names import MAX_FOLDER_DEPTH, find_id
 from fedsim.recording.safe_files import shorten
 
 MAX_FOLDERS = 10_000
-"""Folders that are looked into: what lies below the root may be anything."""
+"""Largest number of folders that are searched, since the root may hold anything."""
 CLOCK_RESOLUTION_SECONDS = 2.0
-"""Seconds after a change in which a second one may leave the same mark: clocks of file systems are coarse."""
+"""Seconds after a change in which a second change may give the same mark, since clocks of file systems are coarse."""
 CLOCK_SKEW_SECONDS = 5.0
 """Seconds that the clock of a file server may be ahead."""
 
 Mark = tuple[object, ...]
-"""Changes whenever the files that it is of do."""
+"""A value that changes whenever certain files change."""
 
 
 @dataclass

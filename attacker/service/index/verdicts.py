@@ -11,9 +11,9 @@ from attacker.service.index.json_lines import read_lines
 from fedsim.recording import Manifest
 
 MAX_ROWS = 10_000
-"""Rows of a run that are judged while a page waits, which takes seconds; `attacker score` judges any number."""
+"""Largest number of score rows that a request judges, which takes seconds; `attacker score` has no limit."""
 UNUSED_FIELDS = frozenset({"environment", "notes", "pair", "lpips_reason", "rounds", "rounds_claimed"})
-"""Fields that no verdict is of."""
+"""Fields of score rows that verdicts do not depend on."""
 MAX_VERDICT = 2000
 
 
@@ -25,7 +25,7 @@ class VerdictSummary(NamedTuple):
 
 
 class RunVerdicts(NamedTuple):
-    """The verdicts on the attacks of a run, by source.
+    """The verdicts on the attacks of a run, as a dict from source (folder of an attack).
 
     sentence: the verdict on the run, as in the report; "" if nothing is scored. strongest: source of the attack it is about.
     """

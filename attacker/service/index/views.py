@@ -1,4 +1,7 @@
-"""Responses of the API about recordings, attacks and cases, composed from data that were read. All functions are pure."""
+"""Responses of the API about recordings, attacks and cases, composed from data that were read. All functions are pure.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +140,8 @@ def describe_case(
 
 
 def _explain_unfinished(state: ShownState) -> str | None:
-    """Return why a case has not ended; None for cases that have."""
-    return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
+    """Return why a case is not finished; None for finished cases."""
+    return "its search was interrupted; replay the attack to continue it" if state == "interrupted" else None
 
 
 def describe_whole_case(
@@ -196,8 +199,8 @@ def describe_found(
     """Yield the reconstructed examples of a case without scores, that is without originals to compare them with.
 
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
-    cells:  values of each example of a table, by number of the example.
-    nulls:  what the attack's null reconstructed in the same case, by number of the example.
+    cells:  dict from the number of an example of a table to its values.
+    nulls:  dict from the number of an example to what the attack's null reconstructed in the same case.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -231,7 +234,7 @@ def describe_scored(
 ) -> Iterator[ExampleTold]:
     """Yield the true examples of a case, each with the reconstruction assigned to it.
 
-    nulls: reconstructions of the attack's null, by the key of the true example.
+    nulls: dict from the key of the true example to the reconstruction of the attack's null.
     """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
@@ -258,7 +261,7 @@ def describe_scored(
 def describe_scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[Place, NullTold]:
-    """Return the null's reconstruction of each true example of a case, by the key of the example."""
+    """Return a dict from the key of each true example of a case to the null's reconstruction of it."""
     return {
         row.place: NullTold(
             image=links.to("pairs", n) if row.pair is not None and images else None,
@@ -274,7 +277,7 @@ def describe_scored_nulls(
 def describe_found_nulls(
     whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[int, NullTold]:
-    """Return the null's reconstructions in a case without scores, by their index; for `describe_found`."""
+    """Return a dict from index to the null's reconstruction in a case without scores; for `describe_found`."""
     return {
         n: NullTold(
             image=links.to("images", n) if images else None,
@@ -288,7 +291,7 @@ def describe_found_nulls(
 
 
 def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
-    """Return the values of a reconstructed table row by column name."""
+    """Return a dict from column name to value of a reconstructed table row."""
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 

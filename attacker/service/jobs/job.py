@@ -1,4 +1,7 @@
-"""Jobs as plain data: request, progress and results. Requests and workers' messages are validated when they are parsed."""
+"""Jobs as plain data: request, progress and results. Requests and workers' messages are validated when they are parsed.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -13,6 +16,7 @@ FINAL_STATES: tuple[JobState, ...] = ("done", "failed", "cancelled", "set_aside"
 Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=300)]
 Word = Annotated[str, Field(min_length=1, max_length=100)]
 ArgumentValue = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=200)] | None
+MAX_AUDIT_SECONDS = 7 * 24 * 3600
 ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
 
 
@@ -82,8 +86,26 @@ class JobSpec(BaseModel):
         from fedsim.recording.writer import is_plain
 
         if wrong := [name for name in clients if name != SUM_CLIENT and not is_plain(name)]:
-            raise ValueError(f"{wrong[0]!r} is not a client's name")
+            raise ValueError(f"{wrong[0]!r} is not a valid client name: use letters, digits, - and _, as fedsim show prints it")
         return clients
+
+
+class AuditSpec(BaseModel):
+    """Request of an audit of a recording: its checks, and attacks within a budget.
+
+    seconds: budget of processor time on one core for the attacks and their nulls. recording, priority: as in `JobSpec`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recording: Id
+    seconds: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_AUDIT_SECONDS)]
+    priority: Annotated[StrictInt, Field(ge=-10, le=10)] = 0
+
+
+def read_stored_spec(fields: dict[str, Any]) -> JobSpec | AuditSpec:
+    """Return a spec that was validated when it was submitted. Audits are the jobs that name no attack."""
+    return JobSpec.from_stored(fields) if "attack" in fields else AuditSpec.model_construct(**fields)
 
 
 class FrozenModel(BaseModel):
@@ -105,8 +127,8 @@ class Attacked(FrozenModel):
     source:  name of the folder with the results, below `reconstructions/`.
     null:    whether this was the null: the same attack without the clients' messages, for comparison.
     done:    number of cases that this job answered. skipped: number of cases that had been answered before it.
-    failed:  reason of failure by case.
-    routes:  number of cases by route, the method that answered: a closed form, a search, or the prior alone.
+    failed:  dict from the key of a case to the reason of failure.
+    routes:  dict from route (the method that answered: a closed form, a search, or the prior alone) to number of cases.
     notes:   remarks on the replay.
     """
 
@@ -120,7 +142,7 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """The result of a job. attacks: the attack and, if requested, its null.
+    """The result of a job. attacks: the attack and, if requested, its null; for an audit, all attacks that ran, and their nulls.
 
     scored: whether it was scored. score_note: the reason if not, or remarks.
     """
@@ -141,7 +163,7 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str
-    spec: JobSpec
+    spec: JobSpec | AuditSpec
     state: JobState
     attempts: int = 0
     crashes: int = 0

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Job, JobProgress, JobSpec, JobState, Result
+from attacker.service.jobs.job import (
+    FINAL_STATES,
+    JOB_STATES,
+    AuditSpec,
+    Job,
+    JobProgress,
+    JobSpec,
+    JobState,
+    Result,
+    read_stored_spec,
+)
 from attacker.service.jobs.queue_rows import (
     Claim,
     Fenced,
@@ -108,17 +118,17 @@ class Queue:
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
     def list_publications(self) -> dict[str, int]:
-        """Return, by job, the number of the attempt whose result was published."""
+        """Return a dict from the id of a job to the number of the attempt whose result was published."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
     # --- actions of users ---
 
-    def submit(self, spec: JobSpec, origin: str = "request") -> Job:
+    def submit(self, spec: JobSpec | AuditSpec, origin: str = "request") -> Job:
         """Add a job. Raises Full if too many jobs wait."""
         with self.store.open_transaction() as db:
             return self.add_job(db, spec, origin)
 
-    def add_job(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
+    def add_job(self, db: sqlite3.Connection, spec: JobSpec | AuditSpec, origin: str) -> Job:
         """Add a job within a transaction of the store. Raises Full if too many jobs wait."""
         self._check_room(db)
         id = secrets.token_hex(8)
@@ -136,9 +146,9 @@ class Queue:
             raise Full(f"{waiting} jobs wait, and the limit is {self.limits.max_queued}; try again later")
 
     def cancel(self, id: str) -> Job:
-        """Cancel a job. A waiting one ends at once, a running one after its worker has saved the best reconstructions so far.
+        """Cancel a job: a waiting one at once, a running one after its worker has saved the best reconstructions so far.
 
-        Raises UnknownJob, and NotNow if the job has ended.
+        Raises UnknownJob, and NotNow if the job is in a final state.
         """
         with self.store.open_transaction() as db:
             job = get_job(db, id)
@@ -179,7 +189,7 @@ class Queue:
     # --- actions of the supervisor ---
 
     def recover(self, owner: str) -> int:
-        """Put the running jobs of other owners back into the queue, or end those that were cancelled, and return their number.
+        """Put the running jobs of other owners back into the queue, or mark them as cancelled if they were; return their number.
 
         It does not count as a crash of these jobs. owner: the id of the present owner. Call it only while no other owner can be
         alive.
@@ -204,7 +214,7 @@ class Queue:
                 "UPDATE jobs SET state = 'running', owner = ?, attempts = ?, started = ?, version = ? WHERE id = ?",
                 (owner, attempt, format_now(), count_change(db), row["id"]),
             )
-            return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.from_stored(json.loads(row["spec"])))
+            return Claim(id=row["id"], attempt=attempt, owner=owner, spec=read_stored_spec(json.loads(row["spec"])))
 
     def save_progress(self, claim: Claim, told: JobProgress) -> None:
         """Save the progress of a job. Raises Fenced if the claim is no longer valid."""
@@ -231,12 +241,12 @@ class Queue:
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, format_now()))
 
     def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """End a job with an error that a second attempt would not avoid. Raises Fenced if the claim is no longer valid."""
+        """Mark a job as failed; a second attempt would not avoid the error. Raises Fenced if the claim is no longer valid."""
         with self.store.open_transaction() as db:
             end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
 
     def end_cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """End a job that was cancelled. Raises Fenced if the claim is no longer valid."""
+        """Mark a job as cancelled. Raises Fenced if the claim is no longer valid."""
         with self.store.open_transaction() as db:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
 

@@ -5,10 +5,10 @@ import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from attacker.service.jobs.job import Job, JobProgress, JobSpec, JobState, Result
+from attacker.service.jobs.job import AuditSpec, Job, JobProgress, JobSpec, JobState, Result, read_stored_spec
 
 MAX_ERROR = 20_000
-"""Characters of an error that are kept: the first line, and the end."""
+"""Largest length of a stored error in characters; of longer ones the first line and the end are kept."""
 
 
 class UnknownJob(KeyError):
@@ -19,17 +19,17 @@ class UnknownJob(KeyError):
 
 
 class Fenced(RuntimeError):
-    """Raised if a claim is no longer valid, because the job was claimed by another attempt or has ended."""
+    """Raised if a claim is no longer valid, because the job was claimed by another attempt or is in a final state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to work on a job and to end it, valid until another attempt claims the job."""
+    """The right to work on a job and to set its final state, valid until another attempt claims the job."""
 
     id: str
     attempt: int
     owner: str
-    spec: JobSpec
+    spec: JobSpec | AuditSpec
 
 
 def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
@@ -37,7 +37,7 @@ def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
-        raise Fenced(f"attempt {claim.attempt} of job {claim.id} has ended, or another attempt has claimed the job")
+        raise Fenced(f"attempt {claim.attempt} of job {claim.id} is over, or another attempt has claimed the job")
     return row
 
 
@@ -51,7 +51,7 @@ def end_job(
     result: Result | None = None,
     share: float | None = None,
 ) -> None:
-    """Write the end of a claimed job. Raises Fenced if the claim is no longer valid."""
+    """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid."""
     check(db, claim)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, error = ?, result = ?, share = coalesce(?, share), cpu = cpu + ?, "
@@ -70,7 +70,7 @@ def end_job(
 
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
-    """Put a job back into the queue, or end it if it was cancelled."""
+    """Put a job back into the queue, or mark it as cancelled if `cancelled` is set."""
     state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",
@@ -79,7 +79,7 @@ def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu:
 
 
 def count_change(db: sqlite3.Connection) -> int:
-    """Return the number of a new change."""
+    """Increase the counter of changes in the database, and return it."""
     (version,) = db.execute("UPDATE changes SET version = version + 1 RETURNING version").fetchone()
     return int(version)
 
@@ -95,7 +95,7 @@ def get_job(db: sqlite3.Connection, id: str) -> Job:
 def make_job(row: sqlite3.Row) -> Job:
     return Job(
         id=row["id"],
-        spec=JobSpec.from_stored(json.loads(row["spec"])),
+        spec=read_stored_spec(json.loads(row["spec"])),
         state=row["state"],
         attempts=row["attempts"],
         crashes=row["crashes"],

@@ -70,7 +70,7 @@ class Ledger:
             return job
 
     def list_taken(self, rule: str, recording: Recorded) -> set[Taken]:
-        """Return the rounds for which a rule has submitted a job, and those that it has left out."""
+        """Return the set of rounds that a rule has dealt with: it submitted a job for them, or left them out."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 MAX_FOLDER_DEPTH = 3
-"""Folders between the root and a recording, at most."""
+"""Largest number of folders between the root and a recording."""
 FOLDER_NAME_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
 ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DEPTH - 1}}}$"
-"""Of an id: the names of folders, one inside the other. None begins with a dot: neither `..` nor a hidden folder."""
+"""Pattern of an id: names of nested folders. None begins with a dot, so that `..` and hidden folders are excluded."""
 
 
 def make_run_path(root: Path, recording: str) -> Path:

@@ -60,7 +60,7 @@ ALTER TABLE taken RENAME TO taken_before;
 DROP TABLE taken_before;
 """
 }
-"""What makes a file of each earlier version one of the next. In version 1 a round was taken of whatever recording had the id."""
+"""SQL that converts a file of each earlier version to the next. Version 1 did not distinguish recordings with the same id."""
 
 
 class Store:

@@ -10,13 +10,13 @@ from attacker.service.supervisor.job_worker import Heard, JobWorker, list_shared
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 120.0
-"""Seconds after which a worker without a job is ended."""
+"""Seconds after which a worker without a job is stopped."""
 MAX_TASKS = 200
-"""Jobs after which a worker is replaced: whatever it holds on to is given back."""
+"""Number of jobs after which a worker is replaced, so that memory it has not freed is released."""
 STAND_BY_DELAY_SECONDS = 2.0
-"""Seconds without any job after which a worker is put on stand-by: its start takes some seconds of a core from whoever works."""
+"""Seconds without any job after which a spare worker is started; its start would slow down running jobs for some seconds."""
 STAND_BY_RETRY_SECONDS = 60.0
-"""Seconds until another one is, where the last one could not be started, or died before it had a job."""
+"""Seconds until another spare worker is started if the last one could not be started, or died before it had a job."""
 
 
 class IdleWorkers:
@@ -36,7 +36,7 @@ class IdleWorkers:
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
         """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
 
-        If there are too many, an idle worker of another recording is ended. busy: workers that have a job.
+        If there are too many, an idle worker of another recording is stopped. busy: workers that have a job.
         Raises OSError, among others, if no process can be started.
         """
         for worker in self._idle:
@@ -54,7 +54,7 @@ class IdleWorkers:
         return ready
 
     def keep(self, worker: JobWorker) -> None:
-        """Keep a worker that has finished a job, or end it after `MAX_TASKS` jobs."""
+        """Keep a worker that has finished a job, or stop it after `MAX_TASKS` jobs."""
         if worker.is_alive and worker.tasks < MAX_TASKS:
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -62,7 +62,7 @@ class IdleWorkers:
             worker.end()
 
     def end_worker(self, worker: JobWorker) -> None:
-        """End an idle worker."""
+        """Stop an idle worker."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker is self._ready:
@@ -71,7 +71,7 @@ class IdleWorkers:
         worker.end()
 
     def maintain(self, busy: Collection[JobWorker]) -> None:
-        """End workers that have been idle for too long, and start one on stand-by if there is none. To be called regularly."""
+        """Stop workers that have been idle for too long, and start one on stand-by if there is none. To be called regularly."""
         now = time.monotonic()
         for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
             self.end_worker(worker)
@@ -87,7 +87,7 @@ class IdleWorkers:
                 self._ready = self._start_worker(busy)
 
     def end(self) -> None:
-        """End all idle workers."""
+        """Stop all idle workers."""
         for worker in [*self._idle, *([self._ready] if self._ready is not None else [])]:
             worker.end()
         self._idle, self._ready = [], None

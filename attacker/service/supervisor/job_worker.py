@@ -11,7 +11,7 @@ from attacker.service.worker.messages import MAX_LINE_BYTES, JobTask, WorkerMess
 WORKER_PROGRAM = "from attacker.service.worker.main import main; main()"
 
 Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
-"""What workers say: (worker, message), (worker, None) when it has died; (None, None) only wakes who waits."""
+"""Messages of workers: (worker, message), or (worker, None) when it has died; (None, None) only wakes the waiting thread."""
 
 
 class JobWorker(WorkerProcess[WorkerMessage]):
@@ -42,7 +42,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
 
 
 def list_shared_gpus(settings: ServiceSettings) -> list[str]:
-    """Return the GPUs that are distributed among workers; none if the user named a device, or on the CPU."""
+    """Return the GPUs that are distributed among workers: all visible ones; none on the CPU, or if the user named one GPU."""
     if settings.device != "cuda":
         return []
     import torch

@@ -13,11 +13,11 @@ from attacker.service.worker.messages import JobOutcome
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 60.0
-"""Seconds that a worker has to write its best so far before it is killed."""
+"""Seconds that a worker has to write its best result so far before it is killed."""
 PROGRESS_SECONDS = 1.0
-"""Seconds between two words about a job that are written down."""
+"""Seconds between two writes of a job's progress to the queue."""
 MEASURE_SECONDS = 0.5
-"""Seconds between two looks at what a job takes."""
+"""Seconds between two measurements of a job's time and memory."""
 CANCELLED = "cancelled"
 
 
@@ -25,7 +25,7 @@ class RunningJob:
     """A job that a worker is running.
 
     seconds, megabytes: limits of the job; None for none.
-    asked: why the supervisor told the worker to stop, or killed it; None if it did not.
+    asked: why the supervisor interrupted the worker, or killed it; None if it did not.
     end:   function that writes the job's final state into the queue; None while it runs.
     """
 
@@ -97,7 +97,7 @@ class RunningJob:
         return True
 
     def watch(self, *, cancelled: bool) -> None:
-        """Interrupt the job if it was cancelled or exceeds a limit, and kill its worker if that does not end in time."""
+        """Interrupt the job if it was cancelled or exceeds a limit, and kill its worker if that does not stop in time."""
         now = time.monotonic()
         if self.end is not None:
             return
@@ -108,7 +108,7 @@ class RunningJob:
         if self.asked is None and cancelled:
             self._ask(CANCELLED, now)
         elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
-            self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best so far is kept", now)
+            self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best result so far is kept", now)
         if now > self._until:
             self.worker.kill()
 

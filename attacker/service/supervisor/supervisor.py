@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from attacker.replay.executors.process_usage import count_cores, is_measurable, read_memory_limit
+from attacker.service.audit_files import make_audit_base
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import make_run_path
 from attacker.service.settings import ServiceSettings
@@ -25,14 +26,14 @@ from fedsim.recording.files import hold_lock, make_private
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Seconds between two looks at the queue and at the workers, where nothing happens: what happens is heard at once."""
+"""Seconds between two checks of the queue and the workers if no message arrives; messages are processed at once."""
 
 
 class Supervisor:
     """The workers of a service, managed by one thread of its process.
 
-    before_end: callback with a job's recording just before the job's end is written. It updates the catalogue, so that a client
-    who learns that the job has ended also finds its results.
+    before_end: callback with a job's recording just before the job's final state is written. It updates the catalogue, so that a
+                client that sees the final state also finds the results.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Supervisor:
         """Put the jobs of a service that was killed back into the queue, and start the thread that processes the queue.
 
         Raises ValueError if another service uses the same state folder, or if `--job-megabytes` is set on a system that does not
-        tell how much memory a process uses (no /proc).
+        report how much memory a process uses (no /proc).
         """
         if self.settings.job_megabytes is not None and not is_measurable():
             raise ValueError("--job-megabytes needs a system with /proc, from which the memory of processes is read; omit it")
@@ -86,6 +87,7 @@ class Supervisor:
         for path in make_private(state / "previews").iterdir():
             path.unlink()
         make_private(state / "locks")
+        make_private(state / "audits")
         if again := self.queue.recover(self.owner):
             log.info("%d jobs of a service that was killed are put back into the queue", again)
         if self.size:
@@ -94,7 +96,7 @@ class Supervisor:
             self._thread.start()
 
     def stop(self) -> None:
-        """End all workers. Their jobs stay in the queue for the next service, which resumes from their checkpoints."""
+        """Stop all workers. Their jobs stay in the queue for the next service, which resumes from their checkpoints."""
         self._stopping.set()
         self._wake()
         if self._thread is not None:
@@ -132,7 +134,7 @@ class Supervisor:
                 self.queue.release(self._claimed)
 
     def _listen(self) -> None:
-        """Read all messages of workers, and write the final states of jobs that have ended."""
+        """Read all messages of workers, and write the final states of finished jobs."""
         try:
             worker, said = self._heard.get(timeout=POLL_SECONDS)
             while True:
@@ -172,7 +174,7 @@ class Supervisor:
                 worker.kill()
 
     def _finish_job(self, running: RunningJob) -> None:
-        """Remove the files of a job that has ended, and keep its worker for further jobs or end it."""
+        """Remove the files of a finished job, and keep its worker for further jobs or stop it."""
         worker, claim = running.worker, running.claim
         del self._running[worker]
         preview = make_preview_path(self.settings.state_folder, claim.id)
@@ -222,6 +224,7 @@ class Supervisor:
             device=settings.device,
             ray=settings.ray,
             model=settings.model,
+            audit=str(make_audit_base(settings.state_folder.absolute(), claim.id)),
         )
 
     def _lock(self, claim: Claim) -> Path:

@@ -50,14 +50,34 @@ function parsed(text, value) {
   return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
+/** Submits the job of a dialog's form: `request` returns it, the page goes to it, and a problem is shown in the form. */
+export function submitJob({ form, dialog, problem, send, store, request }) {
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    said(form);
+    put(problem);
+    send.disabled = true;
+    try {
+      const job = await request();
+      store.job(job);
+      dialog.close();
+      location.hash = `#/job/${encodeURIComponent(job.id)}`;
+    } catch (wrong) {
+      showProblem(form, problem, wrong);
+    } finally {
+      send.disabled = false;
+    }
+  });
+}
+
 /** Takes back what was said before. */
-export function said(form) {
+function said(form) {
   for (const one of form.querySelectorAll("[aria-invalid]")) one.removeAttribute("aria-invalid");
   for (const one of form.querySelectorAll(".field .wrong")) put(one);
 }
 
 /** Puts a problem at the field it names, opens what hides it and goes there; else below the form. */
-export function showProblem(form, place, problem) {
+function showProblem(form, place, problem) {
   const words = problem.known?.length ? `${problem.message} Known: ${problem.known.slice(0, 12).join(", ")}.` : problem.message;
   const target = problem.field ? find(form, problem.field) : null;
   if (!target) {

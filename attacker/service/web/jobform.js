@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { h, put } from "./dom.js";
-import { argument, field, said, showProblem } from "./fields.js";
+import { argument, field, submitJob } from "./fields.js";
 import { attackName } from "./words.js";
 
 const NUMBERS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
@@ -100,23 +100,8 @@ function build(store, attacks, preset, dialog) {
     problem,
     h("div.actions", {}, h("button.quiet", { type: "button", onclick: () => dialog.close() }, "Cancel"), send),
   );
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    said(form);
-    put(problem);
-    send.disabled = true;
-    try {
-      const body = { ...values({ run, attack, rounds, clients, isNull, form }), arguments: given(knobsOf) };
-      const job = await post("jobs", body);
-      store.job(job);
-      dialog.close();
-      location.hash = `#/job/${encodeURIComponent(job.id)}`;
-    } catch (wrong) {
-      showProblem(form, problem, wrong);
-    } finally {
-      send.disabled = false;
-    }
-  });
+  const request = () => post("jobs", { ...values({ run, attack, rounds, clients, isNull, form }), arguments: given(knobsOf) });
+  submitJob({ form, dialog, problem, send, store, request });
   return form;
 }
 

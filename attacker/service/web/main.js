@@ -2,6 +2,7 @@
 
 import { address, get, onLocked } from "./api.js";
 import { announce, h, put } from "./dom.js";
+import { openAuditForm } from "./auditform.js";
 import { openForm } from "./jobform.js";
 import { listen } from "./live.js";
 import { parse } from "./route.js";
@@ -13,10 +14,15 @@ import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { jobName } from "./words.js";
 
 const main = document.getElementById("main");
 const store = new Store();
-const app = { store, openForm: (preset) => openForm(store, preset) };
+const app = {
+  store,
+  openForm: (preset) => openForm(store, preset),
+  openAuditForm: (recording) => openAuditForm(store, recording),
+};
 let shown = null;
 
 function choose(path) {
@@ -82,7 +88,7 @@ function news({ recording, job, before }) {
     announce(`${recording.name}: round ${recording.last_round} arrived`);
   if (recording && !before) announce(`A new run: ${recording.name}`);
   if (job && before && before.state !== job.state)
-    announce(`Attack ${job.spec.attack} on ${job.spec.recording}: ${job.state.replace("_", " ")}`);
+    announce(`${jobName(job.spec)} on ${job.spec.recording}: ${job.state.replace("_", " ")}`);
 }
 
 onLocked(askToken);

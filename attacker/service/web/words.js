@@ -26,6 +26,11 @@ export function attackName(name) {
   return Object.hasOwn(NAMES, name) ? NAMES[name] : name;
 }
 
+/** What a job does, as a name: audits name no attack. */
+export function jobName(spec) {
+  return spec.attack ? attackName(spec.attack) : "Audit";
+}
+
 /** What is the same of an attack and its null. */
 export function base(spec) {
   return String(spec).replace(/ without gradient$/, "");

@@ -1,7 +1,6 @@
 """Execution of one job: the replay, the null's replay, and scoring if there is truth."""
 
 import traceback
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,28 +12,19 @@ from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay, Replayed
-from attacker.replay.tasks import is_done
 from attacker.service.jobs.job import Attacked, JobSpec, Result
-from attacker.service.worker.messages import JobOutcome, JobTask
-from attacker.service.worker.preview_files import Painter
+from attacker.service.worker.audit_execution import AuditWork
+from attacker.service.worker.messages import JobOutcome, JobTask, JobWatch
+from attacker.service.worker.replay_results import MAX_MESSAGE, count_done, make_replay_options, make_result
 from fedsim import models
 from fedsim.recording import Recording
 from fedsim.recording.files import hold_lock
 from fedsim.recording.selection import parse_rounds
 
-CHECKPOINT_SECONDS = 20.0
-"""Seconds between two checkpoints: what a killed service costs at most."""
-MAX_MESSAGES = 500
-"""Reasons, or notes, that are told; all of them are in the files."""
-MAX_MESSAGE = 300
-"""Characters of each."""
 MAX_ERROR = 20_000
-"""Characters of an error, and of its traceback: a file that makes no sense may be quoted in them at any length."""
+"""Largest number of characters of an error and of its traceback, which may quote a damaged file at any length."""
 SCORING_SHARE = 0.05
-"""The share of a job that scoring counts for."""
-
-JobWatch = Callable[[float, str], None]
-"""Is called with the share of the job that is done, in [0, 1], and a few words."""
+"""Share of a job's progress that stands for scoring."""
 
 
 def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
@@ -42,14 +32,13 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
 
     Finished cases of earlier attempts are skipped.
     """
-    work = _Work(task, watch)
+    work: _Work | AuditWork = _Work(task, watch) if "attack" in task.spec else AuditWork(task, watch)
     try:
         with interrupt, hold_lock(Path(task.lock), wait=True):  # the process of an earlier attempt may not have ended yet
-            work.attack()
-            work.score()
+            work.run()
     except KeyboardInterrupt:
         return JobOutcome(
-            state="interrupted", result=Result(attacks=tuple(work.parts), score_note="it was ended before it was scored")
+            state="interrupted", result=Result(attacks=work.result.attacks, score_note="it was stopped before it was scored")
         )
     except Exception as error:  # an error in this job must not prevent the next one
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
@@ -82,6 +71,11 @@ class _Work:
     def result(self) -> Result:
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
 
+    def run(self) -> None:
+        """Attack the recording and score the reconstructions. Raises the errors of `attack`."""
+        self.attack()
+        self.score()
+
     def attack(self) -> None:
         """Run the attack, then its null. Raises RuntimeError if no case could be attacked, and the errors of `Replay.run`."""
         spec, recording = JobSpec.from_stored(self.task.spec), Recording(Path(self.task.run) / "recording")
@@ -99,7 +93,7 @@ class _Work:
 
     def _join_cluster(self) -> AbstractContextManager[None]:
         """Return a context that connects to the job's Ray cluster, shared by its replays; an empty one if no case is left."""
-        if self.task.ray is None or all(_count_done(replay) == len(replay.plan.cases) for replay in self.replays):
+        if self.task.ray is None or all(count_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
         return ray_cluster.join_cluster(self.task.ray)
 
@@ -110,14 +104,9 @@ class _Work:
             spec=AttackSpec(name=spec.attack, arguments=spec.arguments, null=null),
             out=Path(task.run) / "reconstructions",
             seed=spec.seed,
-            device=task.device,
             rounds=parse_rounds(spec.rounds),
             clients=frozenset(spec.clients) or None,
-            threads=task.threads,
-            ray=task.ray,
-            model=task.model,
-            every=CHECKPOINT_SECONDS,
-            look=Painter(Path(task.preview)),
+            **make_replay_options(task),
         )
 
     def _run(self, replay: Replay, number: int) -> None:
@@ -125,14 +114,14 @@ class _Work:
             share = (number + done / max(1, cases)) / len(self.replays)
             self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{words}")
 
-        before = _count_done(replay)
+        before = count_done(replay)
         try:
             replayed = replay.run(watch)
         except KeyboardInterrupt:
-            written = Replayed(replay.folder, done=_count_done(replay) - before, skipped=before)
-            self.parts.append(_make_result(replay, written))
+            written = Replayed(replay.folder, done=count_done(replay) - before, skipped=before)
+            self.parts.append(make_result(replay, written))
             raise
-        self.parts.append(_make_result(replay, replayed))
+        self.parts.append(make_result(replay, replayed))
 
     def score(self) -> None:
         """Score the reconstructions, if the service has the truth of this run."""
@@ -153,27 +142,3 @@ class _Work:
         untold = sorted({key for keys in scorer.untold.values() for key in keys})
         if untold:
             self.note = f"{len(untold)} cases have no truth, the first: {untold[0]}"
-
-
-def _count_done(replay: Replay) -> int:
-    return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
-
-
-def _make_result(replay: Replay, replayed: Replayed) -> Attacked:
-    failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
-    notes = [*replayed.notes, *_list_left_out(replayed)]
-    if len(failed) < len(replayed.failed):
-        notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are told")
-    return Attacked(
-        source=replay.folder.name,
-        null=replay.spec.null,
-        done=replayed.done,
-        skipped=replayed.skipped,
-        failed=failed,
-        routes=replayed.routes,
-        notes=tuple(note[:MAX_MESSAGE] for note in notes[:MAX_MESSAGES]),
-    )
-
-
-def _list_left_out(replayed: Replayed) -> Sequence[str]:
-    return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]

@@ -6,9 +6,9 @@ from typing import Any
 from attacker.replay.executors.worker_loop import Throttle, Work, WorkerChannel, serve
 
 PROGRESS_SECONDS = 0.5
-"""Between two messages about one job."""
+"""Seconds between two messages about one job."""
 MAX_WORDS = 300
-"""Characters of the words in such a message."""
+"""Largest number of characters of the text in such a message."""
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Messages between service and worker, one per line: tasks to the worker, and progress and one outcome per task back."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -8,16 +9,19 @@ from pydantic import Field
 
 from attacker.service.jobs.job import FrozenModel, JobProgress, Result
 
+JobWatch = Callable[[float, str], None]
+"""Callback with the share of the job that is done, in [0, 1], and a short text."""
 MAX_LINE_BYTES = 4 * 2**20
-"""Bytes of the longest line that a worker may say."""
+"""Largest length in bytes of a line that a worker may send."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTask:
     """A job as it is sent to a worker.
 
-    spec: a `JobSpec` as JSON. run: folder of the run. truth: folders that scoring may read; empty for no scoring.
+    spec: a `JobSpec` or `AuditSpec` as JSON. run: folder of the run. truth: folders that scoring may read; empty for no scoring.
     lock: file that is locked while the job runs. preview: file for the best reconstructions so far.
+    audit: path of an audit's result without its suffix, see `audit_files`; "" for other jobs.
     threads, device, ray, model: see `Replay`.
     """
 
@@ -31,6 +35,7 @@ class JobTask:
     device: str
     ray: str | None = None
     model: str | None = None
+    audit: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -17,13 +17,13 @@ from torch import Tensor
 from attacker.attacks.base import Sight
 
 PARTIAL_SUFFIX = ".partial"
-"""Of a file that is not yet written as a whole."""
+"""Suffix of a file that is not completely written yet."""
 MAX_IMAGES = 48
-"""Images that are shown at once: those that changed last."""
+"""Largest number of images in a preview; those that changed last are shown."""
 
 
 class ImagePlace(NamedTuple):
-    """The place of an image in the recording, see `Slot`, and the label that the attack found for it."""
+    """The slot of an image in the recording, see `Slot`, and the label that the attack found for it."""
 
     round: int
     client: str
@@ -51,7 +51,7 @@ class Preview:
 def make_preview_path(state: Path, job: str) -> Path:
     """Return the path of a job's preview in the state folder. Raises ValueError if `job` is not a valid id."""
     if re.fullmatch("[0-9a-f]{16}", job) is None:
-        raise ValueError(f"{job!r} is not the id of a job")
+        raise ValueError(f"{job!r} is not the id of a job: ids have 16 hexadecimal digits")
     return state / "previews" / f"{job}.safetensors"
 
 

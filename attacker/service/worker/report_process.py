@@ -6,7 +6,7 @@ from pathlib import Path
 from fedsim.recording.files import write_bytes
 
 UNWRITTEN_STATUS = 74
-"""The exit status where the page was made and cannot be written, as sysexits.h has it."""
+"""Exit status if the page was made but cannot be written, as in sysexits.h."""
 
 
 def main(run: str, out: str, unscored: str = "") -> None:

@@ -132,7 +132,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(_Work, "attack", quoting)
     task = JobTask(
         job="0" * 16,
-        spec={},
+        spec={"recording": "digits", "attack": "cpl"},
         run=str(root / "digits"),
         truth=(),
         lock=str(tmp_path / "lock"),

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from attacker.cli import app
 from attacker.service.background import Works
 from attacker.service.http.app import make_parts
 from attacker.service.server import open_listener
@@ -48,7 +50,7 @@ def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
             "0",
             "--workers",
             "0",
-            *(options or ("--no-token",)),
+            *options,
         ]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
@@ -92,9 +94,15 @@ def raw(url: str, content: bytes) -> bytes:
         return found
 
 
-def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(serve: Callable[..., Served], root: Path) -> None:
-    process, url = serve()
+def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(
+    serve: Callable[..., Served], root: Path, tmp_path: Path
+) -> None:
+    """Of a service without a token, which says at the start what that means."""
+    process, url = serve("--no-token", "--truth", "own")
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+    assert httpx.get(f"{url}api/v1/recordings").status_code == 200
+    said = " ".join((tmp_path / "log").read_text().split())
+    assert "every user and program on this machine can see all results, private originals among them," in said
     with httpx.Client(base_url=url, timeout=LONG) as client, client.stream("GET", "/api/v1/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         told = events(stream)
@@ -137,10 +145,11 @@ print(loaded, len(gc.get_objects()))
     assert loaded > 50_000 > 20 * left
 
 
-def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
+def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
     with hold_lock(claim_folder(root / ".attacker") / "service.lock"):
-        process, url = serve()
-        assert (process.wait(LONG), url) == (2, "")
+        told = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "another process is working there" in told.stderr
 
 
 def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
@@ -200,10 +209,3 @@ def test_the_link_that_is_printed_holds_the_token_and_nothing_opens_without_it(
         client.cookies.update(kept)
         assert client.get("/api/v1/recordings").status_code == 401
     assert "keep it to yourself" in (tmp_path / "log").read_text()
-
-
-def test_what_going_without_a_token_means_is_said_at_the_start(serve: Callable[..., Served], tmp_path: Path) -> None:
-    _, url = serve("--no-token", "--truth", "own")
-    assert httpx.get(f"{url}api/v1/recordings").status_code == 200
-    said = " ".join((tmp_path / "log").read_text().split())
-    assert "every user and program on this machine can see all results, private originals among them," in said

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from attacker.service.jobs.job import FINAL_STATES
 
-LONG = 240.0
+pytestmark = pytest.mark.ray
+
+LONG = 600.0
 """Seconds for what takes twenty on a machine of one's own: most of them are the start of Ray."""
 ENDLESS = {"recording": "digits", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
 
@@ -38,10 +41,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, state: Callable[[], Any] = lambda: "") -> Any:
     deadline = time.monotonic() + LONG
     while not (found := condition()):
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, f"{what} {state()}"
         time.sleep(0.02)
     return found
 
@@ -72,13 +75,13 @@ def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_servic
             assert (attacked["done"], attacked["failed"], job()["result"]["scored"]) == (6, {}, True)
 
             job = submitted()
-            until(lambda: at_work(service.pid), "no task was begun")
+            until(lambda: at_work(service.pid), "no task of the second job was begun:", job)
             client.post(f"{job()['address']}/cancel", json={})
             until(lambda: job()["state"] in FINAL_STATES, "the job was not cancelled")
             assert job()["state"] == "cancelled"
 
             submitted(seed=1)
-            until(lambda: at_work(service.pid), "no task was begun")
+            until(lambda: at_work(service.pid), "no task of the last job was begun")
         processes = descendants(service.pid)
         assert any("raylet" in words for words in processes.values())
         service.send_signal(signal.SIGTERM)

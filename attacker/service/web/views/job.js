@@ -7,8 +7,9 @@ import { listen } from "../live.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
 import { newer } from "../store.js";
-import { attackName, counted, duration, elapsed, number, short } from "../words.js";
+import { counted, duration, elapsed, jobName, number, short } from "../words.js";
 import { jobParts } from "./jobrow.js";
+import { verdictOf } from "./audit.js";
 import { casesOf } from "./reconstructed.js";
 
 export function jobView(app, id) {
@@ -35,7 +36,7 @@ export function jobView(app, id) {
     job = newer(job, next);
     if (!head.contains(parts.mark)) put(head, ...heading(job), h("div.status-line", {}, parts.mark, parts.progress, parts.acts));
     parts.update(job);
-    document.title = `${attackName(job.spec.attack)} on ${job.spec.recording} · What leaks`;
+    document.title = `${jobName(job.spec)} on ${job.spec.recording} · What leaks`;
     put(facts, ...asked(job));
     emerging.running(job.state === "running");
     const text = JSON.stringify([job.state, job.error, job.result]);
@@ -76,7 +77,7 @@ export function jobView(app, id) {
   follow();
   return {
     element,
-    title: job ? `${attackName(job.spec.attack)} on ${job.spec.recording}` : "Job",
+    title: job ? `${jobName(job.spec)} on ${job.spec.recording}` : "Job",
     place: "jobs",
     preset: () =>
       job ? { recording: job.spec.recording, attack: job.spec.attack, rounds: job.spec.rounds, clients: job.spec.clients } : {},
@@ -98,7 +99,7 @@ function heading(job) {
     h(
       "h1",
       {},
-      attackName(job.spec.attack),
+      jobName(job.spec),
       " on ",
       h("a", { href: link(["run", job.spec.recording]), "data-key": "run" }, job.spec.recording),
     ),
@@ -109,10 +110,14 @@ function asked({ spec, ...job }) {
   const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const set = Object.entries(spec.arguments ?? {}).map(([key, value]) => `${key}=${value}`);
   return [
-    fact("Rounds", spec.rounds),
-    fact("Clients", spec.clients?.length ? spec.clients.join(", ") : "all"),
-    fact("Arguments", set.length ? h("code", {}, set.join(", ")) : "its defaults"),
-    fact("Null beside it", spec.null === false ? "no" : "yes"),
+    spec.attack
+      ? [
+          fact("Rounds", spec.rounds),
+          fact("Clients", spec.clients?.length ? spec.clients.join(", ") : "all"),
+          fact("Arguments", set.length ? h("code", {}, set.join(", ")) : "its defaults"),
+          fact("Null beside it", spec.null === false ? "no" : "yes"),
+        ]
+      : fact("Budget of its attacks", duration(spec.seconds)),
     fact("Asked by", job.origin ?? "request"),
     fact("Time", job.started ? duration(elapsed(job)) : "not started"),
     job.attempts > 1 ? fact("Starts", `${job.attempts}, ${counted(job.crashes ?? 0, "crash", "crashes")}`) : null,
@@ -131,6 +136,11 @@ function cameOf(job) {
         h("pre.trace", { tabindex: 0 }, job.error),
       ),
     );
+  if (!job.spec.attack) {
+    if (job.state === "done") parts.push(verdictOf(job.id));
+    if (job.result?.score_note) parts.push(h("p.soft", {}, job.result.score_note));
+    return { elements: parts, galleries };
+  }
   for (const one of job.result?.attacks ?? []) {
     const failed = Object.entries(one.failed ?? {});
     const gallery = one.null ? null : casesOf(job.spec, one.source, 12);

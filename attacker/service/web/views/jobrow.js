@@ -3,7 +3,7 @@
 import { Problem, post } from "../api.js";
 import { announce, arrange, h, kept, put } from "../dom.js";
 import { link } from "../route.js";
-import { ago, attackName, duration, elapsed, percent, STATES } from "../words.js";
+import { ago, duration, elapsed, jobName, percent, STATES } from "../words.js";
 
 /** A line that follows its job by `update(job)`; its buttons stay the same while the state does. */
 function jobLine(app, first) {
@@ -11,7 +11,7 @@ function jobLine(app, first) {
   const name = h(
     "div.job-name",
     {},
-    h("a.strong-link", { href: link(["job", id]), "data-key": `job-${id}` }, attackName(spec.attack)),
+    h("a.strong-link", { href: link(["job", id]), "data-key": `job-${id}` }, jobName(spec)),
     h("span.soft", {}, " on "),
     h("a", { href: link(["run", spec.recording]), "data-key": `job-run-${id}` }, spec.recording),
     origin && origin !== "request" ? h("small", {}, `by ${origin}`) : null,
@@ -93,7 +93,7 @@ function actions(app, job) {
       {
         type: "button",
         "data-key": `${name}-${job.id}`,
-        "aria-label": `${words} ${job.spec.attack} on ${job.spec.recording}`,
+        "aria-label": `${words} ${jobName(job.spec)} on ${job.spec.recording}`,
         onclick: (event) => ask(app, job, name, event.currentTarget),
       },
       words,

@@ -5,7 +5,7 @@ import { h, kept, put, throttled } from "../dom.js";
 import { inks, leakageGrid } from "../grid.js";
 import { gridLegend } from "../legend.js";
 import { panel, skeleton } from "../panel.js";
-import { parse, refine as setAddress } from "../route.js";
+import { link, parse, refine as setAddress } from "../route.js";
 import { onTheme } from "../theme.js";
 import { ago, counted, protection, size } from "../words.js";
 import { attacksTable } from "./attacks.js";
@@ -136,7 +136,7 @@ export function runView(app, id) {
     grid.focusFrame();
   }
 
-  const heading = kept(head, (place, { run, loaded }) =>
+  const heading = kept(head, (place, { run, loaded, audited }) =>
     put(
       place,
       h("p.eyebrow", {}, h("a", { href: "#/", "data-key": "up" }, "Runs"), h("span", {}, run ? modelName(run) : "")),
@@ -152,6 +152,8 @@ export function runView(app, id) {
             { href: address(`recordings/${id}/report`), target: "_blank", rel: "noopener", "data-key": "report" },
             "Report",
           ),
+          audited ? h("a.button", { href: link(["job", audited]), "data-key": "audited" }, "Last audit") : null,
+          h("button", { type: "button", "data-key": "audit", onclick: () => app.openAuditForm(id) }, "Audit it"),
           h("button.strong", { type: "button", "data-key": "attack", onclick: () => app.openForm(preset()) }, "Attack it"),
         ),
       ),
@@ -181,7 +183,8 @@ export function runView(app, id) {
         : null,
     ),
   );
-  const named = () => heading({ run: app.store.recordings.get(id) ?? null, loaded: app.store.loaded });
+  const lastAudit = () => app.store.newest(id).find((job) => !job.spec.attack)?.id ?? null;
+  const named = () => heading({ run: app.store.recordings.get(id) ?? null, loaded: app.store.loaded, audited: lastAudit() });
 
   function preset() {
     const attack = sources.find((one) => one.source === query.attack);
@@ -196,7 +199,10 @@ export function runView(app, id) {
     app.store.on((change) => {
       if (change.all || change.recording?.id === id || change.removed === id) named();
       if (change.all || change.recording?.id === id) arrived();
-      else if (change.job?.spec.recording === id) worked();
+      else if (change.job?.spec.recording === id) {
+        named();
+        worked();
+      }
     }),
     onTheme(() => cells.redraw()),
   ];

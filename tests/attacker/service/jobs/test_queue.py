@@ -265,7 +265,7 @@ def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> 
         ({"rounds": "0"}, "counted from 1"),
         ({"rounds": "1-99999999999"}, "rounds"),
         ({"rounds": "5-3"}, "counted from 1"),
-        ({"clients": ["../x"]}, "not a client's name"),
+        ({"clients": ["../x"]}, "not a valid client name"),
         ({"clients": "ab"}, "clients"),
         ({"seed": -1}, "seed"),
         ({"seed": True}, "seed"),

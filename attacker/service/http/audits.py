@@ -1,0 +1,95 @@
+"""Routes to start an audit of a recording, and to read its verdict."""
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
+from starlette.concurrency import run_in_threadpool
+
+from attacker.service.audit_files import AuditPaths, make_audit_base, make_audit_paths
+from attacker.service.authorisation import REPORT_POLICY
+from attacker.service.http.caching import make_tagged_response
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.errors import RequestError
+from attacker.service.http.jobs import QUEUE_FULL_RESPONSE
+from attacker.service.http.middleware import API_PREFIX
+from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, Name, check_parameters
+from attacker.service.http.reports import HTML_TYPE
+from attacker.service.jobs.job import MAX_AUDIT_SECONDS, AuditSpec, Job
+from attacker.service.schemas import AuditTold, FindingTold, Problem
+
+router = APIRouter(dependencies=[Depends(check_parameters)])
+
+VERDICT_RESPONSES: dict[int | str, dict[str, Any]] = REFUSED_RESPONSES | {
+    409: {"model": Problem, "description": "The audit has no verdict yet, or shows truth that the service was not given."}
+}
+PAGE_RESPONSES = VERDICT_RESPONSES | {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
+
+
+class AuditRequest(BaseModel):
+    """Request of an audit. seconds: budget of processor time on one core for its attacks. priority: as of other jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seconds: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_AUDIT_SECONDS, allow_inf_nan=False)] = 600
+    priority: Annotated[StrictInt, Field(ge=-10, le=10)] = 0
+
+
+@router.post(
+    "/recordings/{id}/audit",
+    tags=["recordings"],
+    response_model=Job,
+    status_code=201,
+    responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE,
+)
+async def submit_audit(response: Response, service: Service, id: Name, asked: AuditRequest) -> Job:
+    """Submit a job that checks a recording and attacks it within a budget of time, for a graded verdict."""
+    run = await run_in_threadpool(service.catalogue.get_run, id)
+    if run.manifest is None:
+        raise RequestError(f"{run.id} cannot be read: {run.told['trouble'][0]}")
+    spec = AuditSpec(recording=run.id, seconds=asked.seconds, priority=asked.priority)
+    job = await run_in_threadpool(service.queue.submit, spec)
+    response.headers["Location"] = f"{API_PREFIX}/jobs/{job.id}"
+    return job
+
+
+@router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
+def verdict(service: Service, id: Name) -> AuditTold:
+    """Return the grade and the findings of an audit that is done."""
+    found = json.loads(_find_verdict(service, id).data.read_bytes())
+    return AuditTold(
+        grade=found["grade"],
+        scored=found["scored"],
+        seconds=found["seconds"],
+        findings=[FindingTold(**{key: one[key] for key in FindingTold.__annotations__}) for one in found["findings"]],  # type: ignore[typeddict-item]
+        passed=len(found["passed"]),
+        not_checked=len(found["not_checked"]),
+        page=f"{API_PREFIX}/jobs/{id}/audit/page",
+    )
+
+
+@router.get("/jobs/{id}/audit/page", tags=["jobs"], response_class=Response, responses=PAGE_RESPONSES)
+async def verdict_page(request: Request, service: Service, id: Name) -> Response:
+    """Return the page that `attacker audit` writes."""
+    paths = await asyncio.to_thread(_find_verdict, service, id)
+    content = await asyncio.to_thread(paths.page.read_bytes)
+    return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
+
+
+def _find_verdict(service: Parts, id: str) -> AuditPaths:
+    """Return the files of an audit's verdict.
+
+    Raises UnknownJob or UnknownName, and RequestError if the job is not an audit or not done, or if its verdict was computed from
+    truth that the service was not given.
+    """
+    job = service.queue.get(id)
+    if not isinstance(job.spec, AuditSpec):
+        raise RequestError(f"job {id} is not an audit; it attacks {job.spec.recording} by {job.spec.attack}", status=409)
+    paths = make_audit_paths(make_audit_base(service.settings.state_folder, job.id))
+    if job.state != "done" or job.result is None or not all(path.exists() for path in paths):
+        raise RequestError(f"job {id} is {job.state}; an audit has a verdict when it is done", status=409)
+    if job.result.scored and not service.catalogue.get_run(job.spec.recording).told["truth"]:
+        raise RequestError("this verdict shows scores; it is served if the service is started with --truth", status=409)
+    return paths

@@ -1,0 +1,50 @@
+/* The form of a new audit: how long its attacks may compute. */
+
+import { post } from "./api.js";
+import { h } from "./dom.js";
+import { field, submitJob } from "./fields.js";
+
+const BUDGETS = [
+  [60, "1 minute"],
+  [120, "2 minutes"],
+  [600, "10 minutes"],
+  [3600, "1 hour"],
+  [8 * 3600, "8 hours"],
+];
+const USUAL = 600;
+
+/** Opens the dialog for an audit of `recording`; goes to the job that comes of it. */
+export function openAuditForm(store, recording) {
+  const dialog = h("dialog", { "aria-labelledby": "audit-title" });
+  const close = () => dialog.close();
+  const seconds = h(
+    "select",
+    { name: "seconds" },
+    BUDGETS.map(([value, words]) => h("option", { value }, words)),
+  );
+  seconds.value = String(USUAL);
+  const problem = h("p.wrong", { role: "alert" });
+  const send = h("button.strong", { type: "submit" }, "Start");
+  const form = h(
+    "form",
+    { novalidate: true },
+    h(
+      "p.soft",
+      {},
+      "An audit checks what was recorded, runs the attacks that fit into the budget, each with its null, and grades what leaks.",
+    ),
+    field("seconds", seconds, { label: "Budget", help: "Processor time of the attacks on one core. Checks and bounds are extra." }),
+    problem,
+    h("div.actions", {}, h("button.quiet", { type: "button", onclick: close }, "Cancel"), send),
+  );
+  const request = () => post(`recordings/${recording}/audit`, { seconds: Number(seconds.value) });
+  submitJob({ form, dialog, problem, send, store, request });
+  dialog.append(
+    h("div.dialog-head", {}, h("h2", { id: "audit-title" }, "Audit"), h("button.quiet", { type: "button", onclick: close }, "Close")),
+    form,
+  );
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.showModal();
+  seconds.focus();
+}

@@ -1,0 +1,112 @@
+"""Execution of an audit as a job: its progress with the remaining time, and its result as files of the service."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attacker.attacks import AttackSpec
+from attacker.replay.executors import ray_cluster
+from attacker.replay.replay import Replay, Replayed
+from attacker.service.audit_files import make_audit_paths
+from attacker.service.jobs.job import Attacked, AuditSpec, Result, read_stored_spec
+from attacker.service.worker.messages import JobTask, JobWatch
+from attacker.service.worker.replay_results import count_done, make_replay_options, make_result
+from fedsim import models
+from fedsim.recording import Recording
+
+if TYPE_CHECKING:
+    from attacker.audit import NotChecked
+    from attacker.audit.plan import PlannedAttack
+
+ATTACKS_SHARE = 0.95
+"""Share of a job's progress that stands for the attacks; the rest is for bounds on their errors and for the page."""
+
+
+@dataclass
+class AuditWork:
+    """An audit that a worker runs."""
+
+    task: JobTask
+    watch: JobWatch
+    parts: list[Attacked] = field(default_factory=list)
+    progress: "AuditProgress | None" = None
+    scored: bool = False
+
+    @property
+    def result(self) -> Result:
+        """Return what has been attacked so far. The verdict is in files, which are only served if the truth is."""
+        note = None if self.scored else "the service was given no truth of this recording"
+        return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)
+
+    def run(self) -> None:
+        """Audit the recording, and write the verdict as a page and as JSON. Raises the errors of `attacker.audit.audit`."""
+        from attacker.audit import audit
+        from attacker.audit.output import write
+
+        task, spec, run = self.task, read_stored_spec(self.task.spec), Path(self.task.run)
+        assert isinstance(spec, AuditSpec)
+        if task.model is not None:
+            models.admit(task.model, name=Recording(run / "recording").manifest.model.name)
+        self.watch(0.0, "checking the recording")
+        with ray_cluster.join_cluster(task.ray) if task.ray is not None else nullcontext():
+            found = audit(
+                run,
+                seconds=spec.seconds,
+                truth=[Path(folder) for folder in task.truth],
+                model=task.model,
+                replayed=self._replay,
+                told=self._receive_plan,
+            )
+        self.scored = found.scored
+        for path in make_audit_paths(Path(task.audit)):
+            write(found, run, path)
+
+    def _receive_plan(self, plan: "Sequence[PlannedAttack | NotChecked]") -> None:
+        from attacker.audit.plan import PlannedAttack
+
+        seconds = {one.spec.name: one.core_seconds for one in plan if isinstance(one, PlannedAttack)}
+        self.progress = AuditProgress(seconds, self.watch)
+
+    def _replay(self, planned: Replay) -> Replayed:
+        """Run one replay of the audit with the options of the job."""
+        replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
+        assert progress is not None
+        before = count_done(replay)
+        try:
+            replayed = replay.run(lambda done, cases, words: progress.report(replay.spec, done / max(1, cases), words))
+        except KeyboardInterrupt:
+            self.parts.append(make_result(replay, Replayed(replay.folder, done=count_done(replay) - before, skipped=before)))
+            raise
+        self.parts.append(make_result(replay, replayed))
+        if replay.spec.null:  # an attack is compared with its null, which comes last
+            progress.report(replay.spec, 1.0, "scoring, with lower bounds on the error")
+        return replayed
+
+
+@dataclass(frozen=True)
+class AuditProgress:
+    """The progress of an audit's attacks, by the expected time of each and its null.
+
+    seconds: dict from an attack's name to the expected core seconds of the attack and its null, in the order of the plan.
+    """
+
+    seconds: dict[str, float]
+    watch: JobWatch
+
+    def report(self, attack: AttackSpec, share: float, words: str) -> None:
+        """Report that `share` of the replay of an attack or of its null is done. Attacks that are left out count as done."""
+        names = list(self.seconds)
+        place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)
+        before = sum(self.seconds[name] for name in names[:place])
+        done = before + self.seconds[attack.name] * (attack.null + share) / 2
+        which = f"{attack.name}, null" if attack.null else attack.name
+        left = describe_seconds(total - done)
+        words = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if words else ''}{words}"
+        self.watch(ATTACKS_SHARE * min(1.0, done / total), words)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a duration in words, such as "40 s" or "3 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

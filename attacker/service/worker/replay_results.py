@@ -1,0 +1,56 @@
+"""Results of a job's replays, as the service keeps them, and the options that all replays of a job share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attacker.replay.replay import Replay, Replayed
+from attacker.replay.tasks import is_done
+from attacker.service.jobs.job import Attacked
+from attacker.service.worker.messages import JobTask
+from attacker.service.worker.preview_files import Painter
+
+CHECKPOINT_SECONDS = 20.0
+"""Seconds between two checkpoints, the most that is lost if the service is killed."""
+MAX_MESSAGES = 500
+"""Largest number of reasons and of notes in a result; the files hold all of them."""
+MAX_MESSAGE = 300
+"""Largest number of characters of each."""
+
+
+def make_replay_options(task: JobTask) -> dict[str, Any]:
+    """Return the options that every replay of a job has."""
+    return {
+        "device": task.device,
+        "threads": task.threads,
+        "ray": task.ray,
+        "model": task.model,
+        "every": CHECKPOINT_SECONDS,
+        "look": Painter(Path(task.preview)),
+    }
+
+
+def count_done(replay: Replay) -> int:
+    """Return the number of cases of a replay that are done."""
+    return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
+
+
+def make_result(replay: Replay, replayed: Replayed) -> Attacked:
+    """Return the result of one replay, with at most `MAX_MESSAGES` reasons and notes."""
+    failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
+    notes = [*replayed.notes, *_list_left_out(replayed)]
+    if len(failed) < len(replayed.failed):
+        notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are listed")
+    return Attacked(
+        source=replay.folder.name,
+        null=replay.spec.null,
+        done=replayed.done,
+        skipped=replayed.skipped,
+        failed=failed,
+        routes=replayed.routes,
+        notes=tuple(note[:MAX_MESSAGE] for note in notes[:MAX_MESSAGES]),
+    )
+
+
+def _list_left_out(replayed: Replayed) -> Sequence[str]:
+    return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]
