@@ -7,6 +7,7 @@ from attacker.commands.report import demo, rank, report
 from attacker.commands.score import score
 from attacker.commands.serve import serve
 from attacker.commands.sweep import sweep
+from attacker.commands.train_prior import train_prior
 from fedsim.commands.console import make_command_line, run_and_exit
 
 app = make_command_line("Attack a recording, score the reconstructions, and show the results.")
@@ -19,6 +20,7 @@ app.command(epilog="Example:  attacker rank cnn6_d --input 3x32x32 --out rank.pn
 app.command(epilog="Example:  attacker serve runs --truth own")(serve)
 app.command(epilog="Example:  attacker sweep deploy/grids/digits.toml --out runs/grid --workers 2")(sweep)
 app.command(epilog="Example:  attacker demo --out runs/demo")(demo)
+app.command(epilog="Example:  attacker train-prior photographs --kind enhancer --size 64 --out enhancer.safetensors")(train_prior)
 
 
 def main() -> None:

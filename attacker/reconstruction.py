@@ -23,7 +23,7 @@ METADATA_TYPES = {
     "interrupted": bool,
     **dict.fromkeys(("iterations", "evaluations", "restarts", "seed"), int),
 }
-"""What a file says beside its tensors, slots, texts and evidence, with types."""
+"""Keys of a file's metadata besides slots, texts and evidence, with their types."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Reconstruction:
     x:          reconstructed examples, (N, *shape), not clamped to [0, 1]. y: labels, (N,) int64.
     confidence: (N,) in [0, 1], the estimated probability that scoring counts the example as recovered; NaN if undecided. See
                 `attacker.attacks.confidence`.
-    slots:      all places in the client's batches that the examples fill; more than N if examples are used in several epochs.
+    slots:      all positions in the client's batches that the examples fill; more than N if examples are used in several epochs.
     loss:       (T,) the attack's own loss after each iteration, of the restart that was kept.
     iterations: sum over all restarts. evaluations: number of evaluations of the simulated gradient.
     seconds:    wall time; cases that were attacked at once get equal shares of it.
@@ -146,7 +146,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     for slot in slots:
         numbers = (slot.round, slot.batch, slot.position, slot.example)
         if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
-            raise ValueError(f"{shorten(slot)} is not a valid slot")
+            raise ValueError(f"{shorten(slot)} is not a slot: a client's name, and numbers from 0 to 2**53 for the other fields")
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if any(slot.example >= examples for slot in slots) or any(len(values) != examples for values in evidence.values()):

@@ -30,7 +30,7 @@ Attacks = tuple[tuple[str, Mapping[str, Any]], ...]
 class DemoFederation:
     """One federation of the demonstration.
 
-    shows:     what a reader learns from it, in one sentence.
+    shows:     what it demonstrates, in one sentence.
     overrides: keys of demo.toml that it changes, with their values.
     attacks:   names and arguments of the attacks. If there is a defense, each attack runs twice: knowing the defense, and
     ignoring it.
@@ -42,7 +42,7 @@ class DemoFederation:
 
     @property
     def knowledge(self) -> tuple[dict[str, Any], ...]:
-        """Return the attack arguments per attacker: one who knows the defense and, if there is a defense, one who ignores it."""
+        """Return the attack arguments of each attacker: one that knows the defense and, if there is any, one that ignores it."""
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
 
@@ -89,7 +89,7 @@ def attack(run: Path, federation: DemoFederation) -> list[Summary]:
         for knowledge in federation.knowledge:
             for null in (False, True):
                 spec = AttackSpec(name=name, arguments={**arguments, **knowledge}, null=null)
-                replayed = replay_with_progress(recording, spec, run / "reconstructions")
+                replayed = replay_with_progress(recording, spec, run / "reconstructions", workers=None)
                 rows += scorer.score(replayed.folder)
     return summarise(rows)
 

@@ -11,30 +11,34 @@ from fedsim.commands.console import Json, err, out, print_json
 
 
 class ListedKind(StrEnum):
-    """What `attacker list` can list."""
+    """Kinds of components that `attacker list` can list."""
 
     ATTACKS = "attacks"
     DECODERS = "decoders"
+    ENHANCERS = "enhancers"
 
 
 def list_(
     kind: Annotated[
-        ListedKind, typer.Argument(help="attacks; or decoders, the values of the argument decoder.")
+        ListedKind, typer.Argument(help="attacks; or decoders or enhancers, the values of these arguments.")
     ] = ListedKind.ATTACKS,
     as_json: Json = False,
 ) -> None:
-    """List the attacks with their arguments, presets, required inputs and source, or the decoders."""
-    if kind is ListedKind.DECODERS:
-        _list_decoders(as_json)
-    else:
+    """List the attacks with their arguments, presets, required inputs and source, or the decoders or enhancers."""
+    if kind is ListedKind.ATTACKS:
         _list_attacks(as_json)
+    else:
+        _list_parts(kind, as_json)
 
 
-def _list_decoders(as_json: bool) -> None:
+def _list_parts(kind: ListedKind, as_json: bool) -> None:
+    """Print the name and the summary of each decoder or enhancer."""
+    from attacker.attacks.learned.enhancer import ENHANCERS
     from attacker.attacks.matching.decoders import DECODERS
-    from defenses._registry import read_summary
+    from defenses._registry import Registry, read_summary
 
-    found = {name: read_summary(DECODERS[name]) for name in DECODERS}
+    known: Registry[Any] = DECODERS if kind is ListedKind.DECODERS else ENHANCERS
+    found = {name: read_summary(known[name]) for name in known}
     if as_json:
         print_json(found)
         return

@@ -47,5 +47,5 @@ def parse_duration(option: str, text: str) -> float:
     """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError, naming the option, for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{option} {text!r} is no positive time: write it as 90s, 10m or 2h")
+        raise ValueError(f"{option} {text!r} is not a positive time: write it as 90s, 10m or 2h")
     return float(match[1]) * UNITS[match[2]]

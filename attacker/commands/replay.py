@@ -101,8 +101,9 @@ def replay(
         if references.is_reference(attack):  # naming it on the command line admits it
             references.admit(attack)
         given = dict(map(parse_assignment, overrides or []))
-        if references.is_reference(str(given.get("decoder", ""))):
-            references.admit(str(given["decoder"]))
+        for name in ("decoder", "enhancer"):
+            if references.is_reference(str(given.get(name, ""))):
+                references.admit(str(given[name]))
         arguments = _resolve_preset(attack, preset, opened) | given
         if route is not None:
             check_takes_route(attack)

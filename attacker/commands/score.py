@@ -119,7 +119,7 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
-    """Return the cases of a source that were not scored: `untold`, without truth, and `superseded`, counted in another case."""
+    """Return the cases of one attack that were not scored: `untold`, without truth, and `superseded`, counted in another case."""
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
@@ -168,6 +168,9 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         words = NOTHING_FINISHED if one.success is None else one.verdict.words if one.verdict else ""
         if words:
             out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
+        if one.other_success is not None:
+            psnr = f", mean PSNR {one.other_psnr.value:.1f} dB" if one.other_psnr else ""
+            out.print(f"  from another client's update: {_format_share(one.other_success)} recovered{psnr}")
         if one.efficiency is not None:
             out.print(f"  attack efficiency {one.efficiency:.2g}: the bound on the mean squared error is {one.bound:.2g}")
         if one.confidence is not None and one.confidence.auroc is not None:

@@ -121,12 +121,12 @@ def serve(
 
 
 def _print_address(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
-    """Print the address of the service, the folder that it watches, and warnings on who can read the results."""
+    """Print the address of the service, the folder that it watches, and warnings if other users can read the results."""
     runs = len(app.state.parts.catalogue.list_runs())
     keys = app.state.parts.keys
     out.print(escape(address if keys is None else f"{address}#token={keys.token}"), soft_wrap=True)
     watched = "1 run is" if runs == 1 else f"{runs} runs are"
-    err.print(f"watching {escape(str(settings.folder))}: {watched} there now; Ctrl-C ends it")
+    err.print(f"watching {escape(str(settings.folder))}: {watched} there now; Ctrl-C stops it")
     if keys is None:
         shown = "all results" if not settings.truth else "all results, private originals among them,"
         err.print(f"[bold yellow]without a token[/] every user and program on this machine can see {shown} and start jobs")

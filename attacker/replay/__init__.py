@@ -1,4 +1,4 @@
-"""Replay of attacks on a recording. Names are imported lazily, so that worker processes start fast."""
+"""Replay: runs attacks on the observations of a recording. Names are imported lazily, so that worker processes start fast."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

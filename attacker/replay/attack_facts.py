@@ -1,6 +1,6 @@
-"""Reader of `attack.json`, the metadata of a replay. The file may come from an untrusted source and is checked strictly.
+"""Reader of `attack.json`, the metadata of a replay (an attack run on a recording), checked strictly as it may be untrusted.
 
-Its texts are copied into score rows, and its keys become names of files.
+Its texts are copied into the rows of score tables, and its keys become names of files.
 """
 
 import re
@@ -37,7 +37,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read and check an `attack.json`. Raises DamagedFile, naming the file and what to do, if no replay can have written it."""
     try:
         if not SAFE_NAME.fullmatch(path.parent.name):
-            raise ValueError(f"lies in a folder named {shorten(path.parent.name)}, a name that no replay uses")
+            raise ValueError(
+                f"lies in a folder named {shorten(path.parent.name)}, but such names have only letters, digits and _ . -"
+            )
         told = read_json(path, limit=MAX_BYTES)
         _check_facts(told)
         for case in told["cases"]:

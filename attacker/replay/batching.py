@@ -1,6 +1,8 @@
-"""Chunks of cases that are attacked at once, as large as memory allows while leaving work for every core.
+"""Chunks: cases that are attacked at once, as many as memory allows while leaving work for every core.
 
 The result depends only on the recording, the attack and the machine, so that an interrupted replay forms the same chunks.
+
+A case is the observations that are attacked together: one round of a client, or several.
 """
 
 import os

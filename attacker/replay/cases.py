@@ -1,4 +1,4 @@
-"""Cases of a replay, planned from the rows of a recording before any of them is attacked."""
+"""Cases (observations that are attacked together) of a replay, planned from the rows of a recording before any is attacked."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -40,8 +40,8 @@ class Planned:
 class Plan:
     """All cases of a replay.
 
-    idle:  rows that cannot be attacked: without an update, or with a masked one. whole: whether each case holds all rounds of one
-           client, see `plan_cases`.
+    idle:  rows of the recording that cannot be attacked: without an update, or with a masked one. whole: whether each case holds
+           all rounds of one client, see `plan_cases`.
     """
 
     cases: tuple[Planned, ...]
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def left_out(self) -> dict[str, list[tuple[int, str]]]:
-        """Return the omitted rounds with their reasons, by key of the case."""
+        """Return a dict from the key of a case to its omitted rounds with their reasons."""
         return {case.key: list(case.left_out) for case in self.cases if case.left_out}
 
 
@@ -124,7 +124,7 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
 
 
 def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
-    """Return how weights by name differ from the shapes of a model's parameters, or "" if they do not.
+    """Return how the names and shapes of weights differ from those of a model's parameters, or "" if they do not.
 
     required: names that `weights` must have; a parameter that layers share has further names. The text is a part of a sentence
     that ends with the name of the model.
@@ -133,7 +133,7 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
         if name not in weights:
             return f"{shorten(name)} is missing, a parameter of the model"
         if name not in shapes:
-            return f"{shorten(name)} is no parameter of the model"
+            return f"{shorten(name)} is not a parameter of the model"
         if tuple(weights[name].shape) != shapes[name]:
             return f"{shorten(name)} has shape {tuple(weights[name].shape)}, but {shapes[name]} in the model"
     return ""

@@ -1,4 +1,7 @@
-"""Checkpoints of a replay: one file per running task, next to the reconstructions, from which a killed replay resumes."""
+"""Checkpoints of a replay: one file per running task, next to the reconstructions, from which a killed replay resumes.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import hashlib
 import json
@@ -18,7 +21,7 @@ from fedsim.recording.safe_files import open_tensors, parse_json
 
 CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_FORMAT = 4
-"""Format version of the kept tensors; increased whenever their meaning changes."""
+"""Format version of the stored tensors; increased whenever their meaning changes."""
 READABLE_FORMATS = (3, 4)
 """Format versions that can be resumed. Checkpoints of format 3 lack only the losses of the searches' starts."""
 MAX_BYTES = 16 * 2**30
@@ -122,7 +125,7 @@ class FileMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCheckpoint:
-    """The content of a checkpoint: keys of the cases, its origin, and the kept tensors by key of the case and by name."""
+    """The content of a checkpoint: keys of the cases, its origin, and a dict from case key and name to stored tensor."""
 
     cases: tuple[str, ...]
     origin: str
@@ -130,7 +133,7 @@ class ReplayCheckpoint:
 
 
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
-    """Read a checkpoint; return None if the file is no checkpoint or no longer exists. tensors: whether to read the tensors."""
+    """Read a checkpoint; return None if it is not a checkpoint or does not exist. tensors: whether to read the tensors."""
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}

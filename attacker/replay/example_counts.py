@@ -19,7 +19,7 @@ ROUNDING_NORM_SHARE = 1.0
 
 @dataclass(frozen=True)
 class CountEstimate:
-    """An estimated number of examples, and a sentence on how it was found."""
+    """An estimated number of examples behind one update, and a sentence on how it was found."""
 
     examples: int
     words: str
@@ -46,14 +46,14 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
     if most == 1:
-        return CountEstimate(1, "1 example is taken to be behind the update: one step of a batch of 1 is prescribed")
+        return CountEstimate(1, "1 example is assumed to be behind the update: one step of a batch of 1 is prescribed")
     default = training.step_size * (training.steps or 1)
     if not reads_update:
         return CountEstimate(default, f"{default} examples are taken to be behind the update: a null does not read it")
     plain = training.is_linear and not training.weight_decay
     ranks = _measure_ranks(observation) if plain else {}
     if not ranks:
-        why = "no linear layer tells it" if plain else "clients' steps are no sums of gradients"
+        why = "no linear layer shows it" if plain else "clients' steps are not sums of gradients"
         return CountEstimate(
             default, f"{default} examples are taken to be behind the update, as many as its steps prescribe: {why}"
         )

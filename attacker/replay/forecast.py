@@ -1,4 +1,7 @@
-"""The expected cost of a replay, and the routes of its attack that may apply, before it begins."""
+"""The expected cost of a replay, and the routes (methods that its attack tries in turn) that may apply, before it begins.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ class Forecast:
     cases, chunks: number of cases to attack, and of the chunks that they are grouped into.
     evaluations:   largest number of gradient evaluations of one case; 1 if the attack does not search.
     core_seconds:  rough processor time on one core, from the sizes of network and batches, if every search uses all evaluations.
-    reasons:       why each closed form of the attack cannot apply to the first case, by route; "" if it may apply.
+    reasons:       dict from each closed form of the attack to why it cannot apply to the first case; "" if it may apply.
     """
 
     cases: int

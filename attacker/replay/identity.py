@@ -61,7 +61,7 @@ class Identity:
         """Return the replay's folder in `out`, the folder of all reconstructions.
 
         An existing folder with the shorter name of older versions is used if network and attack belong to this project. Otherwise
-        it does not say which code wrote it, so that only scoring and report read it.
+        the name does not show which code wrote it, so that only scoring and report read it.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"

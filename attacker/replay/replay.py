@@ -1,4 +1,7 @@
-"""Replay: runs one attack on a recording and writes reconstruction files. Finished cases are skipped, so it can be resumed."""
+"""Replay: runs one attack on a recording and writes reconstruction files. Finished cases are skipped, so it can be resumed.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -46,9 +49,9 @@ class Replayed:
 
     folder:   folder of the reconstructions.
     done:     number of cases attacked now. skipped: number of cases that were done before.
-    failed:   reason of failure by key of the case; for rows that cannot be read, by round and client.
-    routes:   number of cases attacked now, by the method that answered, such as a closed form or a search.
-    left_out: by key of a case of many rounds, the rounds that were omitted from it, each with a reason.
+    failed:   dict from the key of a case, or from round and client of a row that cannot be read, to the reason of failure.
+    routes:   dict from the method that answered, such as a closed form or a search, to the number of cases attacked now.
+    left_out: dict from the key of a case of many rounds to the rounds that were omitted from it, each with a reason.
     notes:    remarks on the replay, one sentence each.
     """
 
@@ -322,7 +325,7 @@ class Replay:
             yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
     def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
-        """Run the tasks and yield their outcomes as they end.
+        """Run the tasks and yield their outcomes when they finish.
 
         Raises KeyboardInterrupt after the outcome of an interrupted task.
         """
@@ -347,7 +350,7 @@ class Replay:
 
 
 def _group_errors(damage: Sequence[DamagedFile]) -> dict[str, str]:
-    """Return the errors of unreadable rows by round and client, with a number appended if two have the same name."""
+    """Return a dict from round and client of unreadable rows to their errors; a number is appended if two names are equal."""
     failed: dict[str, str] = {}
     for error in damage:
         row = error.reason.partition(": ")[0]

@@ -106,8 +106,9 @@ class Task:
 class TaskOutcome:
     """The outcome of a task.
 
-    done: by key of each answered case, its route (the method that answered). failed: by key of each failed case, the reason.
-    interrupted: whether Ctrl-C ended the task early. notes: remarks, one sentence each.
+    done: dict from the key of an answered case to its route (the method that answered). failed: from that of a failed one to the
+          reason.
+    interrupted: whether Ctrl-C stopped the task early. notes: remarks, one sentence each.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -157,7 +158,7 @@ class TaskRunner:
     def _read_observations(
         self, places: set[RoundAndClient]
     ) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
-        """Read observations by round and client, and reasons for those that cannot be used.
+        """Return a dict from (round, client) to observation, and one to the reason for those that cannot be used.
 
         They are read round by round, since observations of one round share the weights that the server sent.
         """
@@ -228,11 +229,16 @@ class TaskRunner:
                 self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
-        """Write a reconstruction, unless it has NaN, or it is interrupted and an earlier one has a lower loss."""
+        """Write a reconstruction, unless it has NaN, or it is interrupted and an earlier one has a lower loss.
+
+        A search that was interrupted before its first loss leaves nothing to write; its case stays to be attacked.
+        """
         key = reconstruction.case
         if self._is_done(key):  # finished before an earlier run of the task was interrupted
             return
         if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
+            if reconstruction.interrupted:
+                return
             self._record_failure(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
             return
         path = make_reconstruction_path(self.folder, key)

@@ -19,10 +19,10 @@ TrainingKey = tuple[int, str, int]
 class AttackOnSetting:
     """The scores of one attack on one setting, over all seeds.
 
-    rmse:      root mean squared error of the reconstructions, data in [0, 1]; small values mean that much leaks.
+    rmse:      root mean squared error of the reconstructions, data in [0, 1]; a small value means that much leaks.
     null_rmse: mean of the null. recovered, null_recovered: shares of recovered examples. psnr: mean in dB; None for tables.
     knows:     whether the attack models the defense. refused: why it could not run, or "".
-    errors:    RMSE by example. cases: case by example.
+    errors, cases: dicts from an example to its RMSE, and to its case.
     """
 
     name: str
@@ -40,12 +40,12 @@ class AttackOnSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingResult:
-    """The results of one strength of one defense in one kind of training, over all seeds.
+    """The results of one defense at one strength with one choice of training settings, over all seeds.
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
     accuracy, loss, bytes_up: means over seeds. epsilon: the largest; None if infinite.
     finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
-    strongest: name of the attack with the smallest mean RMSE, which counts; "" without any.
+    strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" without any.
     audited:   whether an attack knows how the defense changes the update.
     on_front:  whether no other audited setting of the same training has both a higher accuracy and a higher RMSE.
     """

@@ -24,12 +24,12 @@ RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 
 
 class OutOfTime(Exception):
-    """Raised before work that would begin after the end of the time budget. What is finished is kept."""
+    """Raised before work that would begin after the time budget is used up. Finished parts are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackScores:
-    """The scores of one attack on one federation, by example.
+    """The scores of one attack on one federation, one entry per example.
 
     spec:      the attack with the settings that were used. knows: whether it models the defense.
     refused:   why the attack could not run; "" if it ran.
@@ -50,8 +50,8 @@ class FederationResult:
     """The results of one federation.
 
     accuracy, loss: after the last round. bytes_up: sent by all clients in all rounds. epsilon: over all rounds; None if infinite.
-    failed:  why the federation did not run to its end; "" if it did.
-    attacks: by the attack's name in the grid.
+    failed:  why the federation was not finished; "" if it was.
+    attacks: dict from the attack's name in the grid to its scores.
     """
 
     accuracy: float | None = None
@@ -103,7 +103,7 @@ def _check_time(deadline: float) -> None:
 
 
 def _train(federation: GridFederation, run: Path) -> str:
-    """Run the federation to its end, unless it is done, and return why it failed, or ""."""
+    """Run the federation until it is finished, unless it is already, and return why it failed, or ""."""
     from fedsim.engine import engines
     from fedsim.engine.run import FederationRun
 
@@ -162,7 +162,7 @@ def _measure_attack(
 
 
 def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
-    """Return the clients whose updates are attacked and reported, and the others that tune the attacks, by name.
+    """Return the names of the clients whose updates are attacked and reported, and of the others that tune the attacks.
 
     Raises ValueError if there are not enough clients for both.
     """

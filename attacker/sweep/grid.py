@@ -84,7 +84,8 @@ class GridAttack:
 class GridFederation:
     """One federation of a grid.
 
-    defense:  name of its defense, "none" for the baseline. strength: place in the list of strengths, from 1; 0 for the baseline.
+    defense:  name of its defense, "none" for the baseline. strength: position in the list of strengths, from 1; 0 for the
+              baseline.
     settings: the keys of the experiment that the defense sets.
     """
 
@@ -187,7 +188,8 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
                 try:
                     experiment = experiments.read(path.parent / file.experiment, overrides, own=True)
                 except ValueError as error:
-                    raise GridError(f"{path}: {name} {describe_settings(settings)}: {error}") from None
+                    told = describe_settings(settings) or "the settings of the grid"
+                    raise GridError(f"{path}: defenses.{name}, with {told}: {error}") from None
                 yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
 
 

@@ -14,7 +14,7 @@ from attacker.sweep.federations import FederationResult, OutOfTime, measure_fede
 from attacker.sweep.grid import GridFederation, SweepGrid
 
 PARENT_SECONDS = 0.2
-"""Seconds between two looks of a worker whether the process that started it still runs."""
+"""Seconds between two checks of a worker whether the process that started it still runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def run_sweep(
 
     workers: number of processes, each with one federation at a time. ray: address of a Ray cluster that runs the attacks of one
     federation after the other. seconds: time budget; no part begins after it.
-    A sweep that was stopped or killed continues where it was.
+    A sweep that was stopped or killed continues where it stopped.
     """
     left = [one for one, result in read_state(grid, out).results if result is None]
     total, started, deadline = len(grid.federations), monotonic(), monotonic() + seconds
@@ -76,7 +76,7 @@ def run_sweep(
 def _measure_all(
     grid: SweepGrid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
 ) -> Iterator[str]:
-    """Yield the name of each federation when it is finished; end early when the time is over."""
+    """Yield the name of each federation when it is finished; stop early when the time is used up."""
     if workers > 1 and len(left) > 1:
         yield from _measure_in_processes(grid, left, out, workers, deadline - monotonic())
         return
@@ -120,7 +120,7 @@ def _measure_in_processes(
 
 
 def _prepare() -> None:
-    """Prepare a worker: one thread, and an end with the process that started it, even if that is killed."""
+    """Prepare a worker: one thread; it exits with the process that started it, even if that is killed."""
     import torch
 
     torch.set_num_threads(1)

@@ -49,7 +49,7 @@ def write_tables(
 
 
 def to_csv(settings: Sequence[SettingResult]) -> str:
-    """Return one line per setting and attack. `counts` marks the strongest attack of a setting, which decides."""
+    """Return one line per setting and attack. `counts` marks the strongest attack of a setting, by which it is judged."""
     text = StringIO()
     rows = [_describe_attack(one, name) for one in settings for name in (*one.attacks, *([] if one.attacks else [""]))]
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -141,7 +141,7 @@ def escape_latex(text: str) -> str:
 
 
 def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
-    """Return one page that loads no other files: who won, the plot with its front, and the table."""
+    """Return one page that loads no other files: the winner, the plot with its front, and the table."""
     loader = ChoiceLoader([PackageLoader("attacker.sweep", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     trainings = list(dict.fromkeys(one.training for one in settings))

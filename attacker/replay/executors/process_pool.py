@@ -19,7 +19,7 @@ MIN_POOL_SECONDS = 20.0
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks on `count` worker processes, and yield the number and outcome of each task as it ends.
+    """Run tasks on `count` worker processes, and yield the number and outcome of each task when it finishes.
 
     After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
     """

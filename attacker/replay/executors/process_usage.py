@@ -30,7 +30,7 @@ def count_cores() -> int:
 def read_memory_limit() -> float | None:
     """Return the megabytes that this process and its children may use: the machine's memory, or its control group's limit.
 
-    None if the system does not say.
+    None if the system does not report it.
     """
     found = []
     with suppress(OSError, StopIteration, ValueError):
@@ -43,7 +43,7 @@ def read_memory_limit() -> float | None:
 
 
 def count_oom_kills() -> dict[str, int]:
-    """Return how many processes the kernel has killed for lack of memory, by the file that counts them; empty if none does."""
+    """Return a dict from each file that counts processes killed for lack of memory to its count; empty if there is none."""
     found = {}
     for path in (PROC_FOLDER / "vmstat", CGROUP_FOLDER / "memory.events"):
         with suppress(OSError, ValueError):
@@ -74,7 +74,7 @@ def describe_kill(megabytes: float | None, limit: float | None, before: dict[str
 
 
 def measure_usage(process: int) -> Usage:
-    """Return the resources used by the process with this id and its descendants; zeros if it has ended or is not measurable."""
+    """Return the resources used by the process with this id and its descendants; zeros if it has exited or is not measurable."""
     pages, ticks, tree = 0, 0, [process]
     while tree:
         at = PROC_FOLDER / str(tree.pop())

@@ -22,11 +22,11 @@ from fedsim.recording.index_database import INDEX_FILE, JOURNAL_FILE, MAX_BYTES
 from fedsim.recording.safe_files import open_file
 
 Parcel = Mapping[str, bytes]
-"""Contents of files by name."""
+"""Dict from the name of a file to its content."""
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks on a Ray cluster, and yield the number and outcome of each task as it ends.
+    """Run tasks on a Ray cluster, and yield the number and outcome of each task when it finishes.
 
     address: of a running cluster, or `local`, which starts one on this machine and stops it at the end.
     After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
@@ -130,7 +130,7 @@ class _Cluster:
             raise
 
     def _finish_task(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
-        """Yield the outcome of a task that has ended. If its worker cannot see the files, send the task again with the files."""
+        """Yield the outcome of a finished task. If its worker cannot see the files, send the task again with the files."""
         import ray
 
         number = self.under_way.pop(reference)

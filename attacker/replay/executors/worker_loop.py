@@ -1,7 +1,7 @@
 """Main loop of a worker process, which reads tasks from stdin and writes messages to stdout, one JSON document per line.
 
-The process ends at once when stdin is closed, since its parent is then gone. SIGINT ends the current task with its best result so
-far. Nothing slow is imported here: stdout is redirected before other modules are imported that may print.
+The process exits at once when stdin is closed, since its parent is then gone. SIGINT stops the current task with its best result
+so far. Nothing slow is imported here: stdout is redirected before other modules are imported that may print.
 """
 
 import json
@@ -89,7 +89,7 @@ class Throttle:
 
 
 def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
-    """Run tasks until stdin ends. prepare: called once before the worker reports that it is ready; it may read lines itself."""
+    """Run tasks until stdin is closed. prepare: called once before the worker reports that it is ready; it may read lines."""
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     channel = WorkerChannel(sys.stdin, take_stdout(), interrupt)

@@ -1,4 +1,4 @@
-"""Parent's handle of a worker process: starts it, sends tasks, receives messages, measures and ends it.
+"""Parent's handle of a worker process: starts it, sends tasks, receives messages, measures and stops it.
 
 The worker runs the loop of `worker_loop`. The process pool of a replay and the supervisor of the service use this class.
 """
@@ -95,7 +95,7 @@ class WorkerProcess(Generic[Message]):
         return os.fstat(self._stderr.fileno()).st_size
 
     def interrupt(self) -> None:
-        """Ask the worker to end its task with the best result so far."""
+        """Ask the worker to stop its task and return the best result so far."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -122,7 +122,7 @@ class WorkerProcess(Generic[Message]):
         self._stderr.close()
 
     def explain_end(self, limit: float | None = None) -> str:
-        """Return why the worker ended: the reason in the first line, then its stderr since it got its last task, if any.
+        """Return why the worker exited: the reason in the first line, then its stderr since it got its last task, if any.
 
         limit: its memory limit in megabytes, which the reason mentions.
         """

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from defenses._registry import references
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
+
+pytestmark = pytest.mark.ray
 
 EXPERIMENT = {
     "rounds": 2,
@@ -39,9 +43,14 @@ def nothing_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replay(run: Path, *more: str) -> tuple[dict, dict[str, Reconstruction]]:
-    done = subprocess.run([*COMMAND, str(run), *OPTIONS, *more], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*COMMAND, str(run), *OPTIONS, *more], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    (told,) = json.loads(done.stdout)  # one document, and nothing of Ray's beside it
+    return read_results(done.stdout)  # one document, and nothing of Ray's beside it
+
+
+def read_results(stdout: str) -> tuple[dict, dict[str, Reconstruction]]:
+    """The one attack that a replay told of, and its reconstructions by file."""
+    (told,) = json.loads(stdout)
     return told, {path.name: Reconstruction.read(path) for path in sorted(Path(told["folder"]).glob("*.safetensors"))}
 
 
@@ -49,7 +58,8 @@ def test_ray_finds_bit_for_bit_what_one_process_finds(tmp_path: Path) -> None:
     run = tmp_path / "run"
     engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
     on_ray, theirs = replay(run, "--ray", "local", "--out", str(tmp_path / "ray"))
-    here, mine = replay(run, "--workers", "1", "--out", str(tmp_path / "here"))
+    told = CliRunner().invoke(app, ["replay", str(run), *OPTIONS, "--workers", "1", "--out", str(tmp_path / "here")])
+    here, mine = read_results(told.stdout)
     assert (on_ray["done"], on_ray["failed"]) == (here["done"], here["failed"]) == (4, {})
     assert list(mine) == list(theirs)
     for name, answer in mine.items():
@@ -62,7 +72,7 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
     engine.run(
         FederationRun(experiment=validate({**EXPERIMENT, "rounds": 1}, source="test"), out=run, client_seed=1), engine="local"
     )
-    done = subprocess.run([*COMMAND, str(run), *OPTIONS, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*COMMAND, str(run), *OPTIONS, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "no Ray cluster at '127.0.0.1:1'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
@@ -120,7 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     head = subprocess.Popen(
         command, cwd=tmp_path / "elsewhere", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    until = time.monotonic() + 300
+    until = time.monotonic() + 600
     while True:
         try:
             socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=1).close()
@@ -147,7 +157,7 @@ def test_code_that_the_user_names_reaches_a_cluster_that_does_not_have_it(tmp_pa
     engine.run(FederationRun(experiment=experiment, out=run, client_seed=1), engine="local")
     options = ["--attack", "their_attack:Grey", "--no-null", "--device", "cpu", "--json", "--ray", cluster]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
-    done = subprocess.run([*COMMAND, str(run), *options], cwd=app, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*COMMAND, str(run), *options], cwd=app, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (told,) = json.loads(done.stdout)
     assert (told["done"], told["routes"]) == (2, {"their_attack.py and their_values.py": 2})

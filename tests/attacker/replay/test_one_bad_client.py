@@ -120,7 +120,7 @@ def test_a_manifest_of_another_model_is_refused_before_anything_is_built(
 def test_names_of_weights_that_the_model_does_not_have_or_lacks_are_named() -> None:
     weights = {"a": torch.zeros(2), "b": torch.zeros(3)}
     assert explain_misfit(weights, {"a": (2,), "b": (3,), "alias": (2,)}, {"a", "b"}) == ""
-    assert explain_misfit(weights, {"a": (2,)}, {"a"}) == "'b' is no parameter of the model"
+    assert explain_misfit(weights, {"a": (2,)}, {"a"}) == "'b' is not a parameter of the model"
     lacking = {"a": (2,), "b": (3,), "c": (1,)}
     assert explain_misfit(weights, lacking, lacking.keys()) == "'c' is missing, a parameter of the model"
 

@@ -268,6 +268,21 @@ def test_one_bad_case_does_not_take_its_neighbours_along(
     assert done.failed == {rows[1].key: reason}
 
 
+def test_a_search_that_is_interrupted_before_its_first_loss_still_waits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacker.attacks.matching.case_batch import CaseBatch
+
+    monkeypatch.setattr(CaseBatch, "evaluate", raise_interrupt)
+    replaying = replay(run, "inverting_gradients", arguments={"steps": 2})
+    with pytest.raises(KeyboardInterrupt):
+        replaying.run()
+    assert list(replaying.folder.glob("*.failed.json")) == []
+    assert replaying.count_unfinished() == (6, 6)
+
+
+def raise_interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(run: Path) -> None:
     done = replay(run, "inverting_gradients", arguments={"steps": 2, "tv": 1e300}).run()
     rows = Scorer(run, [run / "truth"]).score(done.folder)
