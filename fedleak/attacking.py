@@ -32,8 +32,8 @@ def attack(
 
     name:    as `attacker list` shows it, or `module:function`. arguments: the arguments of the attack.
     null:    withhold the gradient, to measure what the prior alone achieves. A verdict compares an attack with its null.
-    out:     for a recording, the folder of all reconstructions; by default it lies beside the recording. Cases that are finished
-             there are not attacked again.
+    out:     for a recording, the folder of all reconstructions; by default it lies beside the recording. Cases (observations that
+             are attacked together) that are finished there are not attacked again.
     workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.
 
     Raises ValueError if the name or an argument is unknown, or the attack cannot be used on an observation.

@@ -23,7 +23,7 @@ def run(
     client_seed: int | None = None,
     **overrides: Any,
 ) -> Recording:
-    """Run a federation to its end, record it, and return the recording.
+    """Run and record a federation until it has finished, and return the recording.
 
     experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of it, such as rounds=3, or
                 training={"batch_size": 4}, which replaces the whole table.

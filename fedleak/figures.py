@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_EXAMPLES = 8
-"""Examples that are drawn where nobody asks for more."""
+"""Default number of examples that are drawn."""
 CELL_INCHES = 1.2
 """Inches of one image."""
 
@@ -28,7 +28,7 @@ def can_draw() -> bool:
 def draw_grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
     """Draw rows of examples with one example per column; None leaves a gap.
 
-    rows: examples by the title of their row. captions: text below the columns.
+    rows: dict from the title of a row to its examples. captions: text below the columns.
     Images are drawn in colour or grey, clamped to [0, 1]; if they have neither one nor three channels, only the first channel is
     drawn. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib.
     """

@@ -32,7 +32,7 @@ def observe(
     std: Sequence[float] = (1.0,),
     defense: str = "",
 ) -> Observation:
-    """Return an observation: what a server knows that sent `model` to a client and received `gradient`. Both are copied.
+    """Return an observation: the knowledge of a server that sent `model` to a client and received `gradient`. Both are copied.
 
     loss:         'cross_entropy' (one logit per class) or 'logistic' (a single logit), or PyTorch's module or function for them.
     gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` returns it.

@@ -1,4 +1,7 @@
-"""Results of an attack for notebooks."""
+"""Results of an attack for notebooks.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReconstructionFiles(Sequence[Reconstruction]):
-    """Reconstructions on disk, each read when it is accessed."""
+    """Sequence of reconstructions on disk, each read when it is accessed."""
 
     paths: tuple[Path, ...]
 
@@ -44,7 +47,7 @@ class AttackResult:
     """Reconstructions of an attack: of one observation, or one for each case of a recording.
 
     spec:   the attack with its arguments. data: the public shape of the data.
-    failed: for each case without a reconstruction, the reason.
+    failed: dict from each case without a reconstruction to the reason.
     folder: folder of the reconstructions. run: folder of the run. Both are None for an observation in memory.
     """
 

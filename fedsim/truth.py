@@ -31,13 +31,16 @@ class Used:
 
 
 class TruthWriter:
-    """Writer of one client's truth to its own file, so that clients in different processes never write to the same file."""
+    """Writer of one client's truth, the indices of the examples it used, to a file of its own.
+
+    Clients in different processes therefore never write to the same file.
+    """
 
     def __init__(self, folder: Path, client: str) -> None:
         self._path = make_private(folder) / f"{client}.jsonl"
 
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
-        """Append the examples of one round, one row per step."""
+        """Append the indices of the examples that the client used in one round, one row per step."""
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
@@ -103,7 +106,7 @@ class TruthReader:
         return tuple((a, b) for a, b in pairs)
 
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
-        """Return indices by round and attempt, and by step. A message that was delivered twice counts once."""
+        """Return a dict from (round, attempt) to the indices of each step. A message that was delivered twice counts once."""
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path), start=1):

@@ -32,7 +32,7 @@ from fedsim.truth import TruthWriter, describe_dataset
 
 
 class IndexedExamples(Protocol):
-    """Training examples that are indexed to (x, y)."""
+    """Training examples; indexing returns (x, y)."""
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]: ...
 
@@ -43,9 +43,9 @@ class ClientSettings:
 
     private:   folder of the client's identity and state. truth: folder for the indices of the examples that it used.
     described: returns the description of the data set for the truth folder; called once.
-    holdings:  maps a partition number to the data set's examples and the indices of this client's.
+    holdings:  maps a partition number to all examples of the data set, and the indices of those that this client holds.
     public:    returns the public examples that `inputs` mixes in, or None.
-    secure:    agreement of secure aggregation; None without it.
+    secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
     canaries:  number of pairs of examples of which the client uses one each, see `choose_versions`.
     """

@@ -28,7 +28,7 @@ EXIT_FAILURES = 1
 EXIT_UNFINISHED = 3
 """Exit status of a command without failures, after which some cases are waiting or interrupted."""
 
-ALLOW_FAILURES = "End with status 0 although some clients or cases failed."
+ALLOW_FAILURES = "Exit with status 0 even if some clients or cases failed."
 Code = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE:NAME", help="Import this code, which a recording or an experiment names; may be repeated."),

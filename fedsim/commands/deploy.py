@@ -129,7 +129,7 @@ def start(
     ] = None,
     insecure: Insecure = False,
 ) -> None:
-    """Start one party of a deployment, which runs until Ctrl-C."""
+    """Start one party of a deployment: the SuperLink, the server or a client. It runs until Ctrl-C."""
     with report_errors():
         from fedsim.deployment.folders import Layout
         from fedsim.deployment.parties import make_command, replace_process

@@ -17,7 +17,7 @@ TEMPLATE_SUFFIX = "-tpl"
 """Suffix of templates of Python files, so that they are not modules of this package."""
 EXPERIMENT_FILE = "experiment.toml"
 DEFAULT_PATHS = {"imagefolder": "pictures", "csv": "table.csv"}
-"""Default path of the user's data, by kind of template."""
+"""Dict from a kind of template to the default path of the user's data."""
 TEMPLATE_KINDS = ("photos", "imagefolder", "csv", "flower", "quickstart")
 FLOWER_SIZES = {"flower": 1, "quickstart": 32}
 """Examples of a client, and batch size, of the Flower apps: one is easy to reconstruct, 32 is the setting of Flower's own app."""

@@ -38,7 +38,7 @@ def list_(
 
 
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
-    """Return summary, arguments with defaults, and reference of each name of a kind. Raises ValueError for an unknown kind."""
+    """Return summary, arguments with defaults, and reference of all names of a `kind`. Raises ValueError for an unknown one."""
     if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest_name
 
@@ -60,7 +60,7 @@ def _describe_or_explain(registry: "Registry[Any]", name: str, factory_of: Calla
 
 
 def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]":
-    """Return the registry of a kind, and the function that turns an entry into its factory."""
+    """Return the registry of a kind of component, such as "models", and a function that maps its entries to their factories."""
     from defenses.gradients import GRADIENTS
     from defenses.inputs import INPUTS
     from defenses.networks import NETWORKS

@@ -154,9 +154,9 @@ class Experiment(_Frozen):
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     def state_mode(self) -> "Experiment":
-        """Return the experiment with the mode that clients train in if none is given, "eval".
+        """Return the experiment with `training.mode`; if none is given, it is "eval", in which clients then train.
 
-        A run refuses networks for which it matters.
+        Without a given mode, a run refuses networks that compute differently in the two modes.
         """
         if self.training.mode != "unstated":
             return self
@@ -191,7 +191,7 @@ class Experiment(_Frozen):
         return self
 
     def settle_agreement(self) -> Agreement | None:
-        """Return the agreement of secure aggregation; None without it."""
+        """Return the settings of secure aggregation that all parties agree on; None without secure aggregation."""
         terms, strategy = self.secure_aggregation, self.strategy
         if not terms:
             return None
@@ -248,7 +248,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
 
 
 def _find_source(key: str, source: str, changed: Sequence[str]) -> str:
-    """Return the source of a key's value: `OVERRIDE_SOURCE` if the key is in `changed`, or above or below it; else `source`."""
+    """Return the source of a key's value: `OVERRIDE_SOURCE` if it, its parent or its child was `changed`, else `source`."""
     near = any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in changed)
     return OVERRIDE_SOURCE if near else source
 

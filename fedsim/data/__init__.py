@@ -1,4 +1,4 @@
-"""Data sets by name: examples with values in [0, 1], labels, and a public specification."""
+"""Registry of data sets: examples with values in [0, 1], labels, and a public specification."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -65,7 +65,10 @@ def _read(path: Path) -> _Archive:
 
 
 def _find_arrays(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the names of the arrays of images and labels, training before held-out. Raises ValueError, naming missing arrays."""
+    """Return pairs of names (images, labels): of the training arrays, then of the held-out arrays if there are any.
+
+    Raises ValueError, naming the first array that is missing.
+    """
     begun = [keys for keys in ARRAY_NAMES if set(keys) & set(present)] or [next(iter(ARRAY_NAMES))]
     own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
     held_out = ARRAY_NAMES[own]

@@ -92,7 +92,7 @@ class Dataset:
 
 
 def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
-    """Raise ValueError, with the mend, unless the examples agree with `spec`. where: data set and part, for the message."""
+    """Raise ValueError, with advice, unless the examples agree with `spec`. where: data set and part, for the message."""
     values, labels = examples.values, examples.labels
     shape = ", ".join(map(str, spec.shape))
     if values.shape[1:] != spec.shape:

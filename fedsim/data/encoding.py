@@ -19,8 +19,8 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 class KnownColumns:
     """Ranges and categories of columns, which are public before clients train.
 
-    ranges, categories: by column, from public knowledge. ranges_from: source of the ranges of all other columns, one of
-    `RANGE_SOURCES`.
+    ranges, categories: dicts keyed by column name, from public knowledge. ranges_from: source of the ranges of all other columns,
+    one of `RANGE_SOURCES`.
     shown: mask of the rows that these ranges are computed from.
     """
 

@@ -47,7 +47,7 @@ def lfw(
 
 
 def _download(folder: str) -> None:
-    """Download LFW with scikit-learn without loading images: no person has a million photographs, so it stops before."""
+    """Download LFW with scikit-learn without loading images: no person has enough photographs, so it stops after the download."""
     from sklearn.datasets import fetch_lfw_people
 
     with suppress(ValueError):
@@ -62,7 +62,10 @@ def _find_faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[
     photographs = {person.name: sorted(person.iterdir()) for person in sorted(folder.iterdir()) if person.is_dir()}
     chosen = {name.replace("_", " "): paths for name, paths in photographs.items() if len(paths) >= min_faces}
     if len(chosen) < 2:
-        raise ValueError(f"lfw: {len(chosen)} of {len(photographs)} people have min_faces = {min_faces} photographs; lower it")
+        raise ValueError(
+            f"lfw: {len(chosen)} of {len(photographs)} people have at least {min_faces} photographs, but 2 people are needed; "
+            "lower min_faces"
+        )
     people = tuple(sorted(chosen))
     number = {name: label for label, name in enumerate(people)}
     pairs = [(path, number[name]) for name, paths in chosen.items() for path in paths]

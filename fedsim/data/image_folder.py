@@ -49,7 +49,7 @@ def imagefolder(
 def _split_classes(folder: Path) -> tuple[Classes, Classes]:
     """Return the training files and the held-out files of each class.
 
-    Raises if there are fewer than two classes, or no images.
+    Raises ValueError if there are fewer than two classes or no held-out images, and OSError if `folder` is not a folder.
     """
     if not folder.is_dir():
         if folder.exists():

@@ -23,7 +23,7 @@ MAX_VALID_DAYS = 825
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """Files of the SuperLink and the server below `root`, in folders by who may read them.
+    """Files of the SuperLink and the server below `root`, in one folder for each set of readers.
 
     authority:        the certificate that everybody trusts. authority_key: its signing key; store it elsewhere afterwards.
     certificate, key: of the SuperLink. secret: shared by SuperLink and server; tasks are given only to processes that know it.

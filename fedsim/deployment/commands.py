@@ -1,4 +1,4 @@
-"""Commands of each party of a deployment. The native run executes them, and tests compare the containers with them."""
+"""Commands of each party of a deployment. `native` executes them, and tests compare those of the containers with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def make_enrol_command(link: Link, *, keys: str) -> list[str]:
 
 
 def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
-    """Return the command that starts a federation on the SuperLink and waits for its end. Paths are on the server."""
+    """Return the command that starts a federation on the SuperLink and waits until it finishes. Paths are on the server."""
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
 

@@ -1,4 +1,4 @@
-"""Requests to a SuperLink through Flower's commands: register clients, run an app, read how a run ended."""
+"""Requests to a SuperLink through Flower's commands: register clients, run an app, read a run's final status."""
 
 import json
 import os
@@ -43,7 +43,7 @@ WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{
 """Warnings of the server in the log of a run, from `fedsim.server.attendance` and `fedsim.server.outcome`."""
 SERVER_ERROR_PREFIX = "ServerApp failed with exception: "
 """Beginning of Flower's message about a run whose server failed."""
-SILENT_END_REASON = "the server's process ended without a word; see its log, start it again and go on with --resume"
+SILENT_END_REASON = "the server's process exited without a message; see its log, start it again and continue with --resume"
 ANSWER_SECONDS = 60.0
 """Seconds to wait for a SuperLink that does not answer; a killed one continues from its database when restarted."""
 COMMAND_SECONDS = 120.0
@@ -121,7 +121,7 @@ class Submitted:
         return found[1] if found else None
 
     def wait(self, watch: Callable[[], None], on_words: OnWords | None = None) -> None:
-        """Wait for the end of the run, calling `watch` several times a second.
+        """Wait until the run has finished, calling `watch` several times a second.
 
         on_words: called with the server's messages about missing clients and replies.
         Raises NotReached if there is no run, and RunFailed if it did not complete, for which Flower's exit status is 0.
@@ -158,9 +158,9 @@ class Submitted:
                     on_words(found[1])
 
     def _find_status(self, watch: Callable[[], None]) -> tuple[str, str, bool]:
-        """Return how the run ended, Flower's message, and whether the run outlived the stream of its log.
+        """Return the run's final status, Flower's message, and whether the stream of its log ended before the run.
 
-        The stream ends early if the SuperLink was away for a moment.
+        The stream is closed early if the SuperLink was unreachable for a moment.
         """
         heard, is_cut = time.monotonic(), False
         while True:
@@ -214,7 +214,7 @@ def _make_environment(home: Path) -> dict[str, str]:
 def _find_last_lines(text: str) -> str:
     """Return the last lines of a failed command's output, without colours and frames."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
-    return " ".join(line for line in lines if line)[-600:] or "it said nothing"
+    return " ".join(line for line in lines if line)[-600:] or "it printed nothing"
 
 
 def _find_refusal(text: str) -> str:

@@ -29,7 +29,7 @@ async def listen(port: int, target: tuple[str, int], *, host: str = "0.0.0.0") -
 
 
 async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
-    """Copy data from `reader` to `writer` until one of them ends, then close the writer."""
+    """Copy data from `reader` to `writer` until one of them is closed, then close the writer."""
     with suppress(OSError):
         while part := await reader.read(CHUNK_BYTES):
             writer.write(part)
@@ -38,7 +38,7 @@ async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 def main(port: str, target: str) -> None:
-    """Forward connections until a signal ends the process."""
+    """Forward connections until a signal stops the process."""
     host, _, there = target.rpartition(":")
 
     async def run() -> None:

@@ -52,7 +52,7 @@ LOOPBACK_HOSTS = Hosts()
 
 
 class Native:
-    """Running SuperLink, server and clients, as a context manager that ends them.
+    """Running SuperLink, server and clients (the parties), as a context manager that stops them.
 
     layout:   folders. parties: the clients. secure: whether to use TLS and the keys in `layout`.
     isolated: whether each process sees only what its container would see of `layout`.
@@ -151,10 +151,10 @@ class Native:
         return subprocess.run([*prefix, sys.executable, "-m", "fedsim.deployment.health", *asked]).returncode == 0
 
     def run(self, watch: Callable[[], None] = lambda: None, *, more: Sequence[str] = ()) -> int:
-        """Run the prepared federation to its end; return the runner's exit status.
+        """Run the prepared federation until it finishes; return the exit status of `fedsim run`, which waits for it.
 
-        watch: called several times a second. more: further arguments of the runner's command.
-        Raises Ended if a party ends that `watch` did not end.
+        watch: called several times a second. more: further arguments of `fedsim run`.
+        Raises Ended if the process of a party exits, unless `watch` stopped it.
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}

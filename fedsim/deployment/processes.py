@@ -1,4 +1,4 @@
-"""Groups of processes that are started and ended together, including their child processes."""
+"""Groups of processes that are started and stopped together, including their child processes."""
 
 import ctypes
 import os
@@ -23,17 +23,17 @@ KILL_SECONDS = 6.0
 """Seconds between SIGTERM and SIGKILL."""
 NUM_LAST_LINES = 15
 RUNNER_NAME = "runner"
-"""Name of the process that waits for the end of a run."""
+"""Name of the process that starts a run and waits until it has finished."""
 
 
 class Ended(RuntimeError):
-    """Raised if a process ends unexpectedly or never answers; the message has its last output."""
+    """Raised if a process exits unexpectedly or never answers; the message has its last output."""
 
 
 class Processes:
-    """Processes by name, each in its own process group with output in `logs/NAME.log`; a context manager that ends them all.
+    """Processes by name, each in its own process group with output in `logs/NAME.log`; a context manager that stops them all.
 
-    Use it in the main thread: if that is killed, the system ends the processes (Linux).
+    Use it in the main thread: if that is killed, the system stops the processes (Linux).
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -85,30 +85,30 @@ class Processes:
         return self._running[name].poll()
 
     def wait(self, name: str, timeout: float) -> int:
-        """Wait for the end of a process and return its exit status. Raises Ended after `timeout` seconds."""
+        """Wait until a process exits and return its exit status. Raises Ended after `timeout` seconds."""
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Ended(f"{name} has not ended in {timeout:g} seconds\n{self.read_last_lines(name)}") from None
+            raise Ended(f"{name} has not exited after {timeout:g} seconds\n{self.read_last_lines(name)}") from None
 
     def check(self) -> None:
-        """Raise Ended if any process except the runner has ended."""
+        """Raise Ended if any process except the runner (`RUNNER_NAME`) has exited."""
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
-                raise Ended(f"{name} has ended with status {status}\n{self.read_last_lines(name)}")
+                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
-        """Wait until the process `name` is healthy. Raises Ended if it is not in time, or ends."""
+        """Wait until the process `name` is healthy. Raises Ended if it is not healthy in time, or exits."""
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.find_status(name)) is not None:
-                raise Ended(f"{name} has ended with status {status}\n{self.read_last_lines(name)}")
+                raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
             if time.monotonic() > deadline:
                 raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.read_last_lines(name)}")
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a process and its child processes; with SIGKILL at once."""
+        """Stop a process and its child processes; with SIGKILL at once."""
         _send_signal(self._running[name], how)
         self._await_end(name)
 
@@ -120,9 +120,9 @@ class Processes:
         process.wait()
 
     def end_all(self) -> None:
-        """End all processes, the first one last, since the others sign off from it; kill those that do not end in time.
+        """Stop all processes, the first one last, since the others sign off from it; kill those that do not exit in time.
 
-        Each is asked once, since a second request would interrupt its cleanup.
+        Each gets SIGTERM once, since a second signal would interrupt its cleanup.
         """
         first, others = list(self._running)[:1], list(self._running)[1:]
         for name in reversed(others):

@@ -63,7 +63,7 @@ def run_natively(
     on_round: OnRound | None = None,
     on_words: OnWords | None = None,
 ) -> None:
-    """Start a SuperLink and `count` clients on this machine, with TLS and keys, run, and end them.
+    """Start a SuperLink and `count` clients on this machine, with TLS and keys, run the federation, and stop them.
 
     All clients can load all data, as in a simulation, and write into the run's folder `out`. seed: seed of their secrets.
     Raises DeploymentFailed and keeps the logs of all processes then.

@@ -40,7 +40,7 @@ def run(
     on_words: OnWords | None = None,
     verbose: bool = False,
 ) -> None:
-    """Run a federation to its end.
+    """Run a federation until it has finished.
 
     superlink: an existing deployment. Without it, the engine "deployment" starts its own processes on this machine.
     on_words:  called with the messages of a deployment's server about missing clients and replies.

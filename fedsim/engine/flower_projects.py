@@ -1,4 +1,4 @@
-"""Runs of Flower apps of others from their folder, in this process, as an audit of a recorded app needs them."""
+"""Runs of a user's own Flower app from its folder, in this process, for the audit of a recorded app."""
 
 import sys
 import tomllib
@@ -22,7 +22,7 @@ def is_project(folder: Path) -> bool:
 
 
 def find_recorded(folder: Path) -> Path:
-    """Return the folder that a Flower app records to. Raises ValueError, with the mend, if its configuration names none."""
+    """Return the folder that a Flower app records to. Raises ValueError, with advice, if its configuration names none."""
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):
         raise ValueError(
@@ -33,7 +33,7 @@ def find_recorded(folder: Path) -> Path:
 
 
 def run_project(folder: Path, clients: int) -> None:
-    """Run the Flower app of a folder to its end, with so many clients, one after the other. Its code is imported.
+    """Run the Flower app in `folder` with `clients` clients, one after the other, until it has finished. Its code is imported.
 
     Raises ValueError if the folder holds no Flower app, and EngineError if the app fails.
     """
@@ -55,7 +55,7 @@ def _read_app(folder: Path) -> dict[str, Any]:
     with name_errors(path):
         found = tomllib.loads(path.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
     if not isinstance(found.get("components"), dict):
-        raise ValueError(f"{path} is of no Flower app: it has no table [tool.flwr.app.components]")
+        raise ValueError(f"{path} does not describe a Flower app: it has no table [tool.flwr.app.components]")
     return dict(found)
 
 

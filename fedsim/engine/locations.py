@@ -10,12 +10,14 @@ from fedsim.data import client_parts as parts
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders of one party. None means that, as in a simulation, this party loads the experiment's data set and splits it itself.
+    """Folders of one party: the server or a client. Fields that are None are treated as in a simulation.
 
-    data:    a client's own data set, such as "part:/data".
-    private: a client's folder for identity, secret and state. truth: a client's folder for the examples it used.
-    public:  the folder of public facts about the data. The server needs it if it does not have the data; a client needs a copy of
-             it if its data set is not a "part".
+    data:    a client's own data set, such as "part:/data", a folder with this client's part only. If it is None, the client loads
+             the experiment's data set and splits it.
+    private: a client's folder for identity, secret and state; if None, below the run's folder.
+    truth:   a client's folder for the indices of the examples it used; if None, below the run's folder.
+    public:  the folder of public facts about the data. If it is None, the server loads the experiment's data set. A client
+             whose own data set is not a "part" needs a copy of it.
     """
 
     data: str | None = None

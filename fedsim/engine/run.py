@@ -46,7 +46,7 @@ class Unfinished(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class FederationRun:
-    """An experiment together with where and how it runs.
+    """An experiment, with the folders and devices on which one party (server, client or whole simulation) runs it.
 
     out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA if available.
     client_seed: seed of the clients' secrets; None draws them from the system. Never part of an experiment.

@@ -1,1 +1,1 @@
-"""Adapters to Flower: records and grids."""
+"""Adapters to Flower: records, and wrappers of the server's connection to its clients (`Grid`)."""

@@ -1,4 +1,4 @@
-"""Base class of grids that wrap another one."""
+"""Base class of wrappers around a Flower `Grid`, the server's connection to its clients."""
 
 from collections.abc import Iterable
 from typing import Any

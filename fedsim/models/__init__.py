@@ -1,4 +1,4 @@
-"""Models and losses by name. Both are public knowledge."""
+"""Registries of models and losses. Both are public knowledge."""
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, build, build_layout, find_head, identify_network, list_buffers
 from fedsim.models.concessions import check_loss, list_concessions, list_unsimulated, require_mode

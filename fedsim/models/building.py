@@ -79,7 +79,7 @@ MAX_PARAMETERS = 2**31
 
 _ADMITTED: dict[str, ModelFactory] = {}
 _CODE: dict[str, tuple[Callable[..., Any], str]] = {}
-"""By the name of a model, the function that was imported for it, and what its code was at that time."""
+"""Dict from the name of a model to the function that was imported for it and the digest of its code at that time."""
 
 
 def admit(reference: str, name: str | None = None) -> None:

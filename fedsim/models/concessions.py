@@ -1,4 +1,4 @@
-"""Remarks on what a network's training mode means for attacks: batch norm by batches, and random numbers of clients."""
+"""Remarks on what a network's training mode, batch norm, random numbers and imprint layers mean for attacks; loss checks."""
 
 from dataclasses import replace
 
@@ -26,11 +26,11 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
     if normed and training.mode != "train":
         found.append(
-            "batch norm goes by the statistics that are sent, as mode 'eval' says; clients that call net.train() normalise by "
+            "batch norm uses the statistics that are sent, as mode 'eval' states; clients that call net.train() normalise by "
             "each batch: then set mode='train' and buffers='shared', or no simulated gradient fits"
         )
     if normed and training.mode == "train":
-        found.append("batch norm goes by each batch (mode 'train'): a guess is simulated as one whole batch")
+        found.append("batch norm uses the statistics of each batch (mode 'train'): a guess is simulated as one whole batch")
     return found + list_unsimulated(network, training, data)
 
 

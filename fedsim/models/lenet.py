@@ -16,7 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": lambda: nn.LeakyReLU(0.5),
 }
-"""Activations by name. The slope of LeakyReLU is that of CPL's public code."""
+"""Dict from name to activation. The slope of LeakyReLU is that of CPL's public code."""
 
 POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
     "none": None,

@@ -1,4 +1,4 @@
-"""Losses by name. Logits are one per class, or a single one for two classes."""
+"""Registry of losses. Logits are one per class, or a single one for two classes."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
 
 
 def find_loss(name: str) -> Loss:
-    """Return a loss function by name. Raises ValueError, listing known names, if it is unknown."""
+    """Return the loss function with this name. Raises ValueError, listing known names, if it is unknown."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
     return LOSSES[name]

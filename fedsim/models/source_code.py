@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 OWN_PACKAGES = frozenset({"attacker", "defenses", "fedleak", "fedsim"})
-"""Their code is part of this project, which says its version elsewhere."""
+"""Packages of this project, whose code is identified by its version instead."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

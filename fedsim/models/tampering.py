@@ -60,7 +60,7 @@ def inspect_model(model: nn.Module) -> list[Tampering]:
     The patterns: imprint layers (Fowl et al. 2022, "Robbing the Fed"), trap weights (Boenisch et al. 2023, "When the curious
     abandon honesty"), neurons that never react (Pasquini et al. 2022, "Eluding secure aggregation"), heads of a single class
     (Wen et al. 2022, "Fishing for user data") and convolutions that only copy their input to imprint layers behind them (Zhao et
-    al. 2024, "LOKI"). No sign is no proof of an honest server: patterns that nobody has published yet are not known here.
+    al. 2024, "LOKI"). An empty result does not prove that the server is honest, since only published patterns are known.
     """
     return list(inspect_weights({name: p.detach() for name, p in model.named_parameters()}))
 
@@ -119,7 +119,7 @@ def _compute_mirrored_share(weight: Tensor) -> float:
 
 
 def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield whether most filters of a convolution have one single non-zero value, so that they copy a channel."""
+    """Yield a sign of tampering if most filters of a convolution have one single non-zero value, so that they copy a channel."""
     if weight[0, 0].numel() < 2 or len(weight) < 3:
         return
     share = float(((weight != 0).flatten(1).sum(dim=1) == 1).double().mean())
@@ -128,7 +128,7 @@ def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
 
 
 def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield whether the head reacts for one class only: all other rows are zero, or smaller by a factor of a thousand."""
+    """Yield a sign of tampering if all rows of the head but one are zero, or smaller by a factor of a thousand."""
     norms = weight.norm(dim=1)
     if len(norms) < 3 or not bool(norms.max() > 0):
         return

@@ -1,4 +1,4 @@
-"""Image classifiers of torchvision by name."""
+"""Image classifiers of torchvision, chosen by name."""
 
 from difflib import get_close_matches
 from typing import Any

@@ -115,7 +115,7 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 
 
 def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
-    """Return the entries of an archive by name of the array. Raises ValueError for files that are not arrays."""
+    """Return a dict from the name of an array to its entry in an archive. Raises ValueError for files that are not arrays."""
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:
         raise ValueError(f"holds {len(found)} arrays, but at most {MAX_ARRAYS} are read")

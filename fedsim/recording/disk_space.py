@@ -18,7 +18,8 @@ class DiskFull(RuntimeError):
 def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
     """Raise DiskFull if `needed` bytes do not fit on the disk of `folder`.
 
-    what: beginning of the message, subject and verb, such as "the run writes". mend: what the user can do besides freeing space.
+    what: beginning of the message, subject and verb, such as "the run writes". mend: end of the message: what the user can do
+          instead of freeing space.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free

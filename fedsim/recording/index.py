@@ -122,7 +122,9 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
     """Raise DamagedFile if a name of a client is invalid."""
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
-            raise DamagedFile(folder / INDEX_FILE, f"{shorten(client)} is not a valid name of a client")
+            raise DamagedFile(
+                folder / INDEX_FILE, f"{shorten(client)} is not a valid name of a client: it has 1 to 64 of A-Z a-z 0-9 - _"
+            )
 
 
 def _is_count(value: Any, least: int) -> bool:

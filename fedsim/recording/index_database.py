@@ -172,7 +172,7 @@ def _check_owner(folder: Path, status: os.stat_result) -> None:
 
 
 def _is_open(status: os.stat_result, *, besides: int) -> bool:
-    """Return whether this process has the file open under a descriptor other than `besides`; True if the system does not say."""
+    """Return whether this process has the file open under a descriptor other than `besides`; True if unknown."""
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != besides]
     except OSError:
@@ -316,4 +316,4 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
         )
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:
-        raise DamagedFile(path, f"states that the index had {pages} pages, more than its size allows")
+        raise DamagedFile(path, f"states that the index had {pages} pages, more than the index and this journal can hold")

@@ -121,7 +121,7 @@ def _from_json(cls: type[T], raw: Any) -> T:
         raise ValueError(f"{shorten(raw)} is not a JSON object, as {cls.__name__} needs")
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
     if unknown := sorted(raw.keys() - known.keys()):
-        raise ValueError(f"unknown keys {shorten(unknown)} for {cls.__name__}")
+        raise ValueError(f"unknown keys {shorten(unknown)} for {cls.__name__}; is it of a newer version, or damaged?")
     required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - raw.keys()):
         raise ValueError(
@@ -161,9 +161,10 @@ def _convert_value(where: str, value: Any, hint: Any) -> Any:
 
 
 def check_plain(where: str, value: Any) -> Any:
-    """Return a value of parsed JSON unchanged. Raises ValueError for a huge number, and a long or unprintable text, in it.
+    """Return a value of parsed JSON unchanged.
 
-    where: name of the value for messages.
+    where: name of the value for messages. Raises ValueError if the value contains a number above `MAX_NUMBER`, or a text that is
+    too long or not printable.
     """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")

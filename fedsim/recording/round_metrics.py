@@ -11,7 +11,7 @@ METRICS_FILE = "metrics.jsonl"
 COUNT_KEYS = ("round", "clients", "missing")
 """Keys of a row that hold whole numbers: the round, replies that came, and those that did not. Round 0 has no replies."""
 MEASURE_KEYS = ("loss", "accuracy")
-"""Keys of a row that hold numbers, or null for what is none."""
+"""Keys of a row that hold numbers, or null for NaN and infinity."""
 MAX_COUNT = 2**53
 
 
@@ -29,7 +29,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 continue
             good = _is_count(value) if key in COUNT_KEYS else value is None or type(value) in (int, float)
             if not good:
-                told = f"{shorten(value)} is not to be in {key}" if key in row else f"{key} is missing"
+                told = f"{shorten(value)} is not a valid value of {key}" if key in row else f"{key} is missing"
                 raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")
         for key, value in row.items():
             try:

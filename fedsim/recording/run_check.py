@@ -25,7 +25,7 @@ RUN_ENTRIES = frozenset(
 SHARED_FOLDERS = ("recording", "reconstructions")
 """Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
 SETTLED_SECONDS = 3.0
-"""Age in seconds from which the time of a folder's last change tells that nothing was added since; file systems round it."""
+"""Age in seconds from which the time of a folder's last change proves that nothing was added since; file systems round it."""
 MAX_KNOWN_FOLDERS = 100_000
 """Largest number of folders that are remembered."""
 SPECIAL_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}

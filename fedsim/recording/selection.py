@@ -112,7 +112,9 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
         return int(text)
     names = frozenset(part.strip() for part in text.split(","))
     if wrong := sorted(name for name in names if not is_plain(name)):
-        raise ValueError(f"{wrong[0]!r} is not a client's name: give a number of clients, their names, or 'all'")
+        raise ValueError(
+            f"{wrong[0]!r} is not a valid client name (letters, digits, - and _): give a number of clients, their names, or 'all'"
+        )
     return names
 
 

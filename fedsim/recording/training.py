@@ -186,7 +186,7 @@ class Training:
     def _describe_amount(self) -> str:
         size = f"{self.batch_size}" if self.accumulation == 1 else f"{self.batch_size} x {self.accumulation} accumulated"
         if self.examples is not None:
-            return f"examples behind an update: {self.examples}, as training.examples says, whatever clients report"
+            return f"examples behind an update: {self.examples}, as training.examples states, whatever clients report"
         if self.steps is not None:
             return (
                 f"examples behind an update: at most {self.steps * self.step_size} ({self.steps} steps of {size}), fewer where a "

@@ -1,4 +1,4 @@
-"""Writer of recordings. They are append-only, files are written atomically, and a round's index rows are written last."""
+"""Writer of recordings. They are append-only, files are written atomically, and a round's rows of the index are written last."""
 
 import json
 import re

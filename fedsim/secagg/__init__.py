@@ -17,10 +17,10 @@ than `neighbours` clients that collude or drop out cannot disconnect them.
 Security against a lying server is limited to what a client refuses: repeated keys, fewer neighbours or survivors than the
 threshold, a second vector under the same keys, and both kinds of shares of one peer. Public keys are not authenticated, so a
 lying server could impersonate a client's neighbours. With a threshold of at most half of the share holders, it could ask some
-for one kind of shares and the rest for the other. A client that sends nonsense spoils the sum, as without masks, or the round is
-lost.
+for one kind of shares and the rest for the other. A client that sends a wrong vector spoils the sum, as without masks, or the
+round is lost.
 
-Not hidden are who took part, the total number of examples, the number of clipped coordinates, and what several sums reveal
-together. A round that is repeated after a crash of the server keeps its cohort or is lost, since the difference of two sums
-over cohorts that differ by one client is that client's update (`fedsim.secagg.cohorts`).
+Not hidden are the names of the clients that took part, the total number of examples, the number of clipped coordinates, and what
+several sums reveal together. A round that is repeated after a crash of the server keeps its cohort or is lost, since the
+difference of two sums over cohorts that differ by one client is that client's update (`fedsim.secagg.cohorts`).
 """

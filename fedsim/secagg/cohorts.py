@@ -1,4 +1,4 @@
-"""The cohort of a round that is repeated after a crash of the server.
+"""The cohort (set of clients) of a round that is repeated after a crash of the server.
 
 It must not change: two sums over different cohorts differ by the updates of the clients that are in one of them only.
 """
@@ -14,7 +14,7 @@ from fedsim.secagg.protocol.aggregator import Lost
 
 
 class Cohorts:
-    """The clients in the last sum that was to be unmasked, by pseudonym.
+    """The pseudonyms of the clients in the last sum that was to be unmasked.
 
     A server that crashes between unmasking and the end of the round repeats the round. A sum over the same clients reveals
     nothing new, but the difference to a sum over one client fewer is that client's update. A repeated round therefore keeps its

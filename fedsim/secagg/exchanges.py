@@ -1,4 +1,4 @@
-"""The four exchanges of one round over any Flower grid.
+"""The four exchanges of one round of secure aggregation, over any Flower `Grid` (the server's connection to its clients).
 
 If the server can recognise an answer as malformed, only the client that sent it fails. If only other clients can (shares that
 cannot be decrypted or do not fit), the clients that received them fail, or the round is lost. The federation continues in any
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Exchanges:
-    """One round with the clients of `asked`: Flower messages by node, each with the weights and the configuration."""
+    """One round. asked: dict from each client's node id to its Flower message, with the weights and the configuration."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Exchanges:
         return words
 
     def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
-        """Send one exchange and return the valid answers by node. The reasons of all others are noted."""
+        """Send one exchange; return a dict from node id to valid answer, and store why the others failed."""
         sent = [self._make_message(stage, node, record) for node, record in asked.items()]
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
@@ -136,7 +136,7 @@ class Exchanges:
         return found
 
     def _make_message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
-        """Return the message of one exchange; the strategy's content goes along in the exchange that carries the weights."""
+        """Return the message of one exchange. The weights are in "collect" only; the strategy's configuration is in all."""
         template = self._asked[node]
         content = RecordDict(
             {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}

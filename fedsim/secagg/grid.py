@@ -1,4 +1,4 @@
-"""Secure aggregation on the server, as a Flower grid: each reply that the strategy receives holds the mean of all updates."""
+"""Secure aggregation on the server, as a Flower `Grid`: each reply that the strategy receives holds the mean of all updates."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ class SecureGrid(Around):
 
     agreement: settings agreed with the clients, which read them from their own configuration. seed: draws the graphs.
     observe:   called with each round before its replies are returned. Each exchange waits at most `timeout` seconds.
-    cohorts:   of rounds that are repeated.
+    cohorts:   stores the clients of each sum, for rounds that are repeated.
     Raises ValueError if more clients are asked at once than were agreed on.
     """
 
@@ -72,7 +72,7 @@ class SecureGrid(Around):
 
 
 def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
-    """Return the replies to the messages `asked`, by node. Clients that did not answer in time have none."""
+    """Return the replies to the messages `asked` (dict by node id). Clients that did not answer in time have none."""
     answers = []
     plain: RecordDict | None = None
     for node, message in asked.items():

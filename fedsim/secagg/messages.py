@@ -121,7 +121,7 @@ def read_publics(content: RecordDict) -> Publics:
 
 
 def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
-    """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours of the roster."""
+    """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours in `roster`."""
     sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
         raise ValueError("the shares are not for exactly its neighbours")

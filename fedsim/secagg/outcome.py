@@ -14,7 +14,7 @@ class SecureClient:
 
     pseudonym: None if it sent none. answered: exchanges that it answered. reason: why it failed; empty if it did not.
     late:      whether it failed because no answer came in time. sealed: sizes in bytes of its encrypted shares.
-    up, down:  bytes on the wire by exchange. num_examples, metrics: unmasked, if clients reveal them.
+    up, down:  dicts from exchange to bytes on the wire. num_examples, metrics: unmasked, if clients reveal them.
     """
 
     node: int
@@ -33,7 +33,7 @@ class SecureClient:
 
 @dataclass(frozen=True)
 class SecureRound:
-    """One round. seen: every client that was asked, by node. revealed: the sum; None if the round is lost, with the `reason`."""
+    """One round. seen: clients that were asked, by node id. revealed: the sum; None if the round is lost, with the `reason`."""
 
     seen: Mapping[int, SecureClient]
     revealed: Revealed | None

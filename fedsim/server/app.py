@@ -38,7 +38,7 @@ from fedsim.strategies.averaging import Averaging
 from fedsim.strategies.recording_strategy import RecordingStrategy
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
-RESUME_HINT = "go on later with --resume"
+RESUME_HINT = "continue later with --resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ class ServerSettings:
     evaluate: maps weights and buffers by name to metrics on held-out data, which the server itself never sees.
     wanted:   selection of what is recorded. needs: returns the approximate number of bytes that a round writes.
     privacy:  maps a round to the privacy accounted up to it, for its row of metrics.
-    secure:   agreement of secure aggregation; None without it. on_round: called with each round's row of metrics.
+    secure:   settings of secure aggregation that all parties agreed on; None without it. on_round: called with each round's row
+              of metrics.
     """
 
     folder: Path

@@ -17,7 +17,7 @@ POLL_SECONDS = 0.5
 class Attended(Around):
     """A grid whose `get_node_ids` waits, for at most `patience` seconds, until `clients` nodes are connected.
 
-    It logs a warning while it waits. Raises TimeoutError, which says how to continue, if clients are still missing.
+    It logs a warning while it waits. Raises TimeoutError, with advice on how to continue, if clients are still missing.
     """
 
     def __init__(self, inner: Grid, clients: int, *, patience: float) -> None:

@@ -26,8 +26,8 @@ CHECKPOINT_FILE = "server.safetensors"
 class StrategyMemory:
     """State of a strategy between rounds.
 
-    values:  kind and plain value of each attribute, or the keys of its arrays, by the path of the attribute.
-    tensors: arrays by path and key.
+    values:  dict from the path of an attribute to its type and plain value, or to the keys of its arrays.
+    tensors: dict from the path of an attribute and the key of an array, joined in one text, to the array.
     unsaved: attributes of other types, which cannot be saved.
     """
 
@@ -41,7 +41,7 @@ class ServerCheckpoint:
     """State from which the server continues after `round`.
 
     attempt:    number of starts of the run. arrays: global weights and buffers, by name, in order.
-    memory:     state of the strategy. pseudonyms: known pseudonyms by node id.
+    memory:     state of the strategy. pseudonyms: dict from node id to known pseudonym.
     generators: states of the global random generators, from which Flower draws clients and central noise.
     """
 
@@ -168,7 +168,7 @@ def _list_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str
 
 
 def _find_arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the container type of an attribute and its arrays by key; None if it holds no arrays."""
+    """Return the container type of an attribute, and a dict from key to array; None if it holds no arrays."""
     if isinstance(value, ArrayRecord):
         return "record", {key: array.numpy() for key, array in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Outcome of a federation, judged from the files that its server wrote. A run in which no client ever answered has failed."""
+"""Check of a finished federation from the files that its server wrote. A run in which no client ever answered has failed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from fedsim.recording.reader import Recording
 from fedsim.recording.round_metrics import read_metrics
 
 FAILURE_PREFIX = "not everything succeeded: "
-"""Beginning of the line in which a server reports `find_failures`. Programs that started the run elsewhere look for it."""
+"""Beginning of the line in which a server reports `find_failures`. Programs on other machines search for it."""
 
 
 class EmptyRunError(RuntimeError):
@@ -44,7 +44,7 @@ def find_failures(folder: Path) -> str:
     """
     rounds = read_metrics(folder)
     if missing := sum(row["missing"] for row in rounds if row["round"]):
-        return f"{missing} {'reply is' if missing == 1 else 'replies are'} missing; fedsim show {folder} says in which rounds"
+        return f"{missing} {'reply is' if missing == 1 else 'replies are'} missing; fedsim show {folder} lists the rounds"
     losses = [row["loss"] for row in rounds if "loss" in row]
     if losses and losses[0] is not None and losses[-1] is None:
         return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"

@@ -1,4 +1,4 @@
-"""Flower's aggregation strategies by name; only those that need nothing but an update from each client."""
+"""Registry of Flower's aggregation strategies: those that need nothing but an update from each client."""
 
 from typing import Any
 

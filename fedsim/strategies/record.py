@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from logging import INFO
 from pathlib import Path
 from time import gmtime, strftime
+from typing import TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -18,12 +19,16 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
+from fedsim.strategies.older_strategy import SentMessages, is_older, watch_older
 from fedsim.strategies.recording_strategy import RecordingStrategy
 from fedsim.strategies.wrapper import Wrapper
 
+AnyStrategy = TypeVar("AnyStrategy")
+"""A strategy of `flwr.serverapp.strategy`, or of the older `flwr.server.strategy`."""
+
 
 def record(
-    strategy: Strategy,
+    strategy: AnyStrategy,
     out: Path | str,
     *,
     model: str | ModelSpec,
@@ -34,12 +39,14 @@ def record(
     inputs: str = "",
     rounds: str = "all",
     clients: str = "all",
-) -> Strategy:
+) -> AnyStrategy:
     """Record everything that `strategy` receives in `out`, and return the strategy, whose behaviour does not change.
 
-    strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that.
+    strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that. One of
+              the older flwr.server.strategy is recorded as well, for clients of type NumPyClient that send their weights as a
+              list in the order of the state dict, with or without buffers.
     out:      folder of the run. Relative paths start in the folder of this process. With `flwr run` that is where the local
-              SuperLink was started, which goes on running: a later `flwr run` from another folder records in the first one. The
+              SuperLink was started, which keeps running: a later `flwr run` from another folder records in the first one. The
               full path is logged.
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
               (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
@@ -51,9 +58,9 @@ def record(
 
     It logs what attacks will assume about each update, with the reasons.
 
-    Raises TypeError for a strategy of Flower's older interface, and ValueError if `out` holds a recording already or a name is
-    unknown. Before the first round, the strategy raises it if
-    `model` is not the network that it sends, or if it sends different weights to different clients.
+    Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or a name is
+    unknown. Before the first round, the strategy raises ValueError if `model` is not the network that it sends, or if it sends
+    different weights to different clients.
     """
     _check_interface(strategy)
     folder = Path(out).expanduser().absolute()
@@ -83,7 +90,9 @@ def record(
     believed = (*training.list_beliefs(), *models.list_concessions(network, training, data))
     for sentence in (f"will record in {folder}{where}", *believed):
         log(INFO, "fedleak: %s", sentence)
-    own, state = _Own(strategy), network.state_dict()
+    messages = SentMessages()
+    own: Strategy = messages if is_older(strategy) else _Own(cast(Strategy, strategy))
+    state = network.state_dict()
 
     def start() -> RecordingStrategy:
         _check_new(folder, where)
@@ -94,7 +103,10 @@ def record(
 
     watched = _Watched(own, network, str(spec), start)
     # methods are replaced on the instance: a wrapper would be bypassed by a strategy's own `start`, and apps read its attributes
-    vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
+    if is_older(strategy):
+        watch_older(strategy, watched, messages, network)
+    else:
+        vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
     return strategy
 
 
@@ -174,13 +186,11 @@ def _explain_relative(out: Path | str) -> str:
 
 
 def _check_interface(strategy: object) -> None:
-    if not (hasattr(strategy, "configure_train") and hasattr(strategy, "aggregate_train")):
+    if not is_older(strategy) and not (hasattr(strategy, "configure_train") and hasattr(strategy, "aggregate_train")):
         kind = type(strategy)
         raise TypeError(
-            f"{kind.__module__}.{kind.__qualname__} is not a strategy of flwr.serverapp.strategy, which record() needs. Flower's "
-            "older strategies (flwr.server.strategy, with configure_fit) run in a server_fn: use the strategy of the same name "
-            "in flwr.serverapp.strategy and start it from @app.main(), or write down what a client was sent and returned and use "
-            "`fedsim import`"
+            f"{kind.__module__}.{kind.__qualname__} is not a Flower strategy: record() needs one of flwr.serverapp.strategy, or "
+            "of the older flwr.server.strategy"
         )
 
 

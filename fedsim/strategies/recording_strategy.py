@@ -128,7 +128,7 @@ class RecordingStrategy(Wrapper):
 
 
 def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
-    """Return replies by the id of the node that was asked. A SuperLink answers for a missing client under another node id."""
+    """Return a dict from asked node id to reply. A SuperLink answers for a missing client under another node id."""
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
     found: dict[int, Message] = {}
@@ -139,7 +139,7 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
 
 
 def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
-    """Return distinct names by node. If two clients send the same pseudonym in a round, the second is named by its node id."""
+    """Return a dict from node id to distinct name. If two clients send the same pseudonym, the second is named by its node id."""
     taken: set[str] = set()
     names: dict[int, str] = {}
     for client, node in named:

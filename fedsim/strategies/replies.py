@@ -175,7 +175,7 @@ def _add_update(start: Array, update: Tensor) -> Array:
 def _get_only(found: Mapping[str, T], what: str) -> T:
     """Return the only record of its type, under any name, as Flower's own strategies do."""
     if len(found) != 1:
-        raise ValueError(f"a reply must contain one {what}, got {len(found)}")
+        raise ValueError(f"a reply must contain exactly one {what}, got {len(found)}")
     return next(iter(found.values()))
 
 

@@ -195,7 +195,7 @@ def evaluate(
 
 
 def _find_buffers(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
-    """Return the buffers of `model` by name: those given, or its own if none are. Raises ValueError if some are missing."""
+    """Return a dict of the buffers of `model`: those given, or its own if none are. Raises ValueError if some are missing."""
     names = list_buffers(model)
     if missing := [name for name in names if buffers and name not in buffers]:
         raise ValueError(f"buffers lack {', '.join(missing)}; give all of the model's, or none for its own")

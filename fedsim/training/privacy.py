@@ -34,7 +34,7 @@ from fedsim.recording.observation import Training
 INFINITY_TEXT = "infinity"
 """Representation of an infinite epsilon in JSON, which has no such number."""
 BUFFERS_UNPROTECTED = Noise(why="batch-norm statistics are sent as they are")
-MIXED_UNPROTECTED = Noise(why="an example enters several mixed ones")
+MIXED_UNPROTECTED = Noise(why="an example is part of several mixed examples")
 STRATEGY_NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
 
 

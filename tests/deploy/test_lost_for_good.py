@@ -1,4 +1,4 @@
-"""What is lost and does not come back by itself: the server, and a client. The run fails with the mend, which mends it."""
+"""A server or a client that is lost and does not come back by itself. The run fails with a message that says how to fix it."""
 
 import time
 from collections.abc import Callable
@@ -67,7 +67,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
 
 def test_a_server_that_died_fails_the_run_with_the_mend(story: Story) -> None:
     assert story.statuses[0] == 1
-    assert "the server's process ended without a word; see its log, start it again and go on with --resume" in story.said[0]
+    words = "the server's process exited without a message; see its log, start it again and continue with --resume"
+    assert words in story.said[0]
 
 
 def test_a_client_that_does_not_come_back_is_told_of_and_fails_the_run_with_the_mend(story: Story) -> None:

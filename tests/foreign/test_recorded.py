@@ -282,11 +282,9 @@ def test_a_relative_folder_is_explained_at_the_start_and_where_it_is_taken(
         record(FedAvg(), "mine", **facts)
 
 
-def test_a_strategy_of_flowers_older_interface_is_refused_with_what_to_do(app: Any) -> None:
-    from flwr.server.strategy import FedAvg as OldFedAvg
-
-    with pytest.raises(TypeError, match=r"flwr\.server\.strategy\.fedavg\.FedAvg is not a strategy of flwr\.serverapp\.strategy"):
-        app.record(OldFedAvg())
+def test_what_is_no_strategy_is_refused_with_what_to_do(app: Any) -> None:
+    with pytest.raises(TypeError, match=r"builtins\.dict is not a Flower strategy: record\(\) needs one of flwr"):
+        app.record({"fraction_fit": 1.0})
 
 
 @pytest.mark.parametrize(

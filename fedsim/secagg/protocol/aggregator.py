@@ -18,7 +18,7 @@ class Lost(RuntimeError):
 
 
 class Roster(NamedTuple):
-    """A member's part of the graph: its own number, and its neighbours' public keys by number."""
+    """A member's part of the graph: its own number, and a dict from the numbers of its neighbours to their public keys."""
 
     number: int
     peers: dict[int, Publics]
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 class Aggregator:
     """State of one round on the server.
 
-    Each method takes the members' answers to one exchange, by number, and returns the content of the next exchange. A member
+    Each method takes a dict from member number to answer to one exchange, and returns the content of the next exchange. A member
     without an answer has dropped out for the rest of the round. Raises Lost if too few are left.
     """
 
@@ -47,7 +47,7 @@ class Aggregator:
         self._total: Words = np.zeros(0, np.uint32)
 
     def draw_rosters(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
-        """Process the members' public keys; return each member's roster in a random graph of the members."""
+        """Process the public keys and draw a graph of the members; return each member's roster, the keys of its neighbours."""
         self._check_enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
@@ -62,7 +62,7 @@ class Aggregator:
         }
 
     def route_shares(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """Process the encrypted shares by sender; return them by receiver."""
+        """Process the encrypted shares, a dict by sender and receiver; return them as a dict by receiver and sender."""
         self._check_enough(sealed, "share")
         self._shared = frozenset(sealed)
         self._check_neighbours(self._shared, "share")
@@ -147,6 +147,6 @@ class Aggregator:
 _MEANS: Mapping[Stage, str] = {
     "setup": "no secrets are shared",
     "share": "no update is asked for",
-    "collect": "nobody would help to unmask so few",
+    "collect": "clients refuse to unmask a sum of so few",
     "unmask": "the sum cannot be unmasked",
 }

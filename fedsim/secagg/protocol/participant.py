@@ -27,7 +27,7 @@ class Shares(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Shares that a client reveals, by owner: of seeds of members in the sum, and of keys of dropped members."""
+    """Shares that a client reveals, as dicts by owner: of seeds of members in the sum, and of keys of dropped members."""
 
     seeds: Mapping[int, bytes]
     keys: Mapping[int, bytes]

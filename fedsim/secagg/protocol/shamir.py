@@ -12,7 +12,7 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> dict[int, bytes]:
-    """Return shares of `secret` by point: values of a random polynomial of degree `threshold - 1` whose value at 0 is the secret.
+    """Return a dict from point to share: the value there of a random polynomial of degree `threshold - 1` that is `secret` at 0.
 
     secret: 32 bytes. points: distinct, from 1. draw: randomness. Raises ValueError for anything else.
     """
@@ -27,7 +27,7 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret from at least `threshold` of its shares by point.
+    """Return the secret from at least `threshold` of its shares, a dict from point to share.
 
     Raises ValueError if they are too few, malformed, or shares of different secrets.
     """

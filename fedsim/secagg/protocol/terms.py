@@ -47,7 +47,7 @@ class Agreement:
         _ = self.quantiser
 
     def list_warnings(self) -> list[str]:
-        """Return what these settings do not protect against; the server says it at its start."""
+        """Return what these settings do not protect against, as sentences that the server prints at its start."""
         around = min(self.neighbours + 1, self.clients)
         found = [
             "secure aggregation hides updates from a server that follows the protocol. Public keys are not authenticated: one "
@@ -56,7 +56,7 @@ class Agreement:
         if 2 * self.threshold <= around:
             found.append(
                 f"secure_aggregation.threshold = {self.threshold} is at most half of the {around} clients that hold shares of a "
-                "secret: a server that tells them different stories about who dropped out unmasks single updates; "
+                "secret: a server that sends them different lists of the clients that dropped out can unmask single updates; "
                 f"{around // 2 + 1} or more prevents that"
             )
         return found
@@ -99,7 +99,7 @@ class Terms:
         if type(self.clip) not in (int, float) or not (isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be positive and finite, got {self.clip!r}")
         if type(self.reveal) is not bool:
-            raise ValueError(f"reveal must be true or false, got {self.reveal!r}")
+            raise ValueError(f"reveal must be true or false (whether clients send metrics in clear), got {self.reveal!r}")
 
     @classmethod
     def parse(cls, value: Any) -> "Terms | None":

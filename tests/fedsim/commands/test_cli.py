@@ -191,7 +191,7 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
     told = run("--json")
     assert told.exit_code == EXIT_FAILURES
     assert "1 of 6 replies are missing, the first: MemoryError: [bold]full" in words(told.stderr)
-    assert "1 reply is missing; fedsim show out says in which rounds; with --allow-failures the exit status would be 0" in words(
+    assert "1 reply is missing; fedsim show out lists the rounds; with --allow-failures the exit status would be 0" in words(
         told.stderr
     )
     assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(told.stdout)["per_round"]] == [
@@ -220,10 +220,10 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
     assert all(told.stderr.count(line) == 1 for line in said)
     assert "done; there is on the server" in words(told.stderr)
 
-    said.append("not everything succeeded: 1 reply is missing; fedsim show there says in which rounds")
+    said.append("not everything succeeded: 1 reply is missing; fedsim show there lists the rounds")
     told = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert told.exit_code == EXIT_FAILURES
-    assert "1 reply is missing; fedsim show there says in which rounds; with --allow-failures" in words(told.stderr)
+    assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in words(told.stderr)
     there = ("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert fedsim(*there, "--allow-failures").exit_code == 0
 

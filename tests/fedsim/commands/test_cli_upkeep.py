@@ -113,4 +113,4 @@ def test_only_some_rounds_and_clients_are_recorded(finished: Path) -> None:
     assert len(result["clients"]) == 1
     wrong = run("run", "e.toml", "--out", "none", "--record-clients", "../x")
     assert wrong.exit_code == 2
-    assert "not a client's name" in wrong.stderr.replace("\n", " ")
+    assert "not a valid client name" in wrong.stderr.replace("\n", " ")

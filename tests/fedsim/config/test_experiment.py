@@ -126,7 +126,7 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
         ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
-        ("record.clients = '../a'", r"record.clients: '\.\./a' is not a client's name"),
+        ("record.clients = '../a'", r"record.clients: '\.\./a' is not a valid client name"),
         ("record.clients = 0", "record.clients: 0 clients"),
     ],
 )

@@ -86,7 +86,7 @@ def test_without_a_network_one_line_says_what_and_where(tmp_path: Path, monkeypa
 def test_what_cannot_be_is_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="size must be 32, 64 or 128, got 50"):
         datasets.lfw(50, root=str(home))
-    with pytest.raises(ValueError, match="1 of 3 people have min_faces = 15 photographs; lower it"):
+    with pytest.raises(ValueError, match="1 of 3 people have at least 15 photographs, but 2 people are needed; lower min_faces"):
         datasets.lfw(min_faces=15, root=str(home))
     (tmp_path / "lfw_home" / "lfw_funneled").mkdir(parents=True)
     for person in "ab":

@@ -78,7 +78,7 @@ def test_the_cause_is_what_the_superlink_says_of_the_run_also_where_the_log_brok
 
 @pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
 def test_a_server_that_died_without_a_word_is_told_with_the_mend(details: str, play: Callable[[str, str], Submitted]) -> None:
-    words = "the server's process ended without a word; see its log, start it again and go on with --resume"
+    words = "the server's process exited without a message; see its log, start it again and continue with --resume"
     with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
         play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
 

@@ -114,9 +114,9 @@ def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(t
         processes.check()
         processes.start("client-0", ["sh", "-c", "echo no key; exit 3"], cwd=tmp_path)
         processes.wait("client-0", 30)
-        with pytest.raises(Ended, match=r"client-0 has ended with status 3\nno key"):
+        with pytest.raises(Ended, match=r"client-0 has exited with status 3\nno key"):
             processes.check()
-        with pytest.raises(Ended, match="client-0 has ended with status 3"):
+        with pytest.raises(Ended, match="client-0 has exited with status 3"):
             processes.wait_for("client-0", lambda: False, timeout=30)
 
 

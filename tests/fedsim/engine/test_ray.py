@@ -1,4 +1,4 @@
-"""Ray runs the same federation as one process does, in a process of its own."""
+"""Ray runs the same federation as one process does, in a process of its own, also if it is killed and goes on."""
 
 import json
 import subprocess
@@ -7,13 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedsim.cli import app
 from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 from fedsim.server.checkpoint import ServerCheckpoint, count_rounds
 
+pytestmark = pytest.mark.ray
+
 EXPERIMENT = """
-rounds = 2
+rounds = 12
 model = { name = "mlp", hidden = [4] }
 data = "digits"
 clients = { count = 3 }
@@ -22,16 +28,12 @@ defense = "clip(1) | gaussian(0.01)"
 """
 
 
-def command(out: str, engine: str, *more: str) -> list[str]:
-    program = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "e.toml", "--out", out, "--engine", engine]
-    return [*program, "--device", "cpu", "--json", *more]
+def make_arguments(engine: str, *more: str) -> list[str]:
+    return ["run", "e.toml", "--out", engine, "--engine", engine, "--device", "cpu", "--json", *more]
 
 
-def federate(folder: Path, out: str, engine: str, *more: str) -> dict[str, Any]:
-    done = subprocess.run(command(out, engine, *more), cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)  # one document, and nothing of Ray's or Flower's beside it
-    return told
+def make_command(*more: str) -> list[str]:
+    return [sys.executable, "-c", "from fedsim.cli import main; main()", *make_arguments("ray", *more)]
 
 
 def files(run: Path, *parts: str) -> dict[str, bytes]:
@@ -39,40 +41,36 @@ def files(run: Path, *parts: str) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
-def test_ray_records_bit_for_bit_what_one_process_records(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(EXPERIMENT)
-    told = {engine: federate(tmp_path, engine, engine, "--client-seed", "7") for engine in ("ray", "local")}
-    assert told["ray"]["complete"] == told["local"]["complete"] == 6
-    assert told["ray"]["clients"] == told["local"]["clients"]
-    assert [row["loss"] for row in told["ray"]["per_round"]] == [row["loss"] for row in told["local"]["per_round"]]
-    ray, local = (files(tmp_path / engine, "recording/rounds", "truth", "clients") for engine in ("ray", "local"))
-    identities, states = 3, 3 * 2
-    assert len(ray) == 2 * (1 + 3) + (1 + 3) + identities + states + 1
-    assert ray == local
-    for engine in told:
-        seen = list(Recording(tmp_path / engine / "recording").read_observations())
-        assert len(seen) == 6
-        assert {o.cohort for o in seen} == {tuple(told["ray"]["clients"])}
+def read_truth(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """The last attempt at each round, without its number, by client."""
+    paths = (run / "truth").glob("*.jsonl")
+    return {path.stem: {row["round"]: {**row, "attempt": 0} for row in read_json_lines(path)} for path in paths}
 
 
-def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same end, bit for bit, as one process that was left alone."""
-    (tmp_path / "e.toml").write_text(EXPERIMENT.replace("rounds = 2", "rounds = 12"))
-    process = subprocess.Popen(
-        command("ray", "ray", "--client-seed", "7"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(EXPERIMENT)
+    process = subprocess.Popen(make_command("--client-seed", "7"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
     while (count_rounds(tmp_path / "ray" / "state") or 0) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.kill()
     process.wait()
     before = len(list(Recording(tmp_path / "ray" / "recording").read_observations()))
     assert 9 <= before < 36
-    told = federate(tmp_path, "ray", "ray", "--resume")
-    federate(tmp_path, "local", "local", "--client-seed", "7")
-    assert told["complete"] == 36
+    done = subprocess.run(make_command("--resume"), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    on_ray = json.loads(done.stdout)  # one document, and nothing of Ray's or Flower's beside it
+    here = json.loads(CliRunner().invoke(app, make_arguments("local", "--client-seed", "7")).stdout)
+    assert on_ray["complete"] == here["complete"] == 36
+    assert on_ray["clients"] == here["clients"]
+    assert [row["loss"] for row in on_ray["per_round"]] == [row["loss"] for row in here["per_round"]]
     parts = ("recording/rounds", "clients")
     assert files(tmp_path / "ray", *parts) == files(tmp_path / "local", *parts)
+    assert len(files(tmp_path / "local", "recording/rounds")) == 12 * (1 + 3)
+    assert read_truth(tmp_path / "ray") == read_truth(tmp_path / "local")
+    assert {o.cohort for o in Recording(tmp_path / "ray" / "recording").read_observations()} == {tuple(here["clients"])}
     ray, local = (ServerCheckpoint.read(tmp_path / engine / "state") for engine in ("ray", "local"))
     assert ray is not None
     assert local is not None

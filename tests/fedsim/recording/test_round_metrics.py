@@ -32,7 +32,7 @@ def test_rows_are_read_as_the_server_wrote_them(tmp_path: Path) -> None:
 )
 def test_a_value_that_no_server_writes_is_named(tmp_path: Path, key: str, value: object) -> None:
     write(tmp_path, ROW, {**ROW, key: value})
-    with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: .* is not to be in {key}; remove the row"):
+    with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: .* is not a valid value of {key}; remove the row"):
         read_metrics(tmp_path)
 
 

@@ -5,7 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from fedsim.cli import app
 from fedsim.recording import Recording
+
+pytestmark = pytest.mark.ray
 
 EXPERIMENT = """
 rounds = 1
@@ -18,15 +24,22 @@ secure_aggregation = { threshold = 3 }
 """
 
 
-def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(EXPERIMENT)
+def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(EXPERIMENT)
     found = []
     for engine in ("ray", "local"):
-        program = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "e.toml", "--out", engine]
-        more = ["--engine", engine, "--device", "cpu", "--json", "--client-seed", "7"]
-        done = subprocess.run([*program, *more], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["complete"] == 1
+        words = ["run", "e.toml", "--out", engine, "--engine", engine, "--device", "cpu", "--json", "--client-seed", "7"]
+        if engine == "ray":
+            program = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+            done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr
+            told = json.loads(done.stdout)
+        else:
+            told = json.loads(CliRunner().invoke(app, words).stdout)
+        assert told["complete"] == 1
         found.append({path.name: path.read_bytes() for path in sorted((tmp_path / engine / "recording/rounds").rglob("*.*"))})
     assert len(found[0]) == 3 + 1 + 1
     assert found[0].keys() == found[1].keys()

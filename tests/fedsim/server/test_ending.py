@@ -67,7 +67,7 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     assert [record.message for record in caplog.records if "replies are missing, " in record.message] == [words]
     assert end(run.out) == [words]
     (told,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
-    assert told.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} says in which rounds"
+    assert told.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} lists the rounds"
     heard = WARNING_LINE.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
     assert heard is not None
     assert heard[1] == told.message

@@ -125,7 +125,7 @@ def test_a_client_that_does_not_answer_is_a_late_row(federate: Federate, monkeyp
     assert late.client in {r.client for r in rows if r.round == 1 and r.node == late.node}
     assert len({r.client for r in rows}) == 3
     mean_of_the_others(run, 2)
-    assert find_failures(run.out) == f"1 reply is missing; fedsim show {run.out} says in which rounds"
+    assert find_failures(run.out) == f"1 reply is missing; fedsim show {run.out} lists the rounds"
 
 
 def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, clients: Any) -> None:

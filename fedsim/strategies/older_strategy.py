@@ -1,0 +1,148 @@
+"""Strategies of Flower's older interface (`flwr.server.strategy`, with `configure_fit`), whose messages a recording can take."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common import Code, FitRes, Parameters, parameters_to_ndarrays
+from flwr.common.logger import log
+from flwr.server.client_proxy import ClientProxy
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.flower import records
+
+FAILED_REPLY = 1
+"""Code of the error that stands for a client's failure, whose reason the older interface states in words."""
+
+
+def is_older(strategy: object) -> bool:
+    """Return whether an object is a strategy of Flower's older interface."""
+    return hasattr(strategy, "configure_fit") and hasattr(strategy, "aggregate_fit")
+
+
+def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", network: nn.Module) -> None:
+    """Replace the hooks of an older strategy by hooks that also report to `watched`; what it computes does not change.
+
+    The hook `configure_fit` raises ValueError if the weights sent do not fit the network.
+
+    watched: recorder of messages, whose own inner strategy is `messages`. network: the network that is trained, which names the
+    arrays: the older interface sends them as a list.
+    """
+    configure, aggregate = strategy.configure_fit, strategy.aggregate_fit
+    names = ArrayNames(network)
+
+    def configure_fit(server_round: int, parameters: Parameters, client_manager: Any) -> list[tuple[ClientProxy, Any]]:
+        asked: list[tuple[ClientProxy, Any]] = configure(server_round, parameters, client_manager)
+        arrays = names.name_arrays(parameters)
+        messages.sent = []
+        for client, instructions in asked:
+            own = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
+            content = RecordDict({records.WEIGHTS_KEY: own})
+            messages.sent.append(Message(content, dst_node_id=messages.number_client(client), message_type="train"))
+        watched.configure_train(server_round, arrays, ConfigRecord(), cast(Grid, None))  # nothing is sent through it
+        return asked
+
+    def aggregate_fit(server_round: int, results: Any, failures: Any) -> Any:
+        watched.aggregate_train(server_round, messages.list_replies(results, failures, names))
+        return aggregate(server_round, results, failures)
+
+    vars(strategy).update(configure_fit=configure_fit, aggregate_fit=aggregate_fit)
+
+
+class ArrayNames:
+    """Names of the arrays that the older interface sends as a list, in the order of the state dict or of the parameters alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        state = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        parameters = {name for name, _ in network.named_parameters()}
+        self._orders = [
+            state,
+            {name: shape for name, shape in state.items() if not name.endswith("num_batches_tracked")},
+            {name: shape for name, shape in state.items() if name in parameters},
+        ]
+
+    def name_arrays(self, parameters: Parameters) -> ArrayRecord:
+        """Return the arrays as a record with their names. Raises ValueError if they fit the network in none of the orders."""
+        arrays = parameters_to_ndarrays(parameters)
+        shapes = [array.shape for array in arrays]
+        for order in self._orders:
+            if shapes == list(order.values()):
+                return ArrayRecord({name: records.pack(array) for name, array in zip(order, arrays, strict=True)})
+        raise ValueError(self._describe_difference(arrays))
+
+    def _describe_difference(self, arrays: Sequence[NDArray[Any]]) -> str:
+        expected = self._orders[0]
+        pairs = zip(expected.items(), arrays, strict=False)
+        wrong = next((f"{name!r} of shape {want}, got {one.shape}" for (name, want), one in pairs if want != one.shape), "")
+        found = f"array {wrong}" if wrong else f"{len(expected)} arrays, got {len(arrays)}"
+        return (
+            f"the list of weights does not fit the state dict of the network: expected {found}; give record() the network that "
+            "is trained"
+        )
+
+
+class SentMessages(Strategy):
+    """The messages of the current round, as a strategy of the newer interface: it sends them and ignores what comes back."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self._numbers: dict[str, int] = {}
+
+    def number_client(self, client: ClientProxy) -> int:
+        """Return the node id of a client; clients of a server without nodes are numbered in the order in which they are seen."""
+        node = getattr(client, "node_id", None)
+        return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
+
+    def list_replies(self, results: Any, failures: Any, names: ArrayNames) -> list[Message]:
+        """Return a reply of every client. Exceptions do not name their client: they are the reason of all that did not answer."""
+        asked = {message.metadata.dst_node_id: message for message in self.sent}
+        replies = {}
+        for client, result in [*results, *(one for one in failures if isinstance(one, tuple))]:
+            node = self.number_client(client)
+            if node in asked:
+                replies[node] = _make_reply(asked[node], result, names)
+            else:
+                log(WARNING, "fedleak: not recorded: an update of node %s, which was not asked, such as a secure sum", node)
+        raised = sorted({str(one) or type(one).__name__ for one in failures if isinstance(one, BaseException)})
+        reason = "; ".join(raised) or "no answer"
+        missing = [_make_failure(message, reason) for node, message in asked.items() if node not in replies]
+        return [*replies.values(), *missing]
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        return self.sent
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return None, None
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        pass
+
+
+def _make_reply(sent: Message, result: FitRes, names: ArrayNames) -> Message:
+    if result.status.code != Code.OK:
+        return _make_failure(sent, result.status.message)
+    try:
+        arrays = names.name_arrays(result.parameters)
+    except Exception as error:  # one malformed reply must not end the federation, whatever it raises
+        return _make_failure(sent, f"malformed reply: {error}")
+    metrics: dict[str, Any] = {records.NUM_EXAMPLES_KEY: result.num_examples, **_take_numbers(result.metrics or {})}
+    return Message(RecordDict({records.WEIGHTS_KEY: arrays, records.METRICS_KEY: MetricRecord(metrics)}), reply_to=sent)
+
+
+def _make_failure(sent: Message, reason: str) -> Message:
+    return Message(Error(FAILED_REPLY, reason), reply_to=sent)
+
+
+def _take_numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the metrics that are numbers; a recording has no place for text or bytes."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}

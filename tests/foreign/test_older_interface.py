@@ -1,0 +1,164 @@
+"""An app of Flower's older interface, NumPyClient and flwr.server.strategy, is recorded and computes what it did before."""
+
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import Context, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
+from flwr.serverapp import ServerApp
+from numpy.typing import NDArray
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay.replay import Replay
+from fedsim.engine import engines
+from fedsim.engine.engines import EngineError
+
+RATE, CLIENTS, ROUNDS = 0.05, 3, 2
+Weights = list[NDArray[Any]]
+Order = Callable[[torch.nn.Module], dict[str, torch.Tensor]]
+
+
+def whole_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(network.state_dict())
+
+
+def parameters_alone(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(network.named_parameters())
+
+
+class OlderApp:
+    """The quickstart written for the older interface; `sent` and `returned` are what its clients saw, by partition."""
+
+    def __init__(self, app: Any, net: str, order: Order) -> None:
+        self.app, self.net, self.order = app, getattr(app.task, net), order
+        self.sent: list[tuple[int, Weights]] = []
+        self.returned: list[tuple[int, Weights]] = []
+        self.broken: int | None = None
+        self.raises = False
+
+    def run(self, make_strategy: Callable[..., Strategy], *, rounds: int = ROUNDS) -> Weights:
+        """Run the federation and return the server's last weights."""
+        random.seed(7)
+        torch.manual_seed(1)
+        start = ndarrays_to_parameters([t.detach().numpy() for t in self.order(self.net()).values()])
+        last: list[Parameters] = []
+
+        def keep(server_round: int, weights: Weights, config: dict[str, Scalar]) -> None:
+            last.append(ndarrays_to_parameters(weights))
+
+        strategy = make_strategy(initial_parameters=start, evaluate_fn=keep)
+        components = ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds))
+        engines.run_local(ServerApp(server_fn=lambda _: components), ClientApp(client_fn=self._make_client), CLIENTS)
+        return parameters_to_ndarrays(last[-1])
+
+    def _make_client(self, context: Context) -> Client:
+        partition, own = int(context.node_config["partition-id"]), self
+
+        class OlderClient(NumPyClient):
+            def fit(self, parameters: Weights, config: dict[str, Scalar]) -> tuple[Weights, int, dict[str, Scalar]]:
+                network = own.net()
+                own.sent.append((partition, parameters))
+                for target, values in zip(own.order(network).values(), parameters, strict=True):
+                    target.data.copy_(torch.as_tensor(values))
+                loader, _ = own.app.task.load_data(partition, CLIENTS, 1, 1)
+                own.app.task.train(network, loader, 1, RATE)
+                returned = [t.detach().numpy() for t in own.order(network).values()]
+                if partition == own.broken:
+                    if own.raises:
+                        raise ArithmeticError("the client ran out of luck")
+                    return returned[:-1], 1, {}
+                own.returned.append((partition, returned))
+                return returned, 1, {"train_loss": 0.5, "note": "text is not recorded"}
+
+        return OlderClient().to_client()
+
+
+def plain(**options: Any) -> FedAvg:
+    """Wait for every client: by default FedAvg begins a round with the first two that are there."""
+    return FedAvg(fraction_evaluate=0.0, min_fit_clients=CLIENTS, min_available_clients=CLIENTS, **options)
+
+
+def clipped(**options: Any) -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(plain(**options), 0.0, 1e-3, CLIENTS)
+
+
+def recorded(app: Any, make: Callable[..., Strategy], net: str = "Net", **options: Any) -> Callable[..., Strategy]:
+    return lambda **given: cast(Strategy, app.record(make(**given), net=net, **options))
+
+
+@pytest.mark.parametrize(
+    ("net", "order", "make"),
+    [
+        ("Net", whole_state, plain),
+        ("NormedNet", whole_state, plain),
+        ("NormedNet", parameters_alone, plain),
+        ("Net", whole_state, clipped),
+    ],
+    ids=["plain", "batch norm", "batch norm, without buffers", "clipped by the server"],
+)
+def test_the_federation_is_unchanged_and_every_message_is_recorded(
+    app: Any, net: str, order: Order, make: Callable[..., Strategy]
+) -> None:
+    without = OlderApp(app, net, order).run(make)
+    older = OlderApp(app, net, order)
+    with_record = older.run(recorded(app, make, net))
+    for found_array, expected_array in zip(with_record, without, strict=True):  # clients answer in any order, so sums round apart
+        torch.testing.assert_close(torch.as_tensor(found_array), torch.as_tensor(expected_array), rtol=1e-5, atol=1e-7)
+
+    names = list(order(older.net()))
+    found = list(app.recording.read_observations())
+    assert [o.round for o in found] == [1, 1, 1, 2, 2, 2]
+    assert len({o.client for o in found}) == CLIENTS
+    expected = [dict(zip(names, map(torch.as_tensor, weights), strict=True)) for _, weights in older.returned]
+    for o in found:
+        assert (o.payload.codec, o.num_examples, len(o.cohort), o.metrics) == ("weights", 1, CLIENTS, {"train_loss": 0.5})
+        first = 0 if o.round == 1 else CLIENTS
+        assert any(
+            all(torch.equal(o.payload.tensors[name], one[name]) for name in o.payload.tensors)
+            for one in expected[first : first + CLIENTS]
+        )
+        sent = dict(zip(names, map(torch.as_tensor, older.sent[first][1]), strict=True))
+        assert all(torch.equal(t, sent[name]) for name, t in o.weights.items())
+
+
+def test_a_client_whose_list_does_not_fit_is_recorded_as_failed_and_the_strategy_fails_as_before(app: Any) -> None:
+    older = OlderApp(app, "Net", whole_state)
+    older.broken = 1
+    unequal = r"zip\(\) argument 2 is (shorter|longer) than argument 1"  # which of the two depends on who answers first
+    with pytest.raises(EngineError, match=unequal):
+        older.run(plain)
+    with pytest.raises(EngineError, match=unequal):
+        older.run(recorded(app, plain))
+    rows = {row.status: row for row in app.recording.read_rows()}
+    assert set(rows) == {"complete", "failed"}
+    assert rows["failed"].reason.startswith("malformed reply: the list of weights does not fit the state dict of the network")
+
+
+def test_a_client_that_raises_is_recorded_as_failed_with_the_reason(app: Any) -> None:
+    older = OlderApp(app, "Net", whole_state)
+    older.broken, older.raises = 1, True
+    older.run(recorded(app, plain), rounds=1)
+    rows = list(app.recording.read_rows())
+    assert sorted(row.status for row in rows) == ["complete", "complete", "failed"]
+    assert "the client ran out of luck" in next(row.reason for row in rows if row.status == "failed")
+
+
+def test_another_network_is_refused_before_the_first_round(app: Any) -> None:
+    with pytest.raises(EngineError, match=r"expected 20 arrays, got 10; give record\(\) the network that is trained"):
+        OlderApp(app, "Net", whole_state).run(recorded(app, plain, "NormedNet"))
+    assert not (app.folder / "recording").exists()
+
+
+def test_an_attack_reads_the_label_of_each_client(app: Any) -> None:
+    older = OlderApp(app, "Net", whole_state)
+    older.run(recorded(app, plain), rounds=1)
+    replay = Replay(recording=app.recording, spec=AttackSpec(name="cpl", arguments={"steps": 2}), out=app.folder / "found").run()
+    labels = [int(Reconstruction.read(path).y) for path in replay.folder.glob("*.safetensors")]
+    assert sorted(labels) == sorted(int(app.example(client)[1]) for client in range(CLIENTS))
