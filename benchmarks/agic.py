@@ -6,10 +6,12 @@
     epochs    one round compared with two linked rounds of different epochs (table VI)
     matching  linking of two shuffled epochs: by features with optimal assignment, and as published by images, greedily (table V)
     fedavg    the one-batch approximation compared with simulation, for 1, 2, 4 and 8 local steps on 8 images (figure 8)
+    clients   two clients of 24 rounds on CPL's LeNet, with closed forms before the joint search and without (14 CPU-minutes)
     beyond    surrogate weights, the order-invariant prior and robust weights, on CPL's LeNet
 
 Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
-of layer weights, so `--quick` only checks that everything runs. If no table is named, all tables except shapes and beyond run.
+of layer weights, so `--quick` only checks that everything runs. If no table is named, all tables except shapes, clients and
+beyond run.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from support.agic import beyond, linking
+from support.agic import beyond, linking, whole_clients
 from support.agic.clients import ResNetFederation
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 from support.single_cases import LocalClient, make_client
@@ -32,7 +34,7 @@ from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 
-TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "beyond")
+TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "clients", "beyond")
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     rows: list[ResultRow] = []
     summary: dict[str, Any] = {}
     by_name = {"layers": measure_layers, "shapes": measure_shapes, "epochs": measure_epochs, "fedavg": measure_fedavg}
-    by_name |= {"matching": linking.measure_linking, "beyond": beyond.measure_beyond}
+    by_name |= {"matching": linking.measure_linking, "beyond": beyond.measure_beyond, "clients": whole_clients.measure_clients}
     for table in [asked.table] if asked.table else TABLES[:4]:
         more, found = by_name[table](asked)
         rows, summary = rows + [{"table": table, **row} for row in more], summary | found
@@ -94,7 +96,7 @@ PAPER_SHAPES = (
 def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare an attack on one round of an image with one on two rounds, between which the global model trained on other images.
 
-    The attack is told that both rounds contain the same image.
+    The attack is given the information that both rounds contain the same image.
     """
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)

@@ -1,12 +1,14 @@
 """Detection of planted faults by audits, their false alarms, and a lower bound on the error of attacks.
 
-    faults     six federations with a planted fault each: the audit must name it by a check, without any attack
+    faults     six federations with a planted fault each: a check of the audit must report it, without any attack
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
+    canaries   lower bounds on epsilon from guesses about canaries, beside the accountant's epsilon
     sound      twelve federations with sound defenses: no check may be graded serious or worse
 
 Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
-aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0.
+aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio
+(median, with 10,000 canaries, worst noise) at least 0.8, epsilon_above (share of runs) about 0.05.
 """
 
 import tempfile
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from support.audit.canaries import NUM_CANARIES, measure_canaries
 from support.audit.efficiency import measure_efficiency
 from support.audit.faults import FAULTS, SOUND_SETTINGS, plant_fault
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
@@ -38,7 +41,7 @@ MIN_ALARM_GRADE = GRADES.index("serious")
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=("faults", "sound", "bounds"))
+    asked = parse_options(__doc__ or "", tables=("faults", "sound", "bounds", "canaries"))
     warnings.simplefilter("ignore")
     rows: list[ResultRow] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -46,12 +49,18 @@ def main() -> None:
             rows += [_measure_fault(asked, fault, Path(folder)) for fault in FAULTS]
         if asked.table in (None, "sound"):
             rows += [_measure_sound(asked, settings, Path(folder)) for settings in SOUND_SETTINGS[:: 4 if asked.quick else 1]]
+        if asked.table in (None, "canaries"):
+            rows += measure_canaries(asked, Path(folder))
     faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
     summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
     summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
     if asked.table in (None, "bounds"):
         rows += (bounds := measure_efficiency(asked))
         summary |= {"worst_ratio": max(row["ratio"] for row in bounds), "below_bound": sum(row["below"] for row in bounds)}
+    if simulated := [row for row in rows if "above" in row]:
+        many = [row for row in simulated if row["canaries"] == max(NUM_CANARIES)]
+        summary |= {"epsilon_ratio": min(row["ratio of medians"] for row in many)}
+        summary |= {"epsilon_above": sum(row["above"] for row in simulated) / len(simulated)}
     print_results("audit", rows, summary, asked)
 
 

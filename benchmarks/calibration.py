@@ -1,8 +1,8 @@
 """Reliability of confidences, intervals and verdicts, measured on examples that were not used to choose any setting.
 
-    confidence   recovered share of examples compared with the attack's confidence, by route
+    confidence   recovered share of examples compared with the attack's confidence, for each method that answered (route)
     intervals    how often the nominal 95 % intervals of scoring contain the true value
-    verdicts     how often the verdict says "no leak" where there is one, and "leak" where there is none
+    verdicts     how often the verdict is "no leak" although there is one, and "leak" although there is none
     give_up      how many successful searches are given up early, by the rule that attacks have by default
     nulls        whether the result of any attack's null depends on the update, which it must not read
 

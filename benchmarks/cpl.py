@@ -10,11 +10,10 @@ Every network is untrained and of CPL's four-convolution LeNet, also where the p
 does not publish; rows of tables go through a perceptron. asr_c and asr_l are the shares of examples whose content (mean
 squared error at most 0.009; attributes all right within 5 %) and label are recovered; ssim and mse are means over those.
 Iterations are outer L-BFGS steps until the paper's D < 1e-4, mean over the same. cpu_seconds is for one example, on one thread.
-`router` tries closed forms first, and goes on from their answer with the same search where they are not exact. `cpl tv` has a
-prior, `cpl, defense known` has one by as much as the known noise leaves open, and `cpl simulated` goes through local steps one by
-one, which the paper does not. On a CPU
-a table has one to three data sets of two to ten images; with `--device cuda` all sets, a hundred images, and every column.
-`--quick` is the first data set and one image.
+`router` tries closed forms first, and continues from their answer with the same search where they are not exact. `cpl tv` has a
+prior, `cpl, defense known` has one whose weight is the variance of the known noise, and `cpl simulated` goes through local steps
+one by one, which the paper does not. On a CPU a table has one to three data sets of two to ten images; with `--device cuda` all
+sets, a hundred images, and every column. `--quick` is the first data set and one image.
 """
 
 from support.contract import parse_options, print_results

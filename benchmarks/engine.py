@@ -22,6 +22,9 @@ difference in PSNR with its 95 % interval over images. A separate row adds AGIC'
 On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
 search with convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number of
 iterations after which it pays. `--quick` measures a few iterations once, and compiles for a single reconstruction only.
+
+The tables `positions`, `queue` and `pool` compare our codec, job queue and worker pool with libraries
+(support/library_comparison.py).
 """
 
 import warnings
@@ -36,6 +39,7 @@ from types import SimpleNamespace
 import torch
 from scipy.stats import t as student
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
+from support.library_comparison import LIBRARY_TABLES
 from support.single_cases import make_client
 from support.splits import load_images
 from torch import Generator, Tensor, nn
@@ -82,7 +86,10 @@ ENGINE_SETTINGS = (
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=TABLES, flags=("full",))
+    asked = parse_options(__doc__ or "", tables=(*TABLES, *LIBRARY_TABLES), flags=("full",))
+    if asked.table in LIBRARY_TABLES:
+        print_results("engine", LIBRARY_TABLES[asked.table](asked), {}, asked)
+        return
     wanted = (asked.table,) if asked.table else TABLES if "full" in asked.flags else TABLES[:2]
     has_breaching = find_spec("breaching") is not None
     if not has_breaching:

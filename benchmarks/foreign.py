@@ -2,20 +2,22 @@
 
 The networks (support/foreign/networks.py) are of plain PyTorch and torchvision. For each, a step of SGD on one random example
 is imported from two state dicts, three attacks run a few iterations beside their nulls, and the report is written, all of it by
-the commands that users call. `attacked` is the share of (network, attack) pairs of which the attack, its null and the report came
-to an end with an answer.
+the commands that users call. `attacked` is the share of (network, attack) pairs for which the attack, its null and the report
+finished with an answer.
 
 `gradient_error` is the largest relative error, over networks, of the gradient that attacks compare with the observed one. The
 reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float64. In float32
 rounding switches some ReLUs: PyTorch's own gradient of densenet121 then differs from that in float64 by 3e-4. Each route that a
-search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` says which of them there are.
+search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` lists those that exist for
+                             the network.
 
-`literal_quickstart` is of the app of Flower's quickstart with one step on one example, as in `quickstart.py`: how far the
-reconstruction of one client's image is above the null, in dB. It is left out where one table or network is selected.
+`literal_quickstart` is of the app of Flower's quickstart with one step on one example, as in the table `quickstart`: how far
+the reconstruction of one client's image is above the null, in dB. It is left out where one table or network is selected.
 
 `seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
 both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written to
-standard error when it is done, so that an interrupted run can continue with the networks that are left.
+standard error when it is done, so that an interrupted run can continue with the networks that are left. The table `quickstart`
+has the app alone, with the template's settings and with one step on one example (support/foreign/quickstart.py).
 """
 
 import copy
@@ -29,11 +31,10 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-import quickstart
 import torch
 from safetensors.torch import save_file
 from support.contract import Options, measure_cpu, parse_options, print_results
-from support.foreign import networks
+from support.foreign import networks, quickstart
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -57,7 +58,10 @@ LARGEST_NETWORK = "MnistNet"
 
 def main() -> None:
     """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, *NETWORKS))
+    asked = parse_options(__doc__ or "", tables=(*NETWORK_TABLES, "quickstart", *NETWORKS))
+    if asked.table == "quickstart":
+        print_results("quickstart", *quickstart.measure_quickstart(asked), asked)
+        return
     logging.getLogger("attacker").setLevel(logging.ERROR)  # the table states why plain PyTorch is used
     rows = []
     for name in _list_networks(asked):

@@ -10,6 +10,15 @@ two epochs. Nothing was tuned on these images; `certain_and_wrong` counts wrong 
 clients whose own span was found, `exact` that of images above 60 dB, `exact_with_owner` of those whose owner is named rightly.
 Counter-measures stand beside it: cohorts that never mix, a layer with fewer neurons than a sum has images, noise.
 
+`feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. The gaps are
+those to the uncompressed reconstruction of one round. `stochastic`: signs and QSGD in the same way.
+
+`private`: clipped updates with Gaussian noise. An attacker who knows that the image is one of 100 names the most likely one, and
+the accountant bounds how often that is right.
+
+`convolution`: a LeNet and batches of 4 over five epochs of two rounds, whose examples the attack links by itself. Ten rounds
+together stand against the best single round of each image.
+
 `growth`: the share of exact images after 1, 2, 4, ... recorded rounds, one line per federation; with `--picture` it is drawn into
 `docs/rounds.png`.
 
@@ -19,17 +28,28 @@ Options: `--quick`, `--json`, `--data DIR`, `--seed N`; a table's name runs that
 from pathlib import Path
 
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
+from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
 from support.rounds.cohorts import list_cohort_settings, make_cohort_row
+from support.rounds.convolution import make_convolution_rows
 from support.rounds.growth import draw_growth, make_growth_rows
 from support.rounds.spans import list_settings, make_span_row
 
-TABLES = ("spans", "cohorts", "growth")
+TABLES = ("spans", "cohorts", "feedback", "stochastic", "private", "convolution", "growth")
 
 
 def main() -> None:
     """Run the benchmark."""
     asked = parse_options(__doc__ or "", tables=TABLES, flags=("picture",))
-    for name, table in {"spans": run_spans_table, "cohorts": run_cohorts_table, "growth": run_growth_table}.items():
+    tables = {
+        "spans": run_spans_table,
+        "cohorts": run_cohorts_table,
+        "feedback": run_feedback_table,
+        "stochastic": run_stochastic_table,
+        "private": run_private_table,
+        "convolution": run_convolution_table,
+        "growth": run_growth_table,
+    }
+    for name, table in tables.items():
         if asked.table in (None, name):
             print_results(f"rounds {name}", *table(asked), asked)
 
@@ -54,7 +74,10 @@ def run_spans_table(asked: Options) -> TableAndSummary:
 
 
 def run_cohorts_table(asked: Options) -> TableAndSummary:
-    """Return the table of `cohort_spans` and its summary, over random cohorts of 20 clients and 30 rounds."""
+    """Return the table of `cohort_spans`, and its summary.
+
+    `secagg_isolated` and `secagg_examples` are over the random cohorts with most rounds, the others over all rows.
+    """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
     random = [row for row in random if row["rounds"] == max(one["rounds"] for one in random)]
@@ -62,6 +85,54 @@ def run_cohorts_table(asked: Options) -> TableAndSummary:
         "secagg_isolated": min(row["isolated"] for row in random),
         "secagg_examples": min(row["exact_with_owner"] for row in random),
         "wrong_owner": max(row["wrong_owner"] for row in rows),
+        "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
+    }
+    return rows, summary
+
+
+def run_feedback_table(asked: Options) -> TableAndSummary:
+    """Return the table of error feedback and DGC, and the gaps to the uncompressed reconstruction of one round, in dB."""
+    rows = make_accumulated_rows(asked, FEEDBACK_ROWS)
+    last = {row["defense"]: row for row in rows}
+    plain = rows[0]["psnr"]
+    summary: ResultRow = {
+        "ef_gap_db": plain - last["top_k(0.01, error_feedback=True)"]["psnr"],
+        "dgc_gap_db": plain - last["dgc(0.01)"]["psnr"],
+        "without_feedback_gap_db": plain - last["top_k(0.01)"]["psnr"],
+        "rounds": last["dgc(0.01)"]["rounds"],
+        "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
+    }
+    return rows, summary
+
+
+def run_stochastic_table(asked: Options) -> TableAndSummary:
+    """Return the table of signs and QSGD, and by how much the largest number of rounds is better than one, in dB."""
+    rows = make_accumulated_rows(asked, STOCHASTIC_ROWS)
+    first = {row["defense"]: row["psnr"] for row in reversed(rows)}
+    last = {row["defense"]: row["psnr"] for row in rows}
+    gains = {f"{defense}_gain_db": last[defense] - first[defense] for defense in last}
+    return rows, {**gains, "cpu_seconds": sum(row["cpu_seconds"] for row in rows)}
+
+
+def run_private_table(asked: Options) -> TableAndSummary:
+    """Return the table of Gaussian noise, whether every rate is at most its bound, and the largest share of a bound."""
+    rows = make_private_rows(asked)
+    summary: ResultRow = {
+        "dp_never_above_bound": all(row["named_rightly"] - 2 * row["standard_error"] <= row["bound"] for row in rows),
+        "largest_share_of_bound": max(row["named_rightly"] / row["bound"] for row in rows),
+        "cpu_seconds": sum(row["cpu_seconds"] for row in rows if row["rounds"] == 1),
+    }
+    return rows, summary
+
+
+def run_convolution_table(asked: Options) -> TableAndSummary:
+    """Return the table of a convolutional network in batches of 4, the gain of all rounds, and the share of right links."""
+    rows = make_convolution_rows(asked)
+    best = next(row for row in rows if row["by"] == "best single round")
+    joint = next(row for row in rows if row["by"].startswith("all rounds, linked"))
+    summary: ResultRow = {
+        "conv_gain_db": joint["psnr"] - best["psnr"],
+        "link_rate": joint["link_rate"],
         "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
     }
     return rows, summary

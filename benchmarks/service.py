@@ -135,7 +135,7 @@ def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, A
     try:
         while len(done) < rounds:
             if status := federation.poll():
-                raise RuntimeError(f"the federation ended with status {status}; its output ends with\n{log.read_text()[-3000:]}")
+                raise RuntimeError(f"the federation exited with status {status}; its output ends with\n{log.read_text()[-3000:]}")
             now = time.perf_counter()
             for n in list_rounds(root / "live"):
                 there.setdefault(n, now)
@@ -178,8 +178,8 @@ def is_kill_allowed(left: list[dict[str, Any]]) -> bool:
     """Return whether a worker may be killed, so that no job crashes more than twice: after three crashes the service sets it
     aside.
 
-    left: jobs that have not ended. A crash may be recorded only after the next check, so that a second kill can
-    hit the same job. Its first crash is then known, and it is not hit again until it has ended.
+    left: unfinished jobs. A crash may be recorded only after the next check, so that a second kill can
+    hit the same job. Its first crash is then known, and it is not hit again until it is finished.
     """
     return not any(job["crashes"] for job in left)
 

@@ -1,4 +1,4 @@
-"""Resumption of sweeps: whether one that is killed three times ends with the same table as one that is never interrupted.
+"""Resumption of sweeps: whether one that is killed three times gives the same table as one that is never interrupted.
 
 The grid compares twelve defenses by six attacks on the embedded digits: three clients, one round, updates of one example. One
 process runs it to its end. Another one starts anew in an empty folder, is killed (SIGKILL, with its workers) after a quarter of
@@ -101,7 +101,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
     """Run `attacker sweep` in a process group, kill the group after so many seconds, and return its times.
 
     The CPU time of workers that are killed with their parent is not known to the system, and is left out.
-    Raises RuntimeError if the sweep fails by itself, or ends before it is killed.
+    Raises RuntimeError if the sweep fails by itself, or exits before it is killed.
     """
     started, before = monotonic(), _measure_children()
     code = "from attacker.cli import main; main()"
@@ -115,7 +115,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
         status = process.wait()
     expected = 0 if kill_after is None else -signal.SIGKILL
     if status != expected:
-        raise RuntimeError(f"the sweep ended with status {status}; expected was {expected}")
+        raise RuntimeError(f"the sweep exited with status {status}; expected was {expected}")
     return {"seconds": monotonic() - started, "cpu_seconds": _measure_children() - before}
 
 

@@ -1,4 +1,7 @@
-"""Measurement of an attack on cases whose true examples are known, as one row of a table."""
+"""Measurement of an attack on cases whose true examples are known, as one row of a table.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

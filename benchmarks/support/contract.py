@@ -18,13 +18,13 @@ import torch
 VERSIONED_PACKAGES = ("torch", "numpy", "flwr")
 
 ResultRow = dict[str, Any]
-"""A row of a benchmark's table, or its summary, by column."""
+"""A row of a benchmark's table, or its summary, as a dict from column to value."""
 TableAndSummary = tuple[list[ResultRow], ResultRow]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a benchmark. quick: a smaller instance of the work. data: folder of data sets; None for embedded data."""
+    """Options of a benchmark. quick: a smaller instance of the work. data: folder of data sets; None for those in the package."""
 
     quick: bool
     json: bool

@@ -69,7 +69,7 @@ def _make_originals(network: str, data: Images, size: int, asked: Options) -> Or
 
 
 def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
-    """Return the share recovered by batch size, the median error over all examples and the CPU-seconds."""
+    """Return a row with the share recovered and the median error for each batch size, and the CPU-seconds."""
     built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
     found: dict[int, list[tuple[Tensor, Tensor]]] = {size: [] for size in BATCH_SIZES}
     seconds = 0.0

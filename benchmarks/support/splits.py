@@ -100,6 +100,14 @@ def load_images(asked: Options, name: str, count: int, *, part: Part = "report",
     return Images(name, x, y, loaded.spec, part)
 
 
+def count_part(asked: Options, name: str, part: Part) -> int:
+    """Return the number of examples of one part of a data set of `DATA_FILES`, in the folder of --data."""
+    if asked.data is None or not (asked.data / DATA_FILES[name]).exists():
+        raise ValueError(f"--data must name a folder with {DATA_FILES[name]}, got {asked.data}")
+    values = _load(asked.data / DATA_FILES[name]).examples.values
+    return sum(find_part(key) == part for key in {hash_example(value) for value in values})
+
+
 def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source: str = "the data set") -> NDArray[np.int64]:
     """Return the indices of `count` examples of a part, in the order of their hashes.
 
@@ -142,7 +150,7 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> 
 
 @cache
 def _read_tuned() -> dict[str, str]:
-    """Return the purpose of each listed example, by digest."""
+    """Return a dict from the digest of each listed example to the purpose that it was used for."""
     known = json.loads(TUNED_FILE.read_text()) if TUNED_FILE.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
 

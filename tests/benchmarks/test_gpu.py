@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-import gpu
 import pytest
+from support.gpu import pieces as gpu
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "benchmarks" / "support"
@@ -50,7 +50,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+    monkeypatch.setattr(sys, "argv", ["pieces.py", *words])
     gpu.main()
 
 

@@ -65,5 +65,5 @@ def test_a_federation_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(service.sys, "executable", str(federation))
     (tmp_path / "root").mkdir()
     monkeypatch.setattr(Scripted, "list_items", lambda self, path: [])
-    with pytest.raises(RuntimeError, match="ended with status 1; its output ends with\n2 replies failed"):
+    with pytest.raises(RuntimeError, match="exited with status 1; its output ends with\n2 replies failed"):
         service.measure_lag(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]

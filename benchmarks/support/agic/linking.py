@@ -72,8 +72,8 @@ def _measure_rate(
 ) -> float:
     """Return the share of the second epoch's examples that are paired with themselves in the first.
 
-    The boundary between the epochs is given, as in the paper. Places are sorted by label; a place whose label was inferred
-    wrongly counts as a wrong pair.
+    The boundary between the epochs is given, as in the paper. Examples of a round are sorted by label; one whose label was
+    inferred wrongly counts as a wrong pair.
     """
     cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)

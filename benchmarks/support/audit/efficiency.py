@@ -13,14 +13,26 @@ from attacker.attacks import Case, GradientMatching, cpl, exact
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.matching.priors import Belief, Prior
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
+from attacker.attacks.matching.warm_starts import Given
+from attacker.attacks.optimisers.descent import Stop
 from attacker.bounds import FisherInformation, GaussianPrior, UsedExamples, bound_error, build_message
-from attacker.scoring.statistics import Estimate, mean
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.statistics import mean
 from fedsim.recording import DataSpec
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=10)
 DEVIATION = 0.1
 """Standard deviation of a pixel around 0.5, so that hardly any is outside [0, 1]."""
-HIDDEN, STEPS = 64, 400
+HIDDEN, STEPS, IMAGES = 64, 100, 40
+MAP_STOP = Stop(patience=8, decrease=1e-6)
+"""The noise dominates the loss, so that much smaller decreases than by default matter."""
+HOP_SCALES = (1.0, 0.5, 0.25) * 10
+"""Standard deviations, in those of the prior, of the changes after which a MAP search starts again from the best image so far.
+
+The answer with the least own loss counts: the gradient of a ReLU network jumps between images, and single searches get stuck.
+"""
+ALTERNATIONS = 20
+"""Number of times that the start of a MAP search solves for the image and for the gradient by the first layer's output."""
 DEFENSE_SPECS = (
     "gaussian(0.0001)",
     "gaussian(0.001)",
@@ -62,7 +74,7 @@ def build_smooth_prior() -> SmoothPrior:
 
 def measure_efficiency(asked: Options) -> list[ResultRow]:
     """Return one row for each defense: the bound, the error of each attack, and the efficiency of the best."""
-    count, drawn = 6 if asked.quick else 40, build_smooth_prior()
+    count, drawn = 6 if asked.quick else IMAGES, build_smooth_prior()
     rng = torch.Generator().manual_seed(asked.seed)
     x, y = drawn.draw(count, rng), torch.randint(0, DATA.num_classes, (count,), generator=rng)
     client = make_client("mlp", DATA, arguments={"hidden": [HIDDEN]}, seed=asked.seed)
@@ -72,13 +84,16 @@ def measure_efficiency(asked: Options) -> list[ResultRow]:
 def _measure_defense(asked: Options, client: LocalClient, defense: str, x: Tensor, y: Tensor, drawn: SmoothPrior) -> ResultRow:
     cases = [_make_case(client, defense, i, x, y, asked.seed) for i in range(len(x))]
     std = float(defense.rsplit("(", 1)[1].rstrip(")"))
-    errors = {name: _average(_attack(attack, cases, x, asked)) for name, attack in _list_attacks(drawn.belief(std)).items()}
+    found = {name: _attack(attack, cases, asked) for name, attack in (("exact", exact(fallback="none")), ("cpl", make_search()))}
+    found["map"] = _search_map(cases, drawn, std, asked)
+    errors = {name: mean([_measure_error(one, x[i : i + 1]) for i, one in enumerate(each)]) for name, each in found.items()}
     bound = mean([_bound(case, x[i], y[i], drawn.prior) for i, case in enumerate(cases)])
     best = min(errors, key=lambda name: errors[name].value)
     return {
         "kind": "bound",
         "federation": defense.replace(" |", ", then"),
         "bound": bound.value,
+        "images": len(cases),
         **{name: one.value for name, one in errors.items()},
         "best": best,
         "low": errors[best].low,
@@ -89,9 +104,46 @@ def _measure_defense(asked: Options, client: LocalClient, defense: str, x: Tenso
     }
 
 
-def _list_attacks(belief: Belief) -> dict[str, GradientMatching | ClosedForm]:
-    search = cpl(optimiser="wolfe", steps=STEPS, init="smooth", closed_form_start=True, denoised=False)
-    return {"exact": exact(fallback="none"), "cpl": search, "map": replace(search, prior=Prior(belief=belief))}
+def make_search() -> GradientMatching:
+    return cpl(optimiser="wolfe", steps=STEPS, patience=1, init="smooth", closed_form_start=True, denoised=False)
+
+
+def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Options) -> list[Reconstruction]:
+    """Return the MAP estimate of each case: a search from the first layer's estimate, then from changes of the best answer."""
+    search = make_search()
+    search = replace(search, prior=Prior(belief=drawn.belief(std)), search=replace(search.search, stop=MAP_STOP))
+    start = replace(search, warm_start=lambda cases, rng: [_compute_map_start(case, drawn.prior, std) for case in cases])
+    best = _attack(start, cases, asked)
+    for hop, scale in enumerate(HOP_SCALES):
+
+        def change(
+            cases: Sequence[Case], rng: torch.Generator, best: list[Reconstruction] = best, scale: float = scale
+        ) -> list[Given]:
+            changes = scale * (drawn.draw(len(cases), rng) - 0.5)
+            return [Given(one.x + changes[i], one.y, alone=True) for i, one in enumerate(best)]
+
+        found = _attack(replace(search, warm_start=change), cases, replace(asked, seed=asked.seed + 1 + hop))
+        best = [min(pair, key=lambda one: float(one.loss.min())) for pair in zip(best, found, strict=True)]
+    return best
+
+
+def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
+    """Return the MAP estimate of the image from the first layer alone, whose gradient is an outer product of rank 1.
+
+    The gradient by the layer's output and the image are estimated in turn, each as the solution of a linear system. Coordinates
+    that pruning removed are left out.
+    """
+    gradient = {name: -u.double() for name, u in case.observations[0].update.items()}
+    weight, bias = next((g, gradient[name.replace("weight", "bias")]) for name, g in gradient.items() if g.ndim == 2)
+    kept, bias_kept = (weight != 0).double(), (bias != 0).double()
+    precision = prior.basis.T @ (prior.deviations.square().reciprocal()[:, None] * prior.basis)
+    x, delta = prior.mean, bias
+    for _ in range(ALTERNATIONS):
+        seen = (delta.square() @ kept) / std**2
+        x = torch.linalg.solve(torch.diag(seen) + precision, (delta @ weight) / std**2 + precision @ prior.mean)
+        delta = (weight @ x + bias) / (kept @ x.square() + bias_kept).clamp(min=1e-12)
+    assert case.known_labels is not None
+    return Given(x.float().reshape(1, *DATA.shape), case.known_labels, alone=True)
 
 
 def _make_case(client: LocalClient, defense: str, i: int, x: Tensor, y: Tensor, seed: int) -> Case:
@@ -100,13 +152,13 @@ def _make_case(client: LocalClient, defense: str, i: int, x: Tensor, y: Tensor, 
     return replace(case, known_labels=y[i : i + 1])
 
 
-def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], x: Tensor, asked: Options) -> list[float]:
-    found, _ = run_attack(attack, cases, asked)
-    return [float((one.x[:1] - x[i]).square().mean()) if len(one.x) else DEVIATION**2 for i, one in enumerate(found)]
+def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options) -> list[Reconstruction]:
+    return list(run_attack(attack, cases, asked)[0])
 
 
-def _average(errors: Sequence[float]) -> Estimate:
-    return mean([max(one, MIN_ERROR) for one in errors])
+def _measure_error(found: Reconstruction, x: Tensor) -> float:
+    """Return the mean squared error, that of the prior's mean if nothing was found, and at least `MIN_ERROR`."""
+    return max(float((found.x[:1] - x).square().mean()) if len(found.x) else DEVIATION**2, MIN_ERROR)
 
 
 def _bound(case: Case, x: Tensor, y: Tensor, prior: GaussianPrior) -> float:

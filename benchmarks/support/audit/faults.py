@@ -1,4 +1,4 @@
-"""Faults that are planted in federations, to see whether an audit names them."""
+"""Faults that are planted in federations, to test whether an audit reports them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,10 +20,10 @@ NOISE_DEFENSE = "clip(0.5) | gaussian(0.05)"
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and the rule of the audit that must name it.
+    """A deliberate fault, and the identifier of the audit's check (`Finding.rule`) that must report it.
 
-    settings: keys of the experiment. faulty: implementations that replace those of defenses while clients run, by name.
-    report:   change of metrics.jsonl after the run.
+    settings: changed keys of the experiment. faulty: dict from a defense's name to the implementation that clients run instead.
+    report:   function that edits metrics.jsonl in the folder of the run after it has finished.
     """
 
     name: str

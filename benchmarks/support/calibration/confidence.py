@@ -1,4 +1,4 @@
-"""Calibration of confidence on examples of the report split: bins, Brier score and expected calibration error by route."""
+"""Calibration of confidence on the report split: bins, Brier score and expected calibration error of each answering method."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ DIAGRAM_FILE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED_OFFSET = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
 QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
-"""Number of cells of each group in a quick run, with one case each."""
+"""Number of cells (settings that are attacked) of each group in a quick run, with one case each."""
 
 
 def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Attack cells with examples of the report split; return rows of bins by route, and the worst calibration error as `ece`."""
+    """Attack all cells of the calibration grid with examples of the report split; return the results of `summarise_answers`."""
     torch.set_num_threads(1)
     answers = _attack_cells(asked, _select_cells(asked))
     if not asked.quick:
@@ -33,7 +33,7 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
 
 
 def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return the rows of every route, and the summary."""
+    """Return the calibration bins of every route as rows, and a summary with the worst expected calibration error as `ece`."""
     said = group_by_route(answers)
     rows = [
         {"route": route, **row}
@@ -54,7 +54,7 @@ def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dic
 
 
 def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
-    """Return confidence and outcome of all examples with a confidence, by route and kind of data."""
+    """Return a dict from route and kind of data to confidences and outcomes (0 or 1) of the examples that have a confidence."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
         said, right = found[_name_group(one)]

@@ -1,8 +1,8 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
-`early` is the best loss after a share of the steps, relative to the loss at the start. The rule ends a search if `early` is above
-`hopeless` and the loss is above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an
-example. Full searches are enough to evaluate the rule, because it changes nothing in a search before it ends it.
+`early` is the best loss after a share of the steps, relative to the loss at the start. The rule stops a search if `early` is
+above `hopeless` and the loss is above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it
+recovers an example. Full searches are enough to evaluate the rule, because it changes nothing in a search before it stops it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
 class Watched:
     """A full search.
 
-    early: best loss after each of `STEP_SHARES`, relative to the loss at the start; None if the search had ended before.
+    early: best loss after each of `STEP_SHARES`, relative to the loss at the start; None if the search had finished before.
     first: the loss at the start, relative to that of a zero gradient. steps: maximum number of iterations.
     recovered: whether the search recovered an example.
     """
@@ -60,13 +60,13 @@ class Watched:
     recovered: bool
 
     def is_given_up(self, after: float, hopeless: float) -> bool:
-        """Return whether the rule ends this search."""
+        """Return whether the rule stops this search."""
         early = self.early[after]
         return early is not None and early > hopeless and early * self.first > MIN_UNEXPLAINED_LOSS
 
 
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return how many searches on the report part the rule ends, by number of steps, and the share of successes among them."""
+    """Return, by number of steps, how many searches on the report part the rule stops, and the share of successes among them."""
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
     successes = [one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in found if one.recovered]
@@ -113,7 +113,7 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
 
 
 def run_watched(asked: Options, part: Part) -> list[Watched]:
-    """Return full searches for the cases of all clients, with examples of one part."""
+    """Return searches that never give up, for every client setting and each number of steps, with examples of one part."""
     found: list[Watched] = []
     for steps in SEARCH_STEPS:
         cells = [

@@ -2,8 +2,8 @@
 
 Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
 each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak where a second null stands in for
-the attack. A false "no leak" is a verdict of no leak where the attack gains as much as the verdict itself said that the sample
-would show. No number here was chosen on these images: levels follow from theory, see `attacker.scoring`.
+the attack. A false "no leak" is a verdict of no leak although the attack gains as much as the verdict itself states that the
+sample would show. No number here was chosen on these images: levels follow from theory, see `attacker.scoring`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -64,7 +64,7 @@ def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tup
 
 
 def _count_iterations(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
-    """Return the numbers of iterations of successful searches, by attack."""
+    """Return a dict from attack to the numbers of iterations of its successful searches."""
     found = {}
     for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked)).items():
         answers, _ = run_attack(attack, originals.cases, asked)

@@ -41,13 +41,13 @@ GRID = (
         "clip",
         ("clip({1 norm})", "clip({0.3 norm})", "clip({0.03 norm})"),
         ("falls", "flat", "flat", "flat"),
-        "a cosine does not see lengths, and who knows the bound clips the simulated update too",
+        "a cosine ignores norms, and an attacker that knows the bound clips the simulated update too",
     ),
     Entry(
         "clip_each",
         ("clip_each({1 norm})", "clip_each({0.1 norm})", "clip_each({0.003 norm})"),
         ("falls", "flat", "falls", "rises"),
-        "tensors change their lengths against each other; who does the same compares layers evenly, which helps a cosine",
+        "tensors change their relative norms; clipping the simulation too gives layers equal weight, which helps a cosine",
     ),
     Entry(
         "gaussian",
@@ -67,7 +67,7 @@ GRID = (
         "random_k",
         ("random_k(0.9)", "random_k(0.3)", "random_k(0.003)"),
         FALLS_FOR_ALL,
-        "fewer equations than pixels at the strongest, and not the ones that say most",
+        "fewer equations than pixels at the strongest, and not the most informative ones",
     ),
     Entry("prune", ("prune(0.3)", "prune(0.8)", "prune(0.997)"), FALLS_FOR_ALL, "as top_k, by one threshold for all tensors"),
     Entry(
@@ -99,7 +99,7 @@ GRID = (
         "withhold",
         ("withhold(['6.bias'])", "withhold(['0.*'])", "withhold(['2.*', '4.*', '6.*', '9.*'])"),
         FALLS_FOR_ALL,
-        "the first convolution alone, without the head that tells the label",
+        "the first convolution alone, without the head that reveals the label",
     ),
     Entry(
         "dp_sgd",
@@ -119,7 +119,7 @@ GRID = (
         "soteria",
         ("soteria(prune=0.01)", "soteria(prune=0.4)", "soteria(prune=0.8)"),
         ("falls", "flat", "falls", "rises"),
-        "who leaves the pruned columns out of the comparison has all convolutions left, which a cosine then weighs more",
+        "if the comparison leaves out the pruned columns, all convolutions are left, which a cosine then weighs more",
         key="gradient",
     ),
     Entry(

@@ -78,7 +78,7 @@ class Measured:
 
 
 class Kept:
-    """A file of measurements by their settings, from which an interrupted run continues."""
+    """A file of measurements, each with its settings, from which an interrupted run continues."""
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path = path

@@ -29,7 +29,7 @@ DefenseOutcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one attack on one setting, by example: the case, the PSNR, and that of a null."""
+    """The scores of one attack on one setting: dicts from an example to its case, its PSNR, and that of a null."""
 
     case: Mapping[str, str]
     psnr: Mapping[str, float]

@@ -12,13 +12,13 @@ SINGLE_EXAMPLE_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "IG": ("inverting_gradients", {"steps": 300, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""Attacks by name in the table, for updates of one step on one example."""
+"""Dict from name in the table to attack, for updates of one step on one example."""
 BATCH_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 200, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""Attacks by name in the table, for batches of more than one example."""
+"""Dict from name in the table to attack, for batches of more than one example."""
 SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
@@ -36,7 +36,7 @@ SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""Attacks by name in the table, for secure sums of several clients."""
+"""Dict from name in the table to attack, for secure sums of several clients."""
 DEFENSE_AWARE_ATTACKS = ("CPL", "IG")
 """Attacks that can model the defense or ignore it; closed forms use the gradient as received."""
 

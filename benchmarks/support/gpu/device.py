@@ -7,7 +7,7 @@
     sharing     ratio of the time of two concurrent processes to the time of the same processes in sequence
 
 Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, fewer searches only check that the
-table runs. `benchmarks/gpu.py` starts this script, with the folder `benchmarks` on the path.
+table runs. `make bench-gpu` starts this script, with the folder `benchmarks` on the path.
 """
 
 import subprocess

@@ -77,6 +77,29 @@ def record_epochs(
     return Case(tuple(rounds)), used
 
 
+def record_same_examples(
+    network: RecordedNetwork, images: Images, rounds: int, *, defense: str = "", seed: int = 0
+) -> list[Case]:
+    """Return the rounds of clients of one image each, which use it in every round, with the state of their defense.
+
+    The global weights take the mean of what was sent.
+    """
+    spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
+    built, weights = spec.build(), dict(network.weights)
+    template = {name: torch.zeros_like(w) for name, w in weights.items()}
+    states = [built.init(template) for _ in range(len(images))]
+    found: list[list[Observation]] = [[] for _ in range(len(images))]
+    for number in range(1, rounds + 1):
+        for i in range(len(images)):
+            update = make_update(network, weights, [(images.x[i : i + 1], images.y[i : i + 1])])
+            drawn = Generator().manual_seed(seed + 1000 * number + i)
+            sent, states[i] = built.apply(update, states[i], drawn)
+            found[i].append(build_observation(network, weights, sent, number, f"c{i}", (), 1, spec))
+        sent_by_all = [own[-1].update for own in found]
+        weights = {name: w + torch.stack([sent[name] for sent in sent_by_all]).mean(dim=0) for name, w in weights.items()}
+    return [Case(tuple(own)) for own in found]
+
+
 def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
     """Return the secure sums of rounds, given each round's batches by client. The sum is the mean of the clients' updates."""
     weights, found = dict(network.weights), []
@@ -110,6 +133,20 @@ def observe(
     if spec.steps:
         built = spec.build()
         update, _ = built.apply(dict(update), built.init(dict(update)), Generator().manual_seed(number))
+    return build_observation(network, weights, update, number, client, cohort, examples, spec)
+
+
+def build_observation(
+    network: RecordedNetwork,
+    weights: Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    number: int,
+    client: str,
+    cohort: tuple[str, ...],
+    examples: int,
+    spec: DefenseSpec,
+) -> Observation:
+    """Return the observation of an update as it was sent. spec: the defense that it went through."""
     return Observation(
         round=number,
         client=client,

@@ -60,7 +60,7 @@ def make_lines(asked: Options) -> list[Line]:
 
 
 def make_growth_rows(asked: Options) -> list[ResultRow]:
-    """Return the share of all images that are exact after each number of rounds, of the attack and of its null, by line."""
+    """Return rows with the share of all images that are exact after each number of rounds, for each line and its null."""
     rows = []
     for line in make_lines(asked):
         attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=asked.device) for is_null in (False, True))

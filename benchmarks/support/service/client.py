@@ -42,7 +42,7 @@ class ServiceProcess:
         assert self.process.stdout is not None
         address = self.process.stdout.readline().strip()
         if not address:
-            raise RuntimeError(f"attacker serve ended with status {self.process.wait()}; see {log.name}")
+            raise RuntimeError(f"attacker serve exited with status {self.process.wait()}; see {log.name}")
         self.place, self.token = urlsplit(address).netloc, urlsplit(address).fragment.removeprefix("token=")
         self.ask("/api/v1/health")
 

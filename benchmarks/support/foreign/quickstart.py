@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAvg
-from support.contract import Options, measure_cpu, parse_options, print_results
+from support.contract import Options, TableAndSummary, measure_cpu
 from support.splits import Images, load_images
 from torch import Tensor
 
@@ -37,16 +37,16 @@ from fedsim.engine import engines
 from fedsim.recording import DataSpec, Observation, Recording, Training
 from fedsim.server import record
 
-APP_FOLDER = Path(__file__).parents[1] / "tests" / "foreign" / "quickstart"
+APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
 DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
 NUM_CLIENTS, NUM_EXAMPLES, NUM_EXAMPLES_QUICK, LEARNING_RATE = 10, 1600, 60, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppSetting:
-    """The settings of one run of the app and of the attack.
+    """The settings of one run of Flower's quickstart app, and of the attack on its updates.
 
-    steps: number of steps in each client's epoch; None for all. attacked: number of clients.
+    steps: number of steps in each client's epoch; None for all. attacked: number of clients whose updates are attacked.
     """
 
     name: str
@@ -64,9 +64,8 @@ class AppSetting:
         )
 
 
-def main() -> None:
-    """Run the benchmark."""
-    asked = parse_options(__doc__ or "")
+def measure_quickstart(asked: Options) -> TableAndSummary:
+    """Measure the app with the template's settings and with one step on one example, and return the mean surplus of each."""
     settings = [
         AppSetting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
         make_one_step(attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200),
@@ -75,11 +74,11 @@ def main() -> None:
     rows = measure_settings(settings, drawn, asked)
     by_name = {setting.name: [row["surplus"] for row in rows if row["setting"] == setting.name] for setting in settings}
     summary = {f"{name.replace(' ', '_')}_surplus_db": sum(found) / len(found) for name, found in by_name.items()}
-    print_results("quickstart", rows, {**summary, "data": drawn.name, "part": drawn.part}, asked)
+    return rows, {**summary, "data": drawn.name, "part": drawn.part}
 
 
 def draw_images(asked: Options) -> Images:
-    """Return the images of all clients. Each client holds out a fifth of its own images."""
+    """Return the images that are divided among the clients."""
     return load_images(asked, "cifar10", NUM_EXAMPLES_QUICK if asked.quick else NUM_EXAMPLES)
 
 
@@ -168,7 +167,3 @@ def _find_truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, 
     x, y = task.load_data(min(range(NUM_CLIENTS), key=measure_difference), NUM_CLIENTS, 1)[0].dataset.tensors
     count = len(x) if setting.steps is None else setting.steps * setting.batch_size
     return x[:count] / 2 + 0.5, y[:count]
-
-
-if __name__ == "__main__":
-    main()

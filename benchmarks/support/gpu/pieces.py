@@ -1,10 +1,11 @@
 """Runs everything that needs a GPU, in pieces of at most nine minutes by priority: CUDA tests, then a table of each benchmark.
 
-    gpu.py                  run the pieces that are not done yet, and write a table for each
-    gpu.py --minutes 10     run only pieces that will end within ten minutes
-    gpu.py --list           list the pieces and their states
-    gpu.py --only NAME      run this piece, done or not; may be given more than once
-    gpu.py --dry-run        run the smallest instance of each piece on the CPU, which only checks that it starts
+    make bench-gpu              run the pieces that are not done yet, and write a table for each
+    make bench-gpu MINUTES=10   run only pieces that will finish within ten minutes
+    make bench-gpu DRY=1        run the smallest instance of each piece on the CPU, which only checks that it starts
+
+Other options follow `PYTHONPATH=benchmarks python -m support.gpu.pieces`: `--list` lists the pieces and their states, and `--only
+NAME` runs this piece, done or not; it may be given more than once.
 
 Each piece is a separate process, stopped after nine minutes. Its output is written to `NAME.txt` in the folder of results, and
 its exit to `NAME.json`. A piece that was done with the same commit is skipped, so that an interrupted run continues where it
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 from support.contract import VERSIONED_PACKAGES, describe_machine
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PIECE_SECONDS = 540
 """Longest time of a piece."""
 DRY_SECONDS = 300

@@ -3,7 +3,7 @@
 The table `positions` packs the positions of a sparse update of 11 million values (ResNet-18) by our codec, Roaring bitmaps
 (`pyroaring`),  zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. The table `queue` kills a process
 with SIGKILL while it works on a job of our queue, of `persistqueue.SQLiteAckQueue` and of `huey.SqliteHuey`. It also tests
-whether a slow worker that was considered dead can still end a job that another worker has ended. The table `pool` kills one
+whether a slow worker that was considered dead can still finish a job that another worker has finished. The table `pool` kills one
 worker while several tasks run, with our pool, `concurrent.futures.ProcessPoolExecutor` and `joblib`. Libraries that are not
 installed are left out: pip install --target FOLDER pyroaring persist-queue huey, and put FOLDER on PYTHONPATH.
 """
@@ -23,18 +23,11 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from support.contract import Options, ResultRow, parse_options, print_results
 
 from fedsim.recording.packing import positions as packed
+from support.contract import Options, ResultRow
 
 RESNET18_PARAMETERS = 11_173_962
-
-
-def main() -> None:
-    """Run the benchmark."""
-    asked = parse_options(__doc__ or "", tables=tuple(TABLES))
-    rows = [row for name in ([asked.table] if asked.table else TABLES) for row in TABLES[name](asked)]
-    print_results("libraries", rows, {}, asked)
 
 
 def measure_positions(asked: Options) -> list[ResultRow]:
@@ -155,7 +148,7 @@ def work(number):
 def measure_queues(asked: Options) -> list[ResultRow]:
     """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another one continued.
 
-    late_ends: how many of two workers can end the same job, if the first is slow and was considered dead.
+    late_ends: how many of two workers can finish the same job, if the first is slow and was considered dead.
     """
     rows = []
     for name, program in QUEUE_PROGRAMS.items():
@@ -309,12 +302,8 @@ def _run(*command: str, may_die: bool = False) -> int:
     return done.returncode
 
 
-TABLES: dict[str, Callable[[Options], list[ResultRow]]] = {
+LIBRARY_TABLES: dict[str, Callable[[Options], list[ResultRow]]] = {
     "positions": measure_positions,
     "queue": measure_queues,
     "pool": measure_pools,
 }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,35 @@
+"""Exact large batches: how many images of a batch `exact` recovers from one update, over batch size, width and training.
+
+The network is an MLP with one hidden layer with ReLU on CIFAR-10, and `exact` runs without a search. `exact` is the share of
+images above 60 dB, `certified` the number of answers that the attack is certain of, and `false_certificates` those of them that
+are not exact. Beside them stands the null, grey images. `steps` is the number of local steps of FedAvg, each on its own batch.
+
+Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
+the images of a batch (at most 100 dB each), the shares of images nearer than grey (`above_null`), above 20 dB and above 60 dB
+(`exact`). Every answer is assigned to one image. The null is the mean PSNR of grey images.
+
+Options: `--quick`, `--json`, `--data DIR`, `--seed N`.
+"""
+
+from support.batches import list_batch_settings, make_batch_row
+from support.cocktail import list_separated, make_separated_row
+from support.contract import ResultRow, parse_options, print_results
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = parse_options(__doc__ or "", tables=("exact", "cocktail"))
+    if asked.table == "cocktail":
+        separated = [make_separated_row(asked, setting) for setting in list_separated(quick=asked.quick)]
+        print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, asked)
+        return
+    rows = [make_batch_row(asked, setting) for setting in list_batch_settings(quick=asked.quick)]
+    summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}
+    for row in rows:
+        if (row["batch"], row["width"], row["network"], row["defense"]) == (128, 1024, "untrained", "none"):
+            summary |= {"exact_b128": row["exact"], "cpu_seconds_b128": row["cpu_seconds"]}
+    print_results("batches", rows, {**summary, "worst_null": max(row["null"] for row in rows)}, asked)
+
+
+if __name__ == "__main__":
+    main()

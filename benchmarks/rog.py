@@ -1,0 +1,248 @@
+"""ROG beside Inverting Gradients and its search in pixels, with and without the enhancer, in the columns of figures 3 and 8.
+
+Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
+head of 1,000 classes, and a defense. Every attack models the defense, and is given the labels, as in the paper. Nulls are
+enhanced in the same way. A positional argument runs one column alone, whose answers are kept in runs/benchmark-rog, and are
+reused by later runs unless --fresh is given.
+
+    single     one CIFAR-10 image in one step behind PRECODE: the closed form of its encoder beside Inverting Gradients
+    unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
+    weights    train the enhancer that the project ships (not run by default)
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.attacked import run_attack
+from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
+from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe, resize
+from support.rog.outcomes import AnswerFolder, Similarity, load_perceptual, measure_similarity
+from support.rog.ready_prior import train_ready_enhancer
+from support.splits import load_images
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching, exact, inverting_gradients, rog
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.rules import infer_labels
+from attacker.attacks.learned.degradation import degrade
+from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, read_enhancer
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.scoring.metrics import psnr
+
+FOLDER = Path("runs/benchmark-rog")
+TABLES = (*(column.name.split(",")[0].split(" ")[0] for column in COLUMNS), "single", "unseen", "weights")
+"""The first word of each column's name, and the other tables."""
+RATIO_STEPS = (10, 20, 30, 40, 60)
+"""Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of the benchmark.
+
+    steps: of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients. long_steps_of_ig: of that in the raw column.
+    """
+
+    setting: BatchSetting
+    images: int
+    steps: int
+    steps_of_ig: int
+    long_steps_of_ig: int
+
+
+FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=100, long_steps_of_ig=400)
+QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=8, long_steps_of_ig=12)
+
+
+@dataclass(frozen=True)
+class ColumnTools:
+    """What all columns share: options, sizes, originals with labels, kept answers, LPIPS, and the enhancer."""
+
+    asked: Options
+    scale: Scale
+    x: Tensor
+    y: Tensor
+    folder: AnswerFolder
+    perceptual: Any
+    enhancer: Enhancer | None
+
+    def measure(self, x: Tensor) -> Similarity:
+        return measure_similarity(x, self.x, self.perceptual)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = parse_options(__doc__ or "", tables=TABLES, flags=("fresh",))
+    torch.set_num_threads(1)
+    if asked.table == "weights":
+        found = train_ready_enhancer(asked, READY_FILE if not asked.quick else FOLDER / "enhancer.safetensors")
+    elif asked.table == "single":
+        found = measure_single(asked)
+    elif asked.table == "unseen":
+        found = measure_unseen(asked)
+    else:
+        found = measure_columns(asked)
+    print_results("rog", *found, asked)
+
+
+def measure_columns(asked: Options) -> TableAndSummary:
+    """Attack every column, or the selected one."""
+    scale = QUICK if asked.quick else FULL
+    images = load_images(asked, "imagenet", scale.images)
+    folder = AnswerFolder(FOLDER / ("quick" if asked.quick else "full"), fresh="fresh" in asked.flags or asked.quick)
+    enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
+    perceptual = load_perceptual(asked, scale.setting.side)
+    tools = ColumnTools(asked, scale, resize(images, scale.setting.side), images.y, folder, perceptual, enhancer)
+    rows: list[ResultRow] = []
+    better, not_worse = [], []
+    for column, table in zip(COLUMNS, TABLES, strict=False):
+        if asked.table in (None, table):
+            found = measure_column(tools, column)
+            rows += found.rows
+            better.append(found.better_than_pixels)
+            not_worse.append(found.not_worse_than_ig)
+    summary = {"columns_better_than_identity": sum(better), "columns_not_worse_than_ig": sum(not_worse), "columns": len(better)}
+    if asked.table in (None, TABLES[0]):
+        summary |= measure_iterations(tools)
+    return rows, {**summary, "lpips_gap": None, "images": len(tools.x), "part": images.part}
+
+
+@dataclass(frozen=True)
+class ColumnResult:
+    """The rows of one column, and whether ROG with the enhancer is better than both others, with or without it."""
+
+    rows: list[ResultRow]
+    better_than_pixels: bool
+    not_worse_than_ig: bool
+
+
+def measure_column(tools: ColumnTools, column: DefendedColumn) -> ColumnResult:
+    """Attack one column with ROG, its search in pixels, and Inverting Gradients, and with the nulls of the first and the last."""
+    case = make_case(tools, column)
+    attacks = make_attacks(tools.scale, column)
+    attacks |= {f"{name}, null": attacks[name].null() for name in ("ROG", "Inverting Gradients")}
+    rows, plain, enhanced = [], {}, {}
+    labels = share_of_labels(tools, case)
+    for name, attack in attacks.items():
+        answer = tools.folder.attack(attack, case, tools.x, tools.asked, title=column.name)
+        plain[name] = tools.measure(answer.x)
+        enhanced[name] = tools.measure(tools.enhancer(answer.x)) if tools.enhancer else plain[name]
+        rows.append(
+            {
+                "column": column.name,
+                "attack": name,
+                "iterations": attack.search.steps,
+                **_list_measures(plain[name]),
+                **{f"enhanced_{key}": value for key, value in _list_measures(enhanced[name]).items()},
+                "labels_if_not_told": labels,
+                "paper_lpips_128": column.paper if name == "ROG" else None,
+                "cpu_seconds": answer.cpu_seconds,
+            }
+        )
+    own = enhanced["ROG"]
+    return ColumnResult(
+        rows,
+        all(own.is_better_than(other["pixels"]) for other in (plain, enhanced)),
+        all(own.is_better_than(other["Inverting Gradients"], or_equal=True) for other in (plain, enhanced)),
+    )
+
+
+def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
+    """Return the observation of one column, with the labels as an oracle."""
+    case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.asked.seed)
+    return replace(case, known_labels=tools.y)
+
+
+def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
+    """Return a dict of the attacks on a column: ROG, the same search in pixels from the paper's start, Inverting Gradients."""
+    long = column is COLUMNS[0]
+    return {
+        "ROG": rog(steps=scale.steps),
+        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
+        "Inverting Gradients": inverting_gradients(
+            steps=scale.long_steps_of_ig if long else scale.steps_of_ig, tv=1e-2, give_up=0.0
+        ),
+    }
+
+
+def share_of_labels(tools: ColumnTools, case: Case) -> float:
+    """Return the share of labels that the attack would infer correctly if they were not given."""
+    batch = CaseBatch(rog(), [replace(case, known_labels=None)])
+    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(tools.asked.seed)).tolist()
+    right = 0
+    for label in tools.y.tolist():
+        if label in found:
+            found.remove(label)
+            right += 1
+    return right / len(tools.y)
+
+
+def measure_iterations(tools: ColumnTools) -> ResultRow:
+    """Return the fewest iterations of ROG that reach Inverting Gradients in the raw column, relative to its iterations.
+
+    iterations_ratio: by PSNR, both without the enhancer. iterations_ratio_lpips: by LPIPS, both without the enhancer.
+    iterations_ratio_enhanced: by LPIPS, both with it. None if no number of iterations suffices.
+    """
+    case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale, COLUMNS[0])
+    own = attacks["Inverting Gradients"]
+    aim = tools.folder.attack(own, case, tools.x, tools.asked, title=COLUMNS[0].name).x
+    ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
+    for steps in (*(() if tools.asked.quick else RATIO_STEPS), tools.scale.steps):
+        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.asked, title=COLUMNS[0].name).x
+        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
+        reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
+        for name, is_reached in zip(ratios, reached, strict=True):
+            if is_reached and ratios[name] is None:
+                ratios[name] = steps / own.search.steps
+    return {**ratios, "iterations_of_ig": own.search.steps}
+
+
+def measure_single(asked: Options) -> TableAndSummary:
+    """Attack clients with one image each and one step, behind PRECODE."""
+    count = 1 if asked.quick else 6
+    images, column = load_images(asked, "cifar10", count), next(c for c in COLUMNS if c.network)
+    setting = BatchSetting(epochs=1, side=32)
+    attacks = {
+        "exact": exact(route="layer_input", fallback="none"),
+        "Inverting Gradients": inverting_gradients(steps=400, tv=1e-2, give_up=0.0),
+    }
+    rows: list[ResultRow] = []
+    for name, attack in attacks.items():
+        for title, one in ((name, attack), (f"{name}, null", attack.null())):
+            made = []
+            for i in range(count):
+                case = observe(column, setting, images.x[i : i + 1], images.y[i : i + 1], key=f"client {i}", seed=asked.seed + i)
+                made.append(run_attack(one, [case], asked)[0][0])
+            x, labels = torch.cat([m.x for m in made]).clamp(0, 1), torch.cat([m.y for m in made])
+            rows.append(
+                {"attack": title, "images": count, "part": images.part, **_list_measures(measure_similarity(x, images.x, None))}
+                | {"least_psnr": float(psnr(x, images.x).min()), "labels": float((labels == images.y).float().mean())}
+            )
+    return rows, {"single_gain_db": rows[0]["psnr"] - max(row["psnr"] for row in rows[1:])}
+
+
+def measure_unseen(asked: Options) -> TableAndSummary:
+    """Measure degraded images of the report part before and after the enhancer, at sizes with LPIPS where it is defined."""
+    enhancer, rows = read_enhancer(READY_FILE), []
+    count = 4 if asked.quick else 100
+    for name, side in (("lfw", 32), ("cifar10", 32), ("imagenet", 64)):
+        images = load_images(asked, name, count)
+        x = resize(images, side)
+        given = degrade(x, torch.Generator().manual_seed(asked.seed)).clamp(0, 1)
+        perceptual = load_perceptual(asked, side)
+        before, after = (measure_similarity(made, x, perceptual) for made in (given, enhancer(given)))
+        rows.append(
+            {"data": images.name, "side": side, "images": len(x), "part": images.part, **_list_measures(before)}
+            | {f"enhanced_{key}": value for key, value in _list_measures(after).items()}
+        )
+    return rows, {}
+
+
+def _list_measures(found: Similarity) -> dict[str, float | None]:
+    return {"psnr": found.psnr, "ssim": found.ssim, "ssim_global": found.ssim_global, "lpips": found.lpips}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The table of whole clients: rounds of single images on a LeNet, with closed forms before the joint search and without."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.accumulation import make_network
+from support.rounds.federation import RecordedNetwork, make_update, observe
+from support.splits import Images, load_images
+from torch import Generator, randperm
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.multi_round.agic import Agic
+from attacker.attacks.presets import get_arguments
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import assign_reconstructions, keep_first
+from attacker.scoring.metrics import psnr
+
+CLIENTS, EXAMPLES = 2, 12
+"""Number of clients, and of the images of each, which it uses in two shuffled epochs."""
+CERTAIN = 0.9
+"""Confidence from which an image counts as certain."""
+MIN_PSNR = 20.0
+"""PSNR below which a certain image counts as wrong."""
+
+
+def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
+    """Attack two clients of 24 one-image rounds, and the same clients with batches of 4 in the second epoch."""
+    images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
+    rows, seconds = [], {}
+    for name, sizes in {"1 and 1": (1, 1), "1 and 4": (1, 4)}.items():
+        for by in ("closed forms first", "search alone", "null"):
+            if by == "search alone" and name != "1 and 1":
+                continue
+            row = _attack_clients(asked, images, sizes, by)
+            rows.append({"batch": name, "by": by, **row})
+            seconds[name, by] = row["cpu_seconds"]
+    return rows, {"speed_up": seconds["1 and 1", "search alone"] / seconds["1 and 1", "closed forms first"]}
+
+
+def _attack_clients(asked: Options, images: Images, sizes: Sequence[int], by: str) -> ResultRow:
+    each, found, seconds, wrong = list[float](), list[Reconstruction](), 0.0, 0
+    for number in range(CLIENTS):
+        own = images.of(range(EXAMPLES * number, EXAMPLES * (number + 1)))
+        case = _record(make_network(own, asked.seed), own, sizes, f"client-{number}", seed=number)
+        attack = _build_attack(asked, case, closed_forms=by == "closed forms first")
+        with measure_cpu() as clock:
+            (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(asked.seed))
+        guesses = keep_first(one, len(own))
+        x = guesses.x.nan_to_num().clamp(0, 1)
+        chosen = assign_reconstructions(x, own.x)
+        values = [0.0 if k is None else float(psnr(x[[k]], own.x[[j]])[0]) for j, k in enumerate(chosen)]
+        pairs = zip(chosen, values, strict=True)
+        wrong += sum(k is not None and float(guesses.confidence[k]) >= CERTAIN and value < MIN_PSNR for k, value in pairs)
+        each, found, seconds = each + values, [*found, one], seconds + clock.seconds
+    return {
+        "rounds": " ".join(str(len({slot.round for slot in one.slots})) for one in found),
+        "route": found[0].route,
+        "iterations": " ".join(str(one.iterations) for one in found),
+        "examples": " ".join(str(len(one.x)) for one in found),
+        "psnr": mean(each),
+        "each": " ".join(f"{value:.0f}" for value in each),
+        "certain": sum(int((one.confidence >= CERTAIN).sum()) for one in found),
+        "certain_and_wrong": wrong,
+        "cpu_seconds": seconds,
+        "part": images.part,
+    }
+
+
+def _build_attack(asked: Options, case: Case, *, closed_forms: bool) -> Agic:
+    first = case.observations[0]
+    arguments = get_arguments("agic", "tuned", first.model, first.data)
+    arguments = arguments | {"closed_forms": closed_forms} | ({"steps": 2} if asked.quick else {})
+    attack = AttackSpec(name="agic", arguments=arguments).build(device=asked.device)
+    assert isinstance(attack, Agic)
+    return attack
+
+
+def _record(network: RecordedNetwork, images: Images, sizes: Sequence[int], client: str, *, seed: int) -> Case:
+    """Return the rounds of one client, one step on one batch each. sizes: batch size of each shuffled epoch."""
+    rng, rounds, weights = Generator().manual_seed(seed), [], dict(network.weights)
+    for size in sizes:
+        for rows in randperm(len(images), generator=rng).split(size):
+            sized = replace(network, training=replace(network.training, batch_size=size))
+            update = make_update(sized, weights, [(images.x[rows], images.y[rows])])
+            rounds.append(observe(sized, weights, update, len(rounds) + 1, client, (client,), len(rows), ""))
+            weights = {name: w + rounds[-1].update[name] for name, w in weights.items()}
+    return Case(tuple(rounds))

@@ -1,0 +1,92 @@
+"""One row of the table `cocktail` of `batches.py`: a batch behind a hidden layer, separated by independent components."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Generator, Tensor
+
+from attacker.attacks import AttackSpec, Case
+from attacker.scoring.metrics import psnr
+from fedsim.recording import Training
+from support.batches import TRAINING_IMAGES, TRAINING_STEPS
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.federation import make_network, make_update, observe, train_network
+from support.splits import Part, load_images
+
+EXACT_DB = 60.0
+"""PSNR above which an image counts as exact."""
+RATE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeparatedBatch:
+    """One row of the table. state: of the network, untrained or trained. criterion, refine: arguments of the attack.
+
+    skip: number of images of the part to leave out first, so that batches share none.
+    """
+
+    batch: int
+    width: int = 256
+    state: str = "trained"
+    criterion: str = "likelihood"
+    refine: bool = True
+    steps: int = 25_000
+    skip: int = 0
+
+
+def list_separated(*, quick: bool) -> list[SeparatedBatch]:
+    """Return the rows: batch sizes, widths, training, and the paper's loss."""
+    if quick:
+        return [SeparatedBatch(batch=32), SeparatedBatch(batch=32, criterion="published", refine=False, steps=200)]
+    rows = [SeparatedBatch(batch=batch, refine=refine) for batch in (32, 64, 128) for refine in (False, True)]
+    rows += [SeparatedBatch(batch=batch, state="untrained") for batch in (32, 64, 128)]
+    rows += [SeparatedBatch(batch=batch, width=512) for batch in (32, 64)]
+    return [*rows, SeparatedBatch(batch=32, criterion="published", refine=False)]
+
+
+def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
+    """Return one row: mean PSNR and shares of images, each assigned to one answer, with those of grey images, the null."""
+    images = load_images(asked, "cifar10", setting.batch, part=part, skip=setting.skip)
+    training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
+    network = make_network(images.data, training, hidden=setting.width, seed=asked.seed)
+    if setting.state == "trained":
+        others = load_images(asked, "cifar10", TRAINING_IMAGES, part="tuning")
+        network = train_network(network, others, steps=TRAINING_STEPS, seed=asked.seed)
+    update = make_update(network, network.weights, [(images.x, images.y)])
+    case = Case((observe(network, network.weights, update, 1, "c0", ("c0",), setting.batch, ""),))
+    arguments: dict[str, Any] = {"criterion": setting.criterion, "refine": setting.refine, "steps": setting.steps}
+    answers = {}
+    with measure_cpu() as clock:
+        answers["attack"] = _attack(case, arguments, asked, null=False)
+    answers["null"] = _attack(case, arguments, asked, null=True)
+    best = {name: _measure_assigned(x, images.x) for name, x in answers.items()}
+    return {
+        "batch": setting.batch,
+        "width": setting.width,
+        "network": setting.state,
+        "criterion": setting.criterion,
+        "refine": setting.refine,
+        "psnr": float(best["attack"].mean()),
+        "median_psnr": float(best["attack"].median()),
+        "above_null": float((best["attack"] > best["null"]).double().mean()),
+        "above_20": float((best["attack"] > 20).double().mean()),
+        "exact": float((best["attack"] > EXACT_DB).double().mean()),
+        "null": float(best["null"].mean()),
+        "cpu_seconds": clock.seconds,
+        "part": images.part,
+    }
+
+
+def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool) -> Tensor:
+    attack = AttackSpec(name="cocktail_party", arguments=arguments, null=null).build(device=asked.device)
+    return attack([case], rng=Generator().manual_seed(asked.seed))[0].x.clamp(0, 1)
+
+
+def _measure_assigned(found: Tensor, x: Tensor) -> Tensor:
+    """Return the PSNR (N,) of each original to the answer that is assigned to it; every answer is assigned once."""
+    pairs = torch.stack([psnr(one.expand_as(x), x) for one in found])
+    answers, originals = (torch.as_tensor(one) for one in linear_sum_assignment(-pairs.clamp(max=100).numpy()))
+    best = torch.zeros(len(x)).index_put((originals,), pairs[answers, originals].float())
+    return best.clamp(max=100)

@@ -1,0 +1,90 @@
+"""The columns of ROG's figures 3 and 8: what a client does to its update, and the observations under each."""
+
+from dataclasses import dataclass
+
+import torch
+from support.splits import Images
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from attacker.attacks import Case
+from defenses import DefenseSpec
+from defenses.gradients import GradientSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
+
+CLASSES = 1000
+"""Classes of the network's head, as in ImageNet."""
+
+
+@dataclass(frozen=True)
+class DefendedColumn:
+    """One column: a defense of the update, a gradient rule, or a change of the network. paper: LPIPS in the paper."""
+
+    name: str
+    defense: str = ""
+    rule: str = ""
+    network: str = ""
+    paper: float = 0.0
+
+
+COLUMNS = (
+    DefendedColumn("raw", paper=0.210),
+    DefendedColumn("uniform, 3 bits", defense="rog_uniform(3)", paper=0.213),
+    DefendedColumn("QSGD, 3 bits", defense="rog_qsgd(3)", paper=0.215),
+    DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)", paper=0.237),
+    DefendedColumn("sign", defense="sign()", paper=0.347),
+    DefendedColumn("Soteria, 80 %", rule="soteria(0.8)", paper=0.180),
+    DefendedColumn("PRECODE", network="precode()", paper=0.307),
+    DefendedColumn("Fed-CDP, 0 dB", rule="fed_cdp(4, snr_db=0)", paper=0.376),
+)
+"""The columns of figure 3 and figure 8 of the paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSetting:
+    """The federation: network, image side, local epochs on one batch of all examples, and their learning rate."""
+
+    model: str = "lenet_rog"
+    side: int = 64
+    epochs: int = 5
+    learning_rate: float = 5e-3
+
+
+def resize(images: Images, side: int) -> Tensor:
+    """Return the images (N, 3, side, side), shrunk with a low-pass filter if they are larger."""
+    if images.x.shape[-1] == side:
+        return images.x
+    return interpolate(images.x, size=(side, side), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
+
+
+def observe(column: DefendedColumn, setting: BatchSetting, x: Tensor, y: Tensor, *, key: str, seed: int) -> Case:
+    """Return what the server sees of a client that holds these examples, all of which are one batch."""
+    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
+    spec = ModelSpec(name=setting.model, network=column.network)
+    model = models.build(spec, data, seed=seed)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = Training(learning_rate=setting.learning_rate, batch_size=len(x), steps=None, epochs=setting.epochs, mode="eval")
+    rule, defense = GradientSpec.parse(column.rule), DefenseSpec.parse(column.defense)
+    rng = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)  # random blocks of a network draw from the global generator
+    update = train(model, weights, [(x, y)] * setting.epochs, training, data, rule=rule.build(), rng=rng).update
+    if defense.steps:
+        built = defense.build()
+        update, _ = built.apply(update, built.init(update), rng)
+    observation = Observation(
+        round=1,
+        client=key,
+        cohort=(),
+        num_examples=len(x),
+        model=spec,
+        data=data,
+        training=training,
+        defenses=defense,
+        gradient=rule,
+        weights=weights,
+        payload=encode(update, defense.choose_codec()),
+    )
+    return Case((observation,))

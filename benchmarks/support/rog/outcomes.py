@@ -1,0 +1,88 @@
+"""Reconstructions of the columns, stored in a folder so that an interrupted benchmark continues, and their measures."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from support.attacked import describe_settings
+from support.contract import Options, measure_cpu
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import assign_reconstructions
+from attacker.scoring.metrics import psnr, ssim, ssim_global
+from attacker.scoring.perceptual import Lpips, explain_missing, load
+
+LPIPS_FILE = "lpips/alexnet_features.safetensors"
+"""Backbone of LPIPS in the folder of --data."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The images of one attack on one column, in the order of the originals, and its cost in CPU-seconds."""
+
+    x: Tensor
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Mean similarity of images and originals. lpips: None where its weights are missing, or images are too small."""
+
+    psnr: float
+    ssim: float
+    ssim_global: float
+    lpips: float | None
+
+    def is_better_than(self, other: "Similarity", *, or_equal: bool = False) -> bool:
+        """Return whether LPIPS is lower, or PSNR higher where there is no LPIPS."""
+        if self.lpips is None or other.lpips is None:
+            return self.psnr >= other.psnr if or_equal else self.psnr > other.psnr
+        return self.lpips <= other.lpips if or_equal else self.lpips < other.lpips
+
+
+class AnswerFolder:
+    """A folder of reconstructions, each named after its settings. fresh: whether to ignore those of earlier runs."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self.path, self.fresh = path, fresh
+        path.mkdir(parents=True, exist_ok=True)
+
+    def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options, *, title: str) -> Answer:
+        """Return the answer of an attack, or of its null, on a case with originals x, from the folder if it is there."""
+        said = f"{title}; {attack.name}; {describe_settings(attack)}; null {not attack.sees_gradient}; {asked.seed}; {len(x)}"
+        said += (
+            f"; {attack.parametrisation.boxed}; {case.key}; {tuple(x.shape)}; {attack.search.stop}; {attack.parametrisation.init}"
+        )
+        file = self.path / f"{hashlib.sha256(said.split(' at 0x')[0].encode()).hexdigest()[:16]}.safetensors"
+        cost = file.with_suffix(".json")
+        if self.fresh or not cost.exists():
+            with measure_cpu() as clock:
+                (found,) = attack([case], rng=torch.Generator().manual_seed(asked.seed))
+            found.write(file)
+            cost.write_text(json.dumps({"cpu_seconds": clock.seconds}))
+        found = Reconstruction.read(file)
+        order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
+        return Answer(found.x.nan_to_num().clamp(0, 1)[order], json.loads(cost.read_text())["cpu_seconds"])
+
+
+def load_perceptual(asked: Options, side: int) -> Lpips | None:
+    """Return LPIPS with AlexNet, or None where --data has no weights of it, or the images are too small."""
+    path = asked.data / LPIPS_FILE if asked.data else None
+    if path is None or not path.exists() or explain_missing("alex", (3, side, side)):
+        return None
+    return load("alex", path)
+
+
+def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> Similarity:
+    """Return the mean similarity of images (N, 3, H, W) and originals."""
+    return Similarity(
+        float(psnr(x, truth).mean()),
+        float(ssim(x, truth).mean()),
+        float(ssim_global(x, truth).mean()),
+        float(perceptual(x, truth).mean()) if perceptual else None,
+    )

@@ -1,0 +1,44 @@
+"""Training of the ready enhancer on the tuning part of ImageNet, no image of which is ever attacked in a table."""
+
+from pathlib import Path
+
+import torch
+from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
+from support.splits import count_part, load_images
+
+from attacker.attacks.learned.prior_file import PriorFacts, write_prior
+from attacker.attacks.learned.training import PriorTraining, Trainer
+
+TRAINING = PriorTraining(steps=1600)
+QUICK_TRAINING = PriorTraining(steps=4)
+FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="ImageNet, tuning part of benchmarks/support/splits.py")
+
+
+def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
+    """Train the enhancer and write it to `out`; an interrupted training continues from a checkpoint beside it."""
+    images = load_images(asked, "imagenet", 8 if asked.quick else count_part(asked, "imagenet", "tuning"), part="tuning")
+    values = (images.x * 255).round().to(torch.uint8)
+    trainer = Trainer(
+        values,
+        FACTS,
+        QUICK_TRAINING if asked.quick else TRAINING,
+        asked.device,
+        checkpoint=out.with_name(out.name + ".checkpoint"),
+    )
+    with measure_cpu() as clock:
+        network = trainer.run(_print_progress)
+    digest = write_prior(out, network, trainer.facts)
+    trainer.clean_up()
+    row: ResultRow = {
+        "file": out.name,
+        "bytes": out.stat().st_size,
+        "hash": digest,
+        "images": len(values),
+        "cpu_seconds": clock.seconds,
+    }
+    return [row], {}
+
+
+def _print_progress(done: int, steps: int, words: str) -> None:
+    if done % 100 == 0:
+        print(f"{done} of {steps}: {words}", flush=True)

@@ -1,0 +1,157 @@
+"""Tables of `accumulate`: what updates behind compression, signs, quantisation and noise reveal in one round and over many.
+
+Every client holds one image, uses it in every round, and trains one step; the global model takes the mean of what was sent.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import torch
+from support.contract import Options, ResultRow, measure_cpu
+from support.rounds.federation import RecordedNetwork, record_same_examples
+from support.single_cases import make_client
+from support.splits import Images, load_images
+from torch import Generator, Tensor
+
+from attacker.attacks import Case, accumulate
+from attacker.attacks.gradients.vectorised import build_per_problem, join_problems
+from attacker.attacks.simulation.client import build_channel, build_network, compute_total_step
+from attacker.scoring.metrics import psnr
+from defenses import DefenseSpec
+from defenses.privacy.accounting import compute_bound
+from defenses.privacy.sensitivity import find_noise
+from fedsim.recording import Training
+
+LEARNING_RATE = 0.01
+STEPS = 8
+"""Iterations of the search, of up to 20 evaluations each; equal in all rows."""
+FEEDBACK_ROWS = (
+    ("none", (1,)),
+    ("top_k(0.01)", (1, 100)),
+    ("top_k(0.01, error_feedback=True)", (1, 10, 100)),
+    ("dgc(0.01)", (1, 100)),
+)
+STOCHASTIC_ROWS = (
+    ("sign('mean')", (1, 10, 100)),
+    ("qsgd(4)", (1, 10, 100)),
+)
+POOL = 100
+"""Number of candidates among which the attacker of `private` looks for the client's image."""
+NOISE_MULTIPLIERS = (30.0, 10.0, 3.0)
+
+
+def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> RecordedNetwork:
+    """Return CPL's untrained LeNet."""
+    client = make_client("lenet_cpl", images.data, seed=seed)
+    return RecordedNetwork(
+        client.model, client.data, Training(learning_rate=learning_rate, batch_size=batch, steps=1), client.weights
+    )
+
+
+def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2) -> list[ResultRow]:
+    """Return one row for each defense and number of rounds: PSNR of `accumulate` and of its null."""
+    images = load_images(asked, "cifar10", clients)
+    network, rows = make_network(images, asked.seed), []
+    for defense, counts in defenses:
+        chosen = [min(count, 3) for count in counts[::2]] if asked.quick else counts
+        cases = record_same_examples(network, images, max(chosen), defense="" if defense == "none" else defense)
+        for count in chosen:
+            first = [replace(case, observations=case.observations[:count]) for case in cases]
+            rows.append({"defense": defense, "rounds": count} | _attack_clients(asked, first, images))
+            print(rows[-1], file=sys.stderr, flush=True)  # rows of 100 rounds take minutes
+    return rows
+
+
+def _attack_clients(asked: Options, cases: Sequence[Case], images: Images) -> ResultRow:
+    attack = replace(accumulate(steps=3 if asked.quick else STEPS), device=asked.device)
+    with measure_cpu() as clock:
+        found = attack(cases, rng=Generator().manual_seed(asked.seed))
+    nulls = attack.null()(cases, rng=Generator().manual_seed(asked.seed))
+    each, chance = ([_measure_psnr(one.x, x) for one, x in zip(some, images.x, strict=True)] for some in (found, nulls))
+    labels = [int(one.y[0]) == label for one, label in zip(found, images.y.tolist(), strict=True)]
+    return {
+        "psnr": mean(each),
+        "each": " ".join(f"{value:.1f}" for value in each),
+        "null_psnr": mean(chance),
+        "labels": mean(labels),
+        "clients": len(images),
+        "cpu_seconds": clock.seconds,
+        "part": images.part,
+    }
+
+
+def _measure_psnr(found: Tensor, x: Tensor) -> float:
+    return float(psnr(found.nan_to_num().clamp(0, 1), x[None])[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSetting:
+    """A row of `private`. multiplier: standard deviation of the noise over the norm to which updates are clipped."""
+
+    multiplier: float
+    rounds: int
+    trials: int
+
+
+def make_private_rows(asked: Options) -> list[ResultRow]:
+    """Return, by noise and number of rounds, how often the right one of `POOL` images is named, and the accountant's bound.
+
+    The attacker knows that the client's image is one of the pool, and names the one with the largest likelihood of all rounds'
+    messages: no attacker with this prior is right more often.
+    """
+    trials, counts = (4, (1, 3)) if asked.quick else (40, (1, 10, 30))
+    pool = load_images(asked, "cifar10", POOL)
+    network, rows = make_network(pool, asked.seed), []
+    for multiplier in NOISE_MULTIPLIERS:
+        right, seconds = dict.fromkeys(counts, 0), 0.0
+        for trial in range(trials):
+            with measure_cpu() as clock:
+                named = _name_image(network, pool, trial % len(pool), multiplier, counts, asked.seed * 1000 + trial)
+            seconds += clock.seconds
+            for count, index in named.items():
+                right[count] += index == trial % len(pool)
+        noise = find_noise(DefenseSpec.parse(_write_defense(multiplier)), tensors=len(network.weights))
+        rows += [
+            {
+                "noise_multiplier": multiplier,
+                "rounds": count,
+                "named_rightly": right[count] / trials,
+                "standard_error": (right[count] / trials * (1 - right[count] / trials) / trials) ** 0.5,
+                "bound": compute_bound(noise, prior=1 / POOL, times=count),
+                "null": 1 / POOL,
+                "trials": trials,
+                "cpu_seconds": seconds,
+                "part": pool.part,
+            }
+            for count in counts
+        ]
+    return rows
+
+
+def _write_defense(multiplier: float) -> str:
+    return f"clip(0.01) | gaussian({0.01 * multiplier})"
+
+
+def _name_image(
+    network: RecordedNetwork, pool: Images, true: int, multiplier: float, counts: Sequence[int], seed: int
+) -> dict[int, int]:
+    """Return the index of the most likely image of the pool after each number of rounds."""
+    (case,) = record_same_examples(network, pool.of([true]), max(counts), defense=_write_defense(multiplier), seed=seed)
+    first = case.observations[0]
+    model = build_network(first)
+    gradients, channel = build_per_problem(model, first.data, "cross_entropy"), build_channel(first, model)
+    assert gradients is not None
+    misfit, named = torch.zeros(len(pool)), {}
+    for number, observation in enumerate(case.observations, start=1):
+        with torch.no_grad():
+            found = join_problems(gradients(dict(observation.weights), pool.x[:, None], pool.y[:, None]))
+        assert found is not None
+        scale = -compute_total_step(observation.training, 1)
+        updates = {name: scale * t for name, t in found.items()}
+        expected = torch.func.vmap(lambda update: channel.expect(update, {}))(updates)
+        misfit += sum((expected[name] - t).square().flatten(1).sum(dim=1) for name, t in observation.update.items())
+        if number in counts:
+            named[number] = int(misfit.argmin())
+    return named
