@@ -19,6 +19,26 @@ from fedsim.cli import app as fedsim
 DOCS_FOLDER = Path(__file__).parent
 REGISTRY_KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 CLI_PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
+EXAMPLE_CHECKS = {
+    "fedsim init": "setup pictures",
+    "fedsim run": "fedsim run --engine local --set rounds=1",
+    "fedsim delete": "setup recorded",
+    "fedsim import": "setup state_dicts",
+    "fedsim split": "setup no_federation",
+    "fedsim part": "setup public_facts own_images",
+    "fedsim keys": "setup no_federation",
+    "fedsim start": "not run: waits for a SuperLink on another machine; tests/deploy/test_native.py starts the parties",
+    "fedsim enrol": "not run: needs a SuperLink on another machine; tests/deploy/test_native.py enrols clients",
+    "attacker audit": "setup recorded; status 4; attacker audit --budget 1s",
+    "attacker replay": "attacker replay --set steps=2 --workers 1",
+    "attacker report": "setup scored",
+    "attacker rank": "attacker rank --input 3x16x16",
+    "attacker serve": "attacker serve --no-stand-by",
+    "attacker train-prior": "setup photographs; attacker train-prior --size 32 --steps 2 --batch 2 --width 4 --device cpu",
+    "attacker sweep": "setup small_grid; attacker sweep --workers 1",
+    "attacker demo": "setup short_demo; attacker demo --engine local",
+}
+"""How the tests run the example of a command; see tests/docs/code_blocks.py. Without an entry it runs as it is."""
 CODE_WORDS = {
     "fedsim": (
         "`fedsim run`, `prepare` and `split` import the code that your experiment names. `show` and `verify` read a "
@@ -73,7 +93,8 @@ def _command(program: str, name: str, command: click.Command) -> Iterator[str]:
     yield _plain(command.help)
     yield ""
     if command.epilog:
-        yield "<!-- check: options -->"
+        if how := EXAMPLE_CHECKS.get(f"{program} {name}"):
+            yield f"<!-- check: {how} -->"
         yield "```bash"
         yield _plain(command.epilog).removeprefix("Example:").strip()
         yield "```"
@@ -124,9 +145,19 @@ def _names() -> str:
             cells.append(", ".join(f"{family} `{value!r}`" for family, value in tuned.items()))
             lines.append(f"| `{name}` | {' | '.join(map(_cell, cells))} |")
         lines.append("")
-    lines += ["## Decoders", "", "Values of the argument `decoder` of `cpl` and `inverting_gradients`.", ""]
+    lines += ["## Decoders", "", "Values of the argument `decoder` of `cpl`, `inverting_gradients` and `rog`.", ""]
     lines += ["| name | |", "|---|---|"]
     lines += [f"| `{name}` | {_cell(words)} |" for name, words in _said(attacker, "list", "decoders").items()]
+    lines += [
+        "",
+        "## Enhancers",
+        "",
+        "Values of the argument `enhancer` of `rog`, besides `none`.",
+        "",
+        "| name | |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {_cell(words)} |" for name, words in _said(attacker, "list", "enhancers").items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
