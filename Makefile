@@ -52,7 +52,7 @@ reference: .venv/.installed-dev  ## the pages that repeat what the code says: co
 	$(BIN)/python docs/generate_reference.py
 
 bench-gpu: .venv/.installed-dev  ## CUDA tests and every benchmark's GPU table, in pieces that go on where they were; DRY=1 on a CPU
-	$(BIN)/python benchmarks/gpu.py $(if $(DRY),--dry-run) $(if $(DATA),--data $(DATA)) --minutes $(MINUTES)
+	PYTHONPATH=benchmarks $(BIN)/python -m support.gpu.pieces $(if $(DRY),--dry-run) $(if $(DATA),--data $(DATA)) --minutes $(MINUTES)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -61,12 +61,17 @@ format: .venv/.installed-dev
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
 
-.venv/.installed: pyproject.toml
+# Without --no-compile half of the time goes into bytecode of modules that are never imported; Python compiles the others itself.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	test -x $@ || $(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | $(BIN)/python
+	$(PIP_INSTALL) .
 	touch $@
 
-.venv/.installed-dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
-	touch $@
+.venv/.installed-dev: pyproject.toml | $(BIN)/python
+	$(PIP_INSTALL) '.[dev,docs]'
+	touch .venv/.installed $@

@@ -1,11 +1,33 @@
-"""A line on skipped tests at the end of every run, and a fixture for small models."""
+"""A line on skipped tests at the end of every run, a lock for tests that start many processes, and a fixture for small models."""
 
+import fcntl
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+LOCK_FILE = Path(tempfile.gettempdir()) / f"fedleak-tests-{os.getuid()}.lock"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run one test with a cluster or a deployment at a time, also among parts of the gate that run side by side.
+
+    Ray and Flower give up on processes that do not answer in time, so that two clusters on two cores make each other fail.
+    """
+    if not any(item.iter_markers("ray")) and not any(item.iter_markers("deploy")):
+        return (yield)
+    with LOCK_FILE.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return (yield)
+        finally:  # closing alone would leave it to processes that the test has forked
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture

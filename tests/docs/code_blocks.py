@@ -1,12 +1,13 @@
 """Fenced code blocks of the README and the documentation, and what the tests do with each.
 
-A block runs unless an HTML comment in the line above it says otherwise:
+The blocks of a page run one after the other: shell blocks in one shell, Python blocks in one namespace, all in one empty folder
+with a copy of `deploy`. A Python or TOML block with a title, such as ```python title="task.py", is a file of that name. An HTML
+comment in the line above a block changes how it runs. Its parts are separated by semicolons:
 
-    <!-- check: options -->                        read the options of every command, and start nothing
-    <!-- check: fedsim run --set rounds=1; ... --> run, with these options added to commands that begin with these two words
-
-The blocks of a page run one after the other in one folder, Python in one namespace. A Python block with a title, such as
-```python title="task.py", is a file of that name.
+    <!-- check: not run: REASON -->      not run; the options of its commands are checked, and the tests list it with the reason
+    <!-- check: setup NAME -->           call the function NAME of tests/docs/setups.py first, which prepares files
+    <!-- check: fedsim run --set x=1 --> add these options to commands that begin with these two words
+    <!-- check: status 4 -->             the block's last command ends with this exit status
 """
 
 import re
@@ -28,6 +29,7 @@ PAGES = (
     ROOT / "benchmarks" / "README.md",
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.relative_to(ROOT).parts),
 )
+NOT_RUN = "not run:"
 LANGUAGES = ("python", "bash", "toml", "json", "text")
 PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
 _BLOCK = re.compile(
@@ -48,15 +50,29 @@ class Block:
     title: str = ""
 
     @property
-    def is_run(self) -> bool:
-        return self.check != "options"
+    def reason(self) -> str:
+        """Why the block is not run; empty if it is."""
+        return self.check.removeprefix(NOT_RUN).strip() if self.check.startswith(NOT_RUN) else ""
 
-    def added(self, words: list[str]) -> list[str]:
-        """The options that the comment adds to a command."""
-        for part in map(shlex.split, self.check.split(";")):
-            if part and part[:2] == words[:2]:
-                return part[2:]
-        return []
+    @property
+    def setups(self) -> list[str]:
+        """Names of the functions that prepare what the block needs."""
+        return [name for part in self._parts() if part[0] == "setup" for name in part[1:]]
+
+    @property
+    def status(self) -> int:
+        """Exit status of the last command."""
+        return next((int(part[1]) for part in self._parts() if part[0] == "status"), 0)
+
+    def list_added_options(self, words: list[str]) -> list[str]:
+        """Return the options that the comment adds to a command."""
+        return next((part[2:] for part in self._parts() if part[:2] == words[:2]), [])
+
+    def _parts(self) -> list[list[str]]:
+        parts = [] if self.reason else [shlex.split(part) for part in self.check.split(";") if part.strip()]
+        for part in parts:
+            assert part[0] in ("setup", "status", *PROGRAMS), f"unknown {part[0]!r} in {self.check!r}; see CONTRIBUTING.md"
+        return parts
 
     def commands(self) -> Iterator[list[str]]:
         """The words of each command, without comments; lines that end in a backslash are joined."""

@@ -1,12 +1,13 @@
 """Code blocks of README and documentation are run, with fewer steps where a page says so; TOML and JSON are parsed."""
 
+import importlib
 import json
+import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,106 +15,174 @@ import click
 import pytest
 import torch
 from code_blocks import LANGUAGES, PAGES, PROGRAMS, ROOT, Block, blocks, check_options
+from setups import SETUPS, Page
+from shell import Shell
+from started_service import StartedService
 from typer.testing import CliRunner
 
+from attacker.service import rules
 from defenses._registry import references
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.models import building
 
 NAMED = [str(page.relative_to(ROOT)) for page in PAGES]
+MAX_NOT_RUN = 20
+"""Blocks that no gate can run: they install packages, need other machines or containers, or are the gate."""
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder of a page, with the experiments that its commands name; afterwards all is as it was."""
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """An empty folder with a copy of `deploy` and an environment to activate; afterwards all is as it was."""
+    folder = tmp_path / "page"
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setenv(references.CODE_VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
     threads, before = torch.get_num_threads(), set(sys.modules)
     torch.set_num_threads(1)
-    yield tmp_path
+    yield Page(folder=folder, names={"__name__": "page"}, monkeypatch=monkeypatch, service=StartedService(monkeypatch))
     torch.set_num_threads(threads)
     for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=NAMED[1:])
-def test_every_block_of_a_page_does_what_it_shows(page: Path, folder: Path) -> None:
-    _run(page)
+@pytest.mark.parametrize("path", PAGES[1:], ids=NAMED[1:])
+def test_every_block_of_a_page_does_what_it_shows(path: Path, page: Page) -> None:
+    run_page(path, page)
 
 
-def test_the_readmes_steps_lead_to_a_report_and_repeating_them_does_nothing(folder: Path) -> None:
-    _run(ROOT / "README.md")
-    assert (folder / "runs" / "first" / "report.html").stat().st_size > 100_000
-    run = [
-        words for block in blocks(ROOT / "README.md") if block.language == "bash" and block.is_run for words in block.commands()
-    ]
+def test_the_readmes_steps_lead_to_a_report_and_repeating_them_does_nothing(page: Page) -> None:
+    run_page(ROOT / "README.md", page)
+    assert (page.folder / "runs" / "first" / "report.html").stat().st_size > 100_000
+    run = [words for block in blocks(ROOT / "README.md") if block.language == "bash" for words in block.commands()]
     replay = next(words for words in run if words[:2] == ["attacker", "replay"])
     told = CliRunner().invoke(PROGRAMS["attacker"], [*replay[1:], "--set", "steps=2", "--json"])
     assert [(part["done"], part["skipped"]) for part in json.loads(told.stdout)] == [(0, 8), (0, 8)]
 
 
-def _run(page: Path) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(page):
-        where = f"{page.relative_to(ROOT)}:{block.line}"
-        assert block.language in LANGUAGES, f"{where}: say which language this is, one of {', '.join(LANGUAGES)}"
-        if block.language == "bash":
-            _bash(block, where)
-        elif block.language == "toml":
-            _toml(block, where)
-        elif block.language == "json":
-            json.loads(block.code)
-        elif block.language == "python":
-            code = compile(block.code, where, "exec")
-            if block.title:
-                Path(block.title).write_text(block.code)
-            elif block.is_run:
-                exec(code, names)
+def test_blocks_that_are_not_run_are_few_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [(name, block) for name, path in zip(NAMED, PAGES, strict=True) for block in blocks(path)]
+    left_out = [f"{name}:{block.line}: {block.reason}" for name, block in found if block.reason]
+    with capsys.disabled():
+        print("", f"code blocks: {len(found)}, not run: {len(left_out)}", *left_out, sep="\n")
+    assert len(left_out) <= MAX_NOT_RUN
+    for line in left_out:
+        for test in re.findall(r"tests/[\w./]+", line):
+            assert (ROOT / test).exists(), line
 
 
-def _bash(block: Block, where: str) -> None:
-    syntax = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True)
-    assert syntax.returncode == 0, f"{where}: {syntax.stderr}"
+def run_page(path: Path, page: Page) -> None:
+    current: list[Block] = []
+
+    def call(words: list[str], folder: Path) -> tuple[int, str]:
+        os.chdir(folder)
+        try:
+            return call_program(words, current[-1], page.service)
+        finally:
+            os.chdir(page.folder)
+
+    try:
+        with Shell(page.folder, [*PROGRAMS, "curl"], call) as shell:
+            for block in blocks(path):
+                where = f"{path.relative_to(ROOT)}:{block.line}"
+                assert block.language in LANGUAGES, f"{where}: say which language this is, one of {', '.join(LANGUAGES)}"
+                assert block.language == "bash" or not block.reason, f"{where}: only shell blocks may be left out"
+                for name in block.setups:
+                    SETUPS[name](page)
+                current.append(block)
+                RUNNERS[block.language](block, where, page, shell)
+    finally:
+        page.service.stop()
+
+
+def call_program(words: list[str], block: Block, service: StartedService) -> tuple[int, str]:
+    """Run a command of a page in this process; returns its exit status, or 0 for the one that the page expects, and stdout."""
+    words = [*words, *block.list_added_options(words)]
+    if words[0] == "curl":
+        return service.ask(words)
+    if words[:2] == ["attacker", "serve"]:
+        return service.start(words[1:])
+    told = CliRunner().invoke(PROGRAMS[words[0]], words[1:])
+    if told.exit_code == 0:
+        return 0, told.stdout
+    return (0 if told.exit_code == block.status else told.exit_code), told.output
+
+
+def run_shell_block(block: Block, where: str, page: Page, shell: Shell) -> None:
     for words in block.commands():
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"{where}: no target {words[1]}"
-        if words[0] not in PROGRAMS:
-            continue
-        if not block.is_run:
+        if words[0] in PROGRAMS and block.reason:
             try:
                 check_options(words)
             except click.UsageError as error:
                 pytest.fail(f"{where}: {' '.join(words)}: {error.format_message()}")
-            continue
-        told = CliRunner().invoke(PROGRAMS[words[0]], [*words[1:], *block.added(words)])
-        assert told.exit_code == 0, f"{where}: {' '.join(words)}\n{told.output}"
+    if not block.reason:
+        code = re.sub("|".join(page.replaced) or "$^", lambda found: page.replaced[found[0]], block.code)
+        failed = shell.run(code)
+        assert not failed, f"{where}: {failed}"
 
 
-def _toml(block: Block, where: str) -> None:
-    """Keys of an experiment are checked as `fedsim run` does; a file that a title names is written."""
+def run_python_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+    code = compile(block.code, where, "exec")
+    if block.title:
+        Path(block.title).write_text(block.code)
+        importlib.invalidate_caches()
+    else:
+        exec(code, page.names)
+
+
+def run_toml_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+    """Check the keys of an experiment, a rule or an entry point as the programs do; write a file that a title names."""
     keys = tomllib.loads(block.code)
+    Path(block.title or "block.toml").write_text(block.code)
     if keys.keys() <= Experiment.model_fields.keys():
         base = read(ROOT / "deploy" / "experiments" / "photos.toml")
         validate({**tomllib.loads(base.to_toml()), **keys}, source=where)
-    if block.title:
-        Path(block.title).write_text(block.code)
+    elif "rule" in keys:
+        assert rules.read(Path("block.toml"))
+    else:
+        for group in keys["project"]["entry-points"].values():
+            for reference in group.values():
+                module, _, name = reference.partition(":")
+                assert hasattr(importlib.import_module(module), name), f"{where}: {reference}"
+
+
+def parse_json_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+    json.loads(block.code)
+
+
+def skip_text_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+    """Text shows no code."""
+
+
+RUNNERS: dict[str, Callable[[Block, str, Page, Shell], Any]] = {
+    "bash": run_shell_block,
+    "python": run_python_block,
+    "toml": run_toml_block,
+    "json": parse_json_block,
+    "text": skip_text_block,
+}
 
 
 def test_blocks_are_found_and_a_wrong_command_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "<!-- check: fedsim run --set rounds=1 -->\n```bash\nfedsim run a.toml \\\n    --out b && fedsim show b  # words\n```\n"
-        '\n- item\n\n  ```python title="task.py"\n  x = 1\n  ```\n'
+        "<!-- check: setup recorded; fedsim run --set rounds=1; status 4 -->\n```bash\nfedsim run a.toml \\\n    --out b && "
+        'fedsim show b  # words\n```\n\n- item\n\n  ```python title="task.py"\n  x = 1\n  ```\n\n'
+        "<!-- check: not run: needs Docker -->\n```bash\ndocker compose build\n```\n"
     )
-    first, second = blocks(page)
+    first, second, third = blocks(page)
     assert list(first.commands()) == [["fedsim", "run", "a.toml", "--out", "b"], ["fedsim", "show", "b"]]
-    assert first.added(["fedsim", "run", "a.toml"]) == ["--set", "rounds=1"]
-    assert first.added(["fedsim", "show"]) == []
+    assert first.list_added_options(["fedsim", "run", "a.toml"]) == ["--set", "rounds=1"]
+    assert first.list_added_options(["fedsim", "show"]) == []
+    assert (first.setups, first.status, first.reason) == (["recorded"], 4, "")
     assert (second.title, second.code) == ("task.py", "x = 1\n")
+    assert (third.reason, third.setups) == ("needs Docker", [])
     check_options(["fedsim", "run", "a.toml", "--out", "b"])
     for wrong in (
         "fedsim rnu a.toml",
@@ -124,3 +193,24 @@ def test_blocks_are_found_and_a_wrong_command_is_refused(tmp_path: Path) -> None
     ):
         with pytest.raises(click.UsageError):
             check_options(wrong.split())
+
+
+def test_a_shell_keeps_its_state_and_tells_what_failed(tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    called: list[tuple[list[str], Path]] = []
+
+    def call(words: list[str], folder: Path) -> tuple[int, str]:
+        called.append((words, folder))
+        return int(words[1] == "bad"), "shown\n"
+
+    with Shell(tmp_path / "page", ["fedsim"], call) as shell:
+        assert shell.run("mkdir sub && cd sub\nNAME='a  b'") == []
+        assert shell.run('fedsim run "$NAME" > out && [ "$(cat out)" = shown ]') == []
+        assert called == [(["fedsim", "run", "a  b"], tmp_path / "page" / "sub")]
+        assert shell.run("fedsim ok || fedsim bad || true") == []
+        (failed,) = shell.run("fedsim bad\nls nowhere && echo no\nfedsim ok")
+        assert failed.startswith("fedsim bad")
+        (failed,) = shell.run("ls nowhere\ntrue")
+        assert "No such file" in failed
+        (failed,) = shell.run("exit 3")
+        assert "the shell ended" in failed
