@@ -44,7 +44,7 @@ WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{
 SERVER_ERROR_PREFIX = "ServerApp failed with exception: "
 """Beginning of Flower's message about a run whose server failed."""
 SILENT_END_REASON = "the server's process exited without a message; see its log, start it again and continue with --resume"
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 300.0
 """Seconds to wait for a SuperLink that does not answer; a killed one continues from its database when restarted."""
 COMMAND_SECONDS = 120.0
 """Time limit of one of Flower's commands, in seconds."""
@@ -134,7 +134,7 @@ class Submitted:
         self._pass_warnings(on_words)
         if self.identity is None:
             raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_find_last_lines(self._read_log())}")
-        status, details, is_cut = self._find_status(watch)
+        status, details, is_cut = self._find_status(watch, on_words)
         if is_cut:
             self._pass_warnings_of(self._run_flwr("log", self.identity, CONNECTION_NAME, "--show").stdout, on_words)
         if status != "finished:completed":
@@ -157,12 +157,13 @@ class Submitted:
                 if on_words is not None:
                     on_words(found[1])
 
-    def _find_status(self, watch: Callable[[], None]) -> tuple[str, str, bool]:
+    def _find_status(self, watch: Callable[[], None], on_words: OnWords | None = None) -> tuple[str, str, bool]:
         """Return the run's final status, Flower's message, and whether the stream of its log ended before the run.
 
         The stream is closed early if the SuperLink was unreachable for a moment.
+        Raises NotReached if it does not answer for `ANSWER_SECONDS`.
         """
-        heard, is_cut = time.monotonic(), False
+        heard, is_cut, is_told = time.monotonic(), False, False
         while True:
             try:
                 (status, details), heard = self._ask_status(), time.monotonic()
@@ -171,6 +172,11 @@ class Submitted:
             except NotReached:
                 if time.monotonic() - heard > ANSWER_SECONDS:
                     raise
+                if on_words is not None and not is_told:
+                    is_told = True
+                    on_words(
+                        f"the SuperLink at {self.link.address} does not answer; waiting up to {ANSWER_SECONDS:g} seconds for it"
+                    )
             is_cut = True
             for _ in range(10):
                 watch()

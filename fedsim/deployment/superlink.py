@@ -7,7 +7,9 @@ the server and on other clients. Here, commands are accepted only from this mach
 
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -17,6 +19,9 @@ Network = IPv4Network | IPv6Network
 CONTROL_OPTION = "--control-from"
 CONTROL_PATH = "/v1/control"
 """Path below which Flower answers commands."""
+DATABASE_OPTION = "--database"
+RESTART_SECONDS = 120.0
+"""Seconds that server and clients have to report to a restarted SuperLink; they retry at least every 20 seconds."""
 REFUSED_MESSAGE = b"Flower's control API is answered to the SuperLink's own machine and network only"
 
 
@@ -80,8 +85,36 @@ def read_network(text: str) -> Network:
         raise ValueError(f"{CONTROL_OPTION}: {error}; write a network as 10.0.0.0/24") from None
 
 
+def extend_heartbeats(database: Path, seconds: float) -> int:
+    """Give everything that was online when the SuperLink stopped `seconds` from now to send a heartbeat.
+
+    Flower fails a task, and takes a client for lost, 60 seconds after the last heartbeat, and counts the time in which the
+    SuperLink itself was down. Returns the number of running tasks; 0 if the file does not exist or is not Flower's database.
+    """
+    from flwr.supercore.constant import NodeStatus
+    from flwr.supercore.date import now
+    from flwr.supercore.state.schema.corestate_models import Task
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from sqlalchemy import create_engine, inspect, update
+
+    if not database.exists():
+        return 0
+    until = now() + timedelta(seconds=seconds)
+    engine = create_engine(f"sqlite:///{database.resolve()}")
+    try:
+        if not {Task.__tablename__, Node.__tablename__} <= set(inspect(engine).get_table_names()):
+            return 0
+        running = update(Task).where(Task.token.is_not(None), Task.running_at.is_not(None), Task.finished_at.is_(None))
+        with engine.begin() as connection:
+            connection.execute(update(Node).where(Node.status == NodeStatus.ONLINE).values(online_until=until.timestamp()))
+            extended = connection.execute(running.values(active_until=until).returning(Task.task_id))
+            return len(extended.all())
+    finally:
+        engine.dispose()
+
+
 def main() -> None:
-    """Run the SuperLink with its control API guarded."""
+    """Run the SuperLink with its control API guarded, and let the runs in its database continue."""
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -89,6 +122,8 @@ def main() -> None:
         networks, sys.argv[1:] = split_arguments(sys.argv[1:])
     except ValueError as error:
         sys.exit(str(error))
+    if DATABASE_OPTION in sys.argv[:-1]:
+        extend_heartbeats(Path(sys.argv[sys.argv.index(DATABASE_OPTION) + 1]), RESTART_SECONDS)
     others = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(ControlGuard, networks=networks), *others())
     flower_superlink()

@@ -1,14 +1,27 @@
-"""Flower's control API, which asks for no password: refused to clients, answered to the server's own machine and network."""
+"""Access to Flower's control API, which has no password, and heartbeats after a restart of the SuperLink."""
 
 import asyncio
+import sqlite3
+import warnings
+from datetime import timedelta
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.date import now
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.state.schema.corestate_models import Task
+from flwr.supercore.state.schema.linkstate_models import Node
 from flwr.superlink import extensions, main
+from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.control import router
+from sqlalchemy import update
 
-from fedsim.deployment.superlink import CONTROL_PATH, ControlGuard, split_arguments
+from fedsim.deployment.superlink import CONTROL_PATH, ControlGuard, extend_heartbeats, split_arguments
 
 SERVER = "172.31.86.0/24"
 
@@ -70,3 +83,61 @@ def test_flower_answers_commands_where_the_guard_looks_and_has_the_hook_that_it_
     marked: Any = object()
     monkeypatch.setattr(extensions, "get_middleware", lambda: (marked,))
     assert main._get_middleware()[0] is marked, "outermost"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> SqlLinkState:
+    factory = LinkStateFactory(str(tmp_path / "state.db"), NoOpFederationManager(), ObjectStoreFactory())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Alembic, about Flower's configuration
+        state = factory.state()
+    assert isinstance(state, SqlLinkState)
+    return state
+
+
+def take_down(state: SqlLinkState) -> tuple[int, int]:
+    """Start a task and a node, whose last heartbeats are then too old; return their numbers."""
+    task, node = state.create_task("flwr-serverapp", 1), state.create_node("owner", "name", b"key", 30)
+    assert task is not None
+    assert state.claim_task(task)
+    assert state.activate_task(task)
+    assert state.activate_node(node, 30)
+    past = now() - timedelta(seconds=1)
+    with state.session() as session:
+        session.execute(update(Task).values(active_until=past))
+        session.execute(update(Node).values(online_until=past.timestamp()))
+    return task, node
+
+
+def is_online(state: SqlLinkState, node: int) -> bool:
+    (found,) = state.get_node_info(node_ids=[node])
+    return bool(found.status == NodeStatus.ONLINE)
+
+
+def test_flower_gives_up_a_server_and_a_client_after_a_long_loss_of_the_superlink(state: SqlLinkState) -> None:
+    task, node = take_down(state)
+    assert not state.acknowledge_task_heartbeat(task)
+    assert not is_online(state, node)
+
+
+def test_after_a_restart_server_and_clients_have_time_to_report(state: SqlLinkState, tmp_path: Path) -> None:
+    task, node = take_down(state)
+    assert extend_heartbeats(tmp_path / "state.db", 60) == 1
+    assert state.acknowledge_task_heartbeat(task)
+    assert is_online(state, node)
+
+
+def test_what_had_ended_before_the_restart_stays_ended(state: SqlLinkState, tmp_path: Path) -> None:
+    task, node = take_down(state)
+    assert not is_online(state, node)
+    assert not state.acknowledge_task_heartbeat(task)
+    assert extend_heartbeats(tmp_path / "state.db", 60) == 0
+    assert not state.acknowledge_task_heartbeat(task)
+    assert not is_online(state, node)
+
+
+def test_a_first_start_has_nothing_to_extend(tmp_path: Path) -> None:
+    assert extend_heartbeats(tmp_path / "none.db", 60) == 0
+    assert not (tmp_path / "none.db").exists()
+    sqlite3.connect(tmp_path / "other.db").close()
+    assert extend_heartbeats(tmp_path / "other.db", 60) == 0
