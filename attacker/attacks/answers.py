@@ -48,7 +48,10 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
 
 
 def _find_fault(case: Case, answer: Reconstruction) -> str:
-    """Return what is wrong with the tensors and slots of an answer, or "" if nothing is."""
+    """Return a message on the first fault in an answer's tensors or slots, with the expected and the found value; "" if none.
+
+    The slots are the batch positions that are assigned to the examples, see `Reconstruction`.
+    """
     shape, x = case.observations[0].data.shape, answer.x
     wanted = f"(N, {', '.join(map(str, shape))})"
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0 or tuple(x.shape[1:]) != shape:

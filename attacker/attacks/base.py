@@ -28,9 +28,10 @@ class Case:
     """The observations that one run of an attack uses together: one or more rounds of one client, ordered by round.
 
     known_labels: oracle, set only if the user asked for it: the true labels, which no server knows, (N,); those of several
-                  observations are concatenated.
+                  observations are concatenated in their order.
     known_logits: oracle: the logits (N, K) of the true examples of the first observation under the weights that were sent.
-    links:        which examples the observations share, if that is known; otherwise an attack on several rounds estimates it.
+    links:        which positions of the observations hold the same example, see `Links`; if None, an attack on several rounds
+                  estimates the links.
     """
 
     observations: tuple[Observation, ...]
@@ -128,7 +129,8 @@ Progress = Callable[[int, int, str], None]
 class Sight:
     """The intermediate result of a running search for one case, for live display.
 
-    x, y: examples (N, *shape) and labels (N,) of the best candidate so far, on the CPU. slots: as in `Reconstruction`.
+    x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: the loss at x and y.
+    slots: the batch positions that are assigned to the examples, see `Reconstruction`.
     """
 
     x: Tensor
@@ -222,7 +224,7 @@ class RoutePlan:
     """The routes (methods that an attack tries in turn, such as a closed form or a search) for a case, before any is tried.
 
     reasons:     dict from the name of each route to why it cannot apply; "" if it may apply. Empty for attacks without routes.
-    evaluations: gradient evaluations of the routes that may apply, besides those of a search.
+    evaluations: sum of the gradient evaluations of all routes that may apply, without those of a search.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -254,9 +256,10 @@ def build_reconstruction(
 ) -> Reconstruction:
     """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
 
-    Example i is assigned to the i-th slot of the case's observations in order. If there are fewer examples than slots, assignment
-    starts again at the first example. Defaults: confidence NaN (undecided), loss 0, one restart, no iterations.
-    said: values of further fields of `Reconstruction`, which replace the defaults.
+    A slot is the position of an example in a batch of an observation. Example i is assigned to the i-th slot, counted through all
+    observations. If there are fewer examples than slots, assignment starts again at the first example.
+    said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, and 0
+    for iterations, evaluations and seconds.
     """
     slots, start = [], 0
     for observation in case.observations:
@@ -285,7 +288,10 @@ def build_reconstruction(
 
 
 def find_unmet(attack: Attack, case: Case) -> list[str]:
-    """Return the reasons why `attack` cannot work on `case`; empty if it can. NUM_EXAMPLES implies FEW_EXAMPLES."""
+    """Return the reasons why `attack` cannot work on `case`; empty if it can.
+
+    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES is not met.
+    """
     return [_explain(need, case) for need in _find_missing(attack, case)]
 
 

@@ -38,7 +38,8 @@ STEP_LENGTHS = (1.0, 0.5, 0.25)
 JACOBIAN_CHUNK = 256
 """Number of rows of the Jacobian that are computed at once."""
 SEPARATING_NOISE = 0.1
-"""Standard deviation of the noise that separates examples whose features are known only as their mean."""
+"""Standard deviation, relative to the prior's, of noise that is added to examples of one label if only the mean of their features
+is known. Without it, they would be equal."""
 
 Features = Callable[[Tensor], Tensor]
 """Maps an example (*shape) in [0, 1] to its features (F,)."""

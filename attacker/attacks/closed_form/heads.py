@@ -245,7 +245,7 @@ def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
 def _compute_misfit(loss: str, weight: Tensor, bias: Tensor | None, features: Tensor, k: Tensor, y: Tensor) -> Tensor:
     """Return the distance (N,) between k and dL/dlogits at these features, relative to the norm of k.
 
-    The label's entry is left out if there are several: it is minus the sum of the others, and less accurate.
+    With several logits, the label's entry of k is left out of both norms: it is minus the sum of the others, and less accurate.
     """
     logits = (weight @ features[..., None])[..., 0] + (0 if bias is None else bias)
     if loss == "logistic":

@@ -1,8 +1,9 @@
 """Reading single examples off the gradient of an imprint layer (Fowl et al. 2022, "Robbing the Fed").
 
 All neurons of the layer measure one linear quantity of the input, and neuron i reacts if it exceeds the threshold t_i. Let G_i be
-the gradient of row i and g_i that of its bias. The differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples between
-the thresholds t_i and t_(i+1). If there is exactly one, its input is their quotient.
+the gradient of row i and g_i that of its bias. The differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin
+i, between the thresholds t_i and t_(i+1). If there is exactly one, its input is their quotient. The difference g_i - g_(i+1) is
+called the bin's bias difference here.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,13 @@ from fedsim import models
 from fedsim.models.tampering import ImprintLayer, find_imprint
 
 ROUNDING = 2.0**-18
-"""Difference of neighbouring entries, relative to the entries, that float32 rounding of an update may leave."""
+"""Bias difference, relative to the two gradients, that float32 rounding of an update may leave in an empty bin."""
 MIN_NOISE_RATIO = 5.0
-"""A bin counts as occupied if its entry of the bias is this many times the noise."""
+"""A bin counts as occupied if its bias difference is this many times the noise."""
 EMPTY_QUANTILE = 0.05
-"""Quantile of the bins' lengths that is taken for that of an empty bin, which holds noise alone."""
+"""Quantile, over the bins, of the root mean square of G_i - G_(i+1) that is taken as the noise: that of bins without examples."""
 CERTIFIED_ERROR = 1e-3
-"""Largest relative difference between the observed entry of a bin and the one that a single example with one label would have,
-times the number of labels: every label is one more chance that a mixture matches by coincidence."""
+"""Largest `ImprintedExamples.error` of a bin that counts as explained by a single example."""
 CERTIFIED_CONFIDENCE = 0.99
 """Confidence in an example that explains its bin alone. A mixture does so by coincidence only, once in about a thousand cases."""
 RECOVERED_MSE = 0.009
@@ -99,11 +99,13 @@ class ImprintReadout:
 class ImprintedExamples:
     """The contents of the M occupied bins of one update.
 
-    x: quotients, (M, *shape), in [0, 1] where one example is alone. y: labels that explain the bins best, (M,).
-    error: relative difference between the observed entry of the bias and that of a single example (x, y), times the number of
-    labels, (M,).
-    plausible: whether x lies between the thresholds of its bin and in the range of the data, (M,). size: entry of the bias, (M,).
-    confidence: probability that the example is recovered, (M,).
+    x:          (M, *shape), quotients of the differences: the example, in [0, 1], if a bin holds only one; otherwise a mixture.
+    y:          (M,) the label with which x explains the bin's bias difference best.
+    error:      (M,) distance between the bias difference of the single example (x, y) and the observed one, relative to the
+                latter, and times the number of labels: each label is one more chance that a mixture matches by coincidence.
+    plausible:  (M,) whether x lies between the thresholds of its bin and in the range of the data.
+    size:       (M,) magnitude of the bias difference.
+    confidence: (M,) probability that the example is recovered.
     """
 
     x: Tensor
@@ -114,7 +116,7 @@ class ImprintedExamples:
     confidence: Tensor
 
     def rank(self) -> Tensor:
-        """Return the indices of the bins, the most credible first: by confidence, then by the size of the entry."""
+        """Return the indices of the bins by descending confidence, and for equal confidence by descending size."""
         keys = sorted(range(len(self.x)), key=lambda i: (-float(self.confidence[i]), -float(self.size[i])))
         return torch.tensor(keys, dtype=torch.long)
 
@@ -128,7 +130,10 @@ class ImprintedExamples:
 
 
 def read_imprint(observed: Observed) -> ImprintedExamples:
-    """Return what the bins of the imprint layer hold, from the first observation. Raises ValueError without such a layer."""
+    """Return the contents of the occupied bins of the imprint layer, for the first case of `observed`.
+
+    Raises ValueError if the model has no imprint layer.
+    """
     weights = observed.get_weights(0)
     layer = find_imprint(weights, observed.data.size)
     if layer is None:
@@ -151,12 +156,15 @@ def _subtract_next(values: Tensor) -> Tensor:
 
 
 def _estimate_noise(row_steps: Tensor) -> float:
-    """Return the noise of one entry of a difference, which is what an empty bin holds, as root mean square."""
+    """Return the standard deviation of the noise of one value of G_i - G_(i+1), estimated from the emptiest bins.
+
+    row_steps: these differences, (bins, F).
+    """
     return float(row_steps.square().mean(dim=1).sqrt().quantile(EMPTY_QUANTILE))
 
 
 def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tensor:
-    """Return the indices of the bins whose entry of the bias is more than rounding and noise."""
+    """Return the indices of the bins whose bias difference is more than rounding and noise."""
     magnitude = torch.maximum(bias.abs(), torch.cat([bias[1:], torch.zeros_like(bias[:1])]).abs())
     floor = (ROUNDING * magnitude).clamp(min=MIN_NOISE_RATIO * _estimate_noise(row_steps))
     return (bias_steps.abs() > floor).nonzero()[:, 0]
@@ -172,9 +180,10 @@ def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor
 
 
 def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each bin the label with which its example explains the entry of the bias best, and `ImprintedExamples.error`.
+    """Return for each bin the label with which x explains the bias difference best, and `ImprintedExamples.error`.
 
-    A single example x with label c contributes dL(x, c)/db_i / B to the gradient of a batch of B.
+    entries: the bias differences (M,) of the occupied bins. A single example x with label c contributes dL(x, c)/db_i / B to the
+    gradient of a batch of B.
     """
     if not len(x):
         return torch.zeros(0, dtype=torch.long, device=x.device), torch.zeros(0, dtype=x.dtype, device=x.device)
@@ -212,9 +221,10 @@ def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tenso
 def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
     """Return the probability that each example is recovered.
 
-    It is `CERTIFIED_CONFIDENCE` where a single example explains the entry. Otherwise it follows from counting: M plausible bins
-    for the examples that implausible ones, with two or more each, leave. noise: standard deviation of a pixel that noise leaves;
-    above the error at which an image counts as recovered, the probability is 0.
+    It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference, and 0 for implausible bins. For the others
+    it is a lower bound by counting. I implausible bins hold at least two of the `count` examples each, so that at most
+    L = count - 2 I examples are left for the M plausible bins, of which at least 2 M - L then hold a single one.
+    noise: (M,) standard deviation of the noise in a pixel of x; if its square exceeds RECOVERED_MSE, the probability is 0.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)
     bins, mixed = int(plausible.sum()), int((~plausible).sum())

@@ -48,8 +48,8 @@ STAGE_STEPS, LEARNING_RATE = (400, 400), 0.05
 INPUT_WEIGHT, CONVOLUTION_WEIGHT, PRIOR_WEIGHT, RANGE_WEIGHT = 1.0, 0.1, 1e-2, 10.0
 """Weights of the terms of the loss: layer's input, convolution's gradient, prior, and values outside [0, 1]."""
 PRIOR_DECAY, PRIOR_COLOUR, START_DEVIATION = 1.2, 0.02, 0.3
-"""Exponent and colour of the prior, see `build_smooth_spread`, and the standard deviation of the start. All were chosen on
-eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
+"""Arguments `decay` and `colour_variance` of the prior (`build_smooth_spread`), and the standard deviation of the start. All were
+chosen on eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class HiddenLayer:
 
     name:        name of the layer.
     inputs:      number of distinct values among its inputs.
-    convolution: name of the weights of the last convolution before it; "" if their gradient does not follow from its input.
+    convolution: name of the weights of the last convolution before it; "" if there is none, or if these weights also affect the
+                 logits by a path that bypasses the layer, so that their gradient cannot be computed from the layer's input.
     """
 
     name: str
@@ -125,7 +126,8 @@ class _RecordedPasses:
     def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
-        The inputs of layers that depend on x require a gradient.
+        Returned tensors that depend on x are differentiable with respect to x. changed: values by parameter name that replace
+        those of the network in this pass.
         """
         seen: dict[str, list[Tensor]] = {}
         handles = [
@@ -144,7 +146,7 @@ class _RecordedPasses:
         }
 
     def find_convolution(self, layer: str, x: Tensor) -> str:
-        """Return the name of the weights of the last convolution before `layer`; "" if they also act in other ways."""
+        """Return the name of the weights of the last convolution before `layer`, or "", see `HiddenLayer.convolution`."""
         named = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
         weights = {name: self.state[name].clone().requires_grad_() for name in named if name in self.state}
         if not weights:

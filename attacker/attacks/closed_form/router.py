@@ -1,6 +1,7 @@
-"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and searches if none is exact.
+"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and may search if none is exact.
 
-A case is the observations that are attacked together: one round of a client, or several. A route is a closed form that is tried.
+A case is the observations that are attacked together: one round of a client, or several. A route is one of the methods that an
+attack tries in turn; here, a closed form.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class ClosedForm:
                much the answer changes.
     knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
                gradient as received in either case.
-    sees_gradient: False gives the null, which is the fallback's null, or a grey image without a fallback.
+    sees_gradient: False gives the null, which is the fallback's null, or grey images if `fallback` is None.
     """
 
     name: str
@@ -73,7 +74,8 @@ class ClosedForm:
     def certify(self, case: Case, *, rng: Generator) -> Reconstruction | None:
         """Return the closed forms' answer to a case if it is certified, without a search; None otherwise.
 
-        Certified: exact, of the whole batch, determined by the gradient and not by a prior, and behind no noise that could fit.
+        Certified: exact, of the whole batch, and determined by the gradient and not by a prior. If a defense adds noise above
+        EXACT_DISTANCE of the gradient's norm, nothing is certified, since an exact answer would fit the noise.
         """
         if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
             return None
@@ -108,7 +110,7 @@ class _Found:
 
     @property
     def final(self) -> bool:
-        """Whether the answer is not exact, and a search from it would be worse."""
+        """Whether no search starts from the answer, even if it is not exact, see `ClosedFormAnswer.final`."""
         return self.answer is not None and self.answer.final
 
     @property
@@ -286,7 +288,7 @@ class Routing:
         return [self._build_grey(case) for case in self.cases]
 
     def _build_grey(self, case: Case) -> Reconstruction:
-        """Return the null without a fallback: grey images and random labels."""
+        """Return grey images and random labels, the null's answer if the attack has no fallback."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=seed_generator(self.rng, case, "labels"))

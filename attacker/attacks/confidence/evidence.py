@@ -18,8 +18,8 @@ UNDECIDED = float("nan")
 """Confidence of answers to which the calibration does not apply."""
 CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
 """Largest relative distance between the gradient of a whole batch and the observed one at which the batch is certified, smallest
-certainty of an example, and the confidence in it. This applies beyond the batch sizes of the calibration. Noise exceeds the
-distance, so that nothing is certified behind it."""
+certainty of a certified example, and the confidence in it. This applies where the calibration does not, such as to larger
+batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
 MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 MAX_DUPLICATE_DISTANCE = 1e-6
@@ -27,7 +27,7 @@ MAX_DUPLICATE_DISTANCE = 1e-6
 EVALUATIONS_PER_ITERATION = 40
 """Gradient evaluations per iteration of `Posterior.estimate_error`, which thus costs at most a tenth of the search."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
-"""Names of the features from which confidence may be estimated. All but the last two are decimal logarithms.
+"""Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
 misfit:    share of the gradients' power that is not explained, beyond known noise.
 drift:     relative change of the gradient's power over the client's local steps, if these are treated as one step.
@@ -68,9 +68,10 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedGradient:
-    """One observation of a case, with the function that simulates it; gradients are without layer weights.
+    """One observation of a case, with the function that simulates it.
 
     observed:    the observed gradient, by parameter name. simulate: maps examples x to the gradient that would be observed.
+                 Neither is multiplied by the factors with which the search's objective weighs the layers.
     weight:      weight of the observation in the objective.
     variance:    variance of the known noise per gradient entry, 0-d. coordinates: number of entries that are compared.
     """
@@ -86,7 +87,8 @@ class ComparedGradient:
 class SearchAnswer:
     """The result of a search for one case, with the data from which confidence is estimated.
 
-    x:           all examples that were searched for. examples: their number after those of local epochs were merged.
+    x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
+    examples:    number of examples without these copies.
     compared:    the observations of the case. data, model: the data specification and the network.
     evaluations: number of gradient evaluations so far. linked: certainty of the links between rounds. rng: for random estimates.
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.

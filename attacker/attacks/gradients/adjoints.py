@@ -108,12 +108,14 @@ def _is_simple(layer: Layer) -> bool:
 class _Weighted(Protocol):
     """Protocol of a layer with weights: its product with the shared weights, and with a separate weight tensor per problem.
 
-    product:             weight * a + bias for inputs a. transposed: the transposed product, for the backward pass.
-    seen:                what `compute_weight_gradient` and `apply_own` need of the inputs: inputs per problem, or image patches.
-    weight_gradient, bias_gradient: gradients (P, ...) from the derivatives z by the layer's outputs.
-    by_own:              product with a weight tensor of each problem.
-    transposed_with_own: transposed product of z with the shared weights plus that of `other` with the weights of each problem.
-    offset:              the biases of each problem, in the shape of the layer's outputs.
+    a is the layer's input, z the derivative of the loss by the layer's output; both hold the examples of all P problems.
+
+    apply:             weight * a, plus the bias if `biased`. apply_transposed: weight^T z, the derivative by the input.
+    arrange_inputs:    `seen`, a in the form that the gradients and `apply_own` need: inputs per problem, or image patches.
+    compute_weight_gradient, compute_bias_gradient: gradients of weight and bias for each problem, (P, ...).
+    apply_own:         product of the inputs with a separate weight tensor for each problem, (P, ...).
+    apply_transposed_with_own: weight^T z, plus own^T other with the separate weights `own` of each problem.
+    expand_bias:       a separate bias for each problem, broadcastable to the layer's output.
     """
 
     def apply(self, a: Tensor, biased: bool) -> Tensor: ...

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 EvaluateLoss = Callable[..., tuple[Tensor, Tensor]]
-"""Maps latents (P, D), and data of the problems with one row each, to gradients (P, D) and losses (P,)."""
+"""Maps the search variables (P, D) of P problems, and tensors with one row per problem, to the losses (P,) of the searches and
+their gradients by the search variables (P, D). It returns the gradients first."""
 
 MIN_SHARE = 0.6
 """Share of the problems below which the uncompiled function is used. The compiled one always computes the initial number of

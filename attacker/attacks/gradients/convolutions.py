@@ -103,7 +103,10 @@ class Geometry:
 
     @property
     def margins(self) -> tuple[int, int, int, int]:
-        """Zero padding (left, right, top, bottom) of the output, with which the flipped kernel yields all cells of the image."""
+        """Zero padding (left, right, top, bottom) of the output's derivative; a negative number crops.
+
+        The convolution of the padded derivative with the flipped kernel, at stride 1, has one value per cell of the input.
+        """
         before = self._map_sides(lambda k, p, side: -(-p // self.stride))
         (top, bottom), (left, right) = (
             (cells - 1 - first, grid + first - out)

@@ -29,8 +29,10 @@ class ObservedGradients:
     gradients:       gradients by parameter name, (cases, *shape), as `convert_to_gradient` recovers them from the updates.
     seen:            the updates themselves, by parameter name, (cases, *shape).
     weights, buffers: by name. They have one row per case, unless `shared` (weights) or `same_buffers` (buffers) is set.
-    channel, omitted, rule: the model of the defense, the parameters left out and the gradient rule, if the attacker knows them.
-    defended:        whether the defense changes what was sent.
+    channel:         the attacker's model of the defense; `transparent` if it does not know the defense.
+    omitted:         names of parameters whose gradients are not compared (`find_omitted`); empty if it does not know the defense.
+    rule:            the `GradientRule` by which clients compute a batch's gradient; None if it does not know the defense.
+    defended:        whether the known defense changes the gradient or the update.
     variance:        known noise variance per coordinate of the gradient, (cases,). For a secure sum, that of the mean over its
                      clients.
     """

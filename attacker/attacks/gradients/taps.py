@@ -40,7 +40,7 @@ class Taps(TorchFunctionMode):
     """A context manager that records in `found` every layer call that uses one of `weights`; tensors are compared by identity.
 
     problems:  number P of problems whose examples are in the batch.
-    precision: data type for convolutions that PyTorch computes; None, and everything else, uses that of the weights.
+    precision: data type of convolutions that are left to PyTorch; None for that of the weights, which all other layers use.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:

@@ -88,7 +88,10 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
             return _collect_gradients(weights, len(x), taps.found, outputs)
 
     def _compute_single(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
-        """Compute the gradient of a single small problem by autograd alone, which is faster than recording layer calls."""
+        """Return the gradients, with a first axis of 1, of a single small problem, by autograd alone: recording calls is slower.
+
+        searched: whether the gradients must be differentiable by x or y.
+        """
         with torch.enable_grad():
             own = {name: w.detach().requires_grad_() for name, w in weights.items()}
             total = measure(run_forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
@@ -101,7 +104,10 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
 def _collect_gradients(
     weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]
 ) -> StackedGradients:
-    """Return the gradient of each weight, summed over its layer's calls; zeros for weights that the loss does not depend on."""
+    """Return the gradient of each weight, summed over its layer's calls; zeros for weights that the loss does not depend on.
+
+    outputs: for each tap, the derivative of the loss by the layer's output; None if the loss does not depend on it.
+    """
     found: StackedGradients = {}
     for tap, output in zip(taps, outputs, strict=True):
         if output is None:
@@ -125,7 +131,7 @@ def _add(one: Stack, other: Stack) -> Stack:
 def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:
     """Return whether batched gradients and their derivatives by x agree with those computed one problem at a time.
 
-    They are compared on the test problems of `draw_test_problems`, with weights in the memory layout of a search.
+    They are compared on the test problems of `draw_test_problems`, with weights in channels-last layout, as in a search.
     """
     weights, buffers, x, y = draw_test_problems(model, data)
     laid = {name: to_channels_last(w) for name, w in weights.items()}

@@ -38,7 +38,7 @@ MAX_EXAMPLES = 256
 class Separated:
     """The examples of one update: images (R, *shape), vectors [x, 1] up to a factor (R, F + 1), and the loss that found them.
 
-    certainty: (R,) share of the neurons whose zeros fit the example; 0 without zeros of ReLU.
+    certainty: (R,) 1 for examples that were refined by the zeros that ReLU causes in the gradient, 0 for the others.
     """
 
     x: Tensor
@@ -123,7 +123,10 @@ class CocktailParty:
     def _unmix(
         self, mixtures: Mixtures, observed: Observed, rng: Generator, *, images: bool, layer: FeatureLayer
     ) -> tuple[Unmixing, Tensor]:
-        """Return the best unmixing of the whitened mixtures, and the whitening (R', R)."""
+        """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) of the R mixtures.
+
+        R' is the number of directions in which the mixtures vary, at most R.
+        """
         if not images:
             public = standardise_features(observed, layer, mixtures.basis, rng)
             return self._separate_best(public, mixtures.rank, rng)
@@ -186,9 +189,10 @@ def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor
 
 
 def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
-    """Return the vectors [x, 1] (R, F + 1) of directions q (R, R), fitted to the gradient's rows (M, F + 1) with their zeros.
+    """Return the examples of directions q (R, R) as vectors [x, 1] up to a factor, (R, F + 1); None if q is singular.
 
-    They are not fitted if they do not explain the gradient up to its noise. None if the directions are not independent.
+    They are fitted to the gradient's rows (M, F + 1), with each example absent from the rows that are zero along its direction.
+    If the fit leaves more than `MAX_RESIDUAL`, the vectors before the fit are returned.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):

@@ -97,7 +97,10 @@ def _compute_loss(y: Tensor, w: Tensor) -> float:
 
 
 def _compute_step(y: Tensor, eye: Tensor) -> Tensor:
-    """Return the relative step D (R, R) that solves the equations of each pair (i, j) with the expected second derivatives."""
+    """Return the quasi-Newton step D (R, R), relative to the unmixing, for sources y (R, N). eye: the identity (R, R).
+
+    For independent sources, the expected Hessian couples only D_ij and D_ji, so that each pair solves a system of two equations.
+    """
     square = y.square()
     slope = (2 * y / (1 + square)) @ y.T / y.shape[1] - eye
     bend = 2 * (1 - square) / (1 + square).square()

@@ -1,9 +1,9 @@
-"""Feature mode: the inputs of the first linear layer of a network that begins otherwise, and images with these inputs.
+"""Feature mode of the Cocktail Party attack, for networks that begin with other layers than a linear one, such as convolutions.
 
-The inputs of the layer are separated like images, though without differences of neighbours. Their sign follows from the
-gradient of the bias, and their scale stays unknown; without a bias, the features after a ReLU are taken to be positive on
-average. Images follow by maximising the cosine similarity of their features and the separated ones, with a Gaussian prior of
-smooth images (feature inversion).
+The inputs of the first linear layer (features) are separated instead of the images. The sign of an example's features follows
+from the gradient of the bias; without a bias, it is chosen so that their sum is positive, as after a ReLU. Their scale stays
+unknown. Images are then found by maximising the cosine similarity of their features and the separated ones, with a Gaussian
+prior of smooth images (feature inversion).
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ LEARNING_RATE = 0.1
 PRIOR_WEIGHT, RANGE_WEIGHT = 1e-2, 10.0
 """Weights of the smoothness prior and of values outside [0, 1]: those of the route `layer_input`, not tuned for this attack."""
 PRIOR_DECAY, PRIOR_COLOUR, START_DEVIATION = 1.2, 0.02, 0.3
-"""Exponent and colour of the prior, see `build_smooth_spread`, and standard deviation of the start; of the same origin."""
+"""Arguments `decay` and `colour_variance` of the prior (`build_smooth_spread`), and standard deviation of the start: those of
+the route `layer_input`, not tuned for this attack."""
 
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """The first linear layer of a network whose input has one row per example. weight, bias: parameter names; bias may be ""."""
+    """The first linear layer that is called with one row per example. weight, bias: parameter names; bias is "" without one."""
 
     weight: str
     bias: str
@@ -47,11 +48,11 @@ def find_feature_layer(observed: Observed) -> FeatureLayer:
 
 
 def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:
-    """Return the mixtures (R, F) of features without what all examples share.
+    """Return the mixtures (R, F) of features, less what all examples share, and divided by each feature's standard deviation.
 
-    The features of any two examples are alike: each neuron has its own mean and deviation. Both are estimated from random smooth
-    images. With a bias the last column of `basis` (R, F + 1) holds the mixture of ones, so that the means can be subtracted from
-    each mixture. Without, only the mean over the neurons of a mixture is.
+    The mean and the deviation of each feature are estimated from random smooth images. With a bias, the last column of `basis`
+    (R, F + 1) holds the sum of each mixture's coefficients, so that this multiple of the means is subtracted from the mixture.
+    Without a bias the multiple is unknown, and each mixture's own mean over all features is subtracted.
     """
     images = 0.5 + build_smooth_spread(observed.data)(torch.randn(PUBLIC_IMAGES, *observed.data.shape, generator=rng))
     with torch.no_grad():

@@ -28,7 +28,10 @@ START_NOISE = 0.1
 
 @dataclass(frozen=True)
 class PublishedLoss:
-    """The loss for whitened pixels (R, N) of images whose whitened means are `means` (R, N or 1)."""
+    """The loss for whitened mixtures of images, (R, N) with N pixels, from which the mean over pixels was subtracted.
+
+    means: the same whitening applied to these means, (R, 1), or (R, N); total variation is that of the images with their means.
+    """
 
     whitened: Tensor
     means: Tensor
@@ -50,7 +53,10 @@ class PublishedLoss:
 
 
 def search_published(loss: PublishedLoss, *, steps: int, restarts: int, rng: Generator) -> Unmixing:
-    """Return the best unmixing of `restarts` searches of `steps` iterations, which run as one batch; the first starts at 1."""
+    """Return the unmixing with the lowest loss of `restarts` searches of `steps` iterations, which run as one batch.
+
+    The first starts at the identity matrix, the others near it.
+    """
     count = len(loss.whitened)
     start = torch.eye(count).repeat(restarts, 1, 1)
     start[1:] += START_NOISE * torch.randn(restarts - 1, count, count, generator=rng)

@@ -33,9 +33,9 @@ TWIN_TOLERANCE = 1e-4
 class Explained:
     """Examples with their labels: x (N, F), y (N,). Examples that occur several times in the batch are repeated.
 
-    source: (N,) index of each example in the `LinearAnswer` that it comes from, of `found` examples.
-    misfit: (found,) unexplained part of each example's gradient dL/dz, relative to its norm.
-    twins:  (found,) whether another norm explains that gradient equally well.
+    source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
+    misfit: (found,) unexplained part of the gradient dL/dz of each example of the `LinearAnswer`, relative to its norm.
+    twins:  (found,) whether another norm of that example explains its gradient equally well.
     """
 
     x: Tensor

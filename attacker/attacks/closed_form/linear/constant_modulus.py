@@ -45,11 +45,11 @@ EQUAL_COSINE = 0.99
 """Cosine from which two results of the descent count as one."""
 
 ZERO_NOISE = 20.0
-"""Magnitude, in standard deviations of noise, up to which a value counts as zero. The direction itself is not free of noise."""
+"""Magnitude, in standard deviations of noise, up to which a value counts as zero. It is large since directions are noisy, too."""
 
 ZERO_SCALES, MAX_FREE_SCALE = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5), 0.02
-"""Magnitudes beyond which values hardly count while a direction is refined, in units of the root mean square of the values, and
-the largest one at which neurons count that the descent did not turn off."""
+"""Successive scales of the robust loss that refines a direction, in units of the root mean square of its values: values beyond
+the scale hardly count. At scales above MAX_FREE_SCALE only neurons count that the descent turned off, at the others all do."""
 
 INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-15, 4
 """Regularisation of the inverse iteration, relative to the number of rows, and its number of steps."""
@@ -58,10 +58,11 @@ MAX_ZERO = 0.05
 """Largest magnitude that counts as zero, however large the noise."""
 
 SPARE_ZEROS = 8
-"""Number of zeros beyond the rank from which a direction is kept; fewer may be a coincidence."""
+"""A direction is kept if it has at least this many zeros more than entries (the rank); fewer zeros may be a coincidence."""
 
 MAX_UNEXPLAINED = 0.05
-"""Largest share of the gradient along the direction of an example that no r explains. It is a tolerance for noise."""
+"""Largest part of the gradient along an example's direction, relative to its norm, that differs from W_2^T r for every r. It is a
+tolerance for noise."""
 
 MIN_SPREAD, NEAR_SPREAD = 0.2, 0.7
 """Smallest distance of a random start to the centre, and distance of a start to a solution, relative to that of random starts."""
@@ -119,10 +120,11 @@ def find_directions(
 
 
 class _Solutions(NamedTuple):
-    """Independent unit directions q (N, R) in whitened coordinates, the one with most zeros first, and then approximate ones.
+    """Independent unit directions in whitened coordinates: exact ones by descending number of zeros, then approximate ones.
 
-    z: results of the descent that they come from (N, R). label: index of their templates (N,).
-    zeros: numbers of zeros (N,), or minus the loss of a direction that is approximate.
+    q: the directions (N, R). z: the results of the descent from which they were computed (N, R).
+    label: the class whose template u was used (N,). zeros: number of zeros of an exact direction, above 0; for an approximate
+           direction minus its loss, at most 0 (N,). Approximate directions are sorted by ascending loss.
     """
 
     q: Tensor
@@ -155,8 +157,10 @@ class _Solutions(NamedTuple):
 class _Problem(NamedTuple):
     """The rows of the gradient that are not zero in whitened coordinates, (M', R), with the values u (K, M') of the classes.
 
-    back: (R, R) matrix from whitened coordinates to those of the factors. noise: (M',) of each row in those coordinates.
-    centre: (K, R) shortest z along which half of the neurons are on, weighted by u^2. normal: (K, R) unit vectors along it.
+    back:   (R, R) matrix from whitened coordinates to those of the factors.
+    noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
+    centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. If rows @ z is u at neurons that are on and 0 at the others, those
+            that are on make up half of the sum of u^2. normal: (K, R) `centre` as unit vectors.
     """
 
     rows: Tensor
@@ -271,10 +275,11 @@ class _Problem(NamedTuple):
         return q.nan_to_num(nan=0.0)
 
     def _measure_unexplained(self, q: Tensor, zero: Tensor) -> Tensor:
-        """Return the shares (N,) of the norms of the gradients along q (N, R) that are not W_2^T r at the neurons that are on.
+        """Return, relative to its norm, the part (N,) of the gradient along each direction q (N, R) that no W_2^T r explains.
 
-        The templates span all W_2^T r whose r has the sum zero, as that of the cross-entropy does. A mixture of examples is no
-        such product. zero: mask (N, M') of the other neurons.
+        Only neurons that are on count. A single example's gradient is W_2^T r there, that of a mixture of examples is not. The
+        templates span W_2^T r for all r that sum to zero, which holds for cross-entropy. zero: mask (N, M') of neurons that are
+        off.
         """
         on = (~zero).to(q.dtype)
         d = (q @ self.rows.T) * on
@@ -285,7 +290,10 @@ class _Problem(NamedTuple):
         return share
 
     def _find_zeros(self, q: Tensor, least: float = 0.0) -> Tensor:
-        """Return a mask (N, M') of the rows that are zero along unit directions q (N, R), up to noise or `least`."""
+        """Return a mask (N, M') of the rows that are zero along unit directions q (N, R).
+
+        The tolerance is ZERO_NOISE standard deviations of noise, but at least `least` and at most MAX_ZERO.
+        """
         noise = (q @ self.back.T).norm(dim=1, keepdim=True) * self.noise
         zero: Tensor = (q @ self.rows.T).abs() <= (ZERO_NOISE * noise).clamp(min=least, max=MAX_ZERO)
         return zero

@@ -49,10 +49,10 @@ MIN_INDEPENDENT = 1e-4
 
 
 class DirectionPool:
-    """Distinct directions on which many rows of the gradient have the projection 0, the most credible example first.
+    """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
-    q: unit directions (K, R). off: whether each informative row has the projection 0 on the direction, (K, M').
-    score: `separable` of each, (K,).
+    q: unit directions (K, R). off: mask (K, M') of the rows of `space` that are 0 along each direction.
+    score: `zeros.measure_separability` of each direction, (K,): at most 1, the value for the direction of a single example.
     """
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
@@ -118,7 +118,10 @@ class DirectionPool:
         return result
 
     def find_off_neurons(self, q: Tensor, least: float) -> Tensor:
-        """Return a mask (K, M') of the rows whose component along directions q (K, R) is zero, up to noise or `least`."""
+        """Return a mask (K, M') of the rows whose component along unit directions q (K, R) is zero.
+
+        The tolerance is that for noise, but at least `least` and at most MAX_TOLERANCE.
+        """
         return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 
     def sharpen(self, q: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ MAX_SAMPLES = 2**15
 """Number of samples after which the search for sparse directions gives up."""
 
 MIN_MODULUS_BATCH, MAX_SAMPLED_BATCH = 25, 40
-"""Batch size from which directions are searched by the values that they take, and up to which by samples if that fails. In larger
-batches a sample hardly ever holds only neurons that are off for the same example."""
+"""Smallest batch in which directions are searched by known values of the gradient (`constant_modulus`) first, and largest one in
+which sampling is tried if that fails. In larger batches a sample hardly ever holds only neurons that are off for one example."""
 
 MAX_ALTERNATIONS = 6
 """Number of alternations between fitting zeros to examples and examples to zeros."""
@@ -47,8 +47,9 @@ class LinearAnswer:
 
     x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
     d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros if `how` is
-               "isolated" and not all examples were found.
-    certainty: (found,) in [0, 1].
+               "isolated" and not all examples were found. If x are unit vectors, d is multiplied by the norms of the inputs.
+    certainty: (found,) in [0, 1], a heuristic confidence that the example is right. By `how`, it follows from the explained share
+               of the gradient, the number of neurons that agree, or the share of neurons whose zeros agree.
     rank:      number of distinct examples that the gradient contains; 0 if unknown.
     how:       "ratio", "isolated" or "sparse directions"; "" if none were found.
     scaled:    whether the norm of x is known.
@@ -175,7 +176,12 @@ class _Task:
     def _search(
         self, factors: Factors, forward: Tensor, rng: Generator, samples: int, constant: Tensor | None
     ) -> Directions | None:
-        """Search for the directions of all examples, by samples in small batches, otherwise by known values if there are any."""
+        """Search for the directions of all R examples; return None if too few are found.
+
+        Batches below MIN_MODULUS_BATCH, and networks without templates, are searched by sampling (`sparse`). Others are searched
+        by the known values of the gradient, the templates, and by sampling if that fails, up to MAX_SAMPLED_BATCH.
+        forward, constant: as in `sparse.search`.
+        """
         if self.templates is None or factors.rank < MIN_MODULUS_BATCH:
             return search(factors, forward, rng, samples=samples, constant=constant)
         found = find_directions(factors, self.templates, forward, rng, constant=constant)
@@ -184,7 +190,10 @@ class _Task:
         return search(factors, forward, rng, samples=samples, constant=constant)
 
     def recover_isolated(self, examples: int | None, note: str) -> LinearAnswer:
-        """Recover the examples that are the only ones to activate some neuron, if the rank of the gradient is not known."""
+        """Recover the examples that are the only ones to activate some neuron. It works if the gradient's rank is not known.
+
+        note: remark that is copied to the answer.
+        """
         groups = group_parallel_rows(self.rows, estimate_rounding(self.rows), self.rows.norm(dim=1) > 0)
         return self._recover_some(groups.directions, groups, 0, examples, note)
 
@@ -301,9 +310,10 @@ class _Task:
 
 
 def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
-    """Return one vector per example, proportional to its input, from groups of parallel rows of the weight gradient.
+    """Return the directions of the R examples from groups of parallel rows; None if fewer than R certain ones are independent.
 
-    None if there are too few independent groups.
+    Each group's direction is one example's [x, 1] up to a factor. The directions of the examples (see `sparse`) are the columns
+    of the inverse of R such vectors. forward, constant: as in `sparse.search`.
     """
     sure = groups.directions[groups.confirmed]
     chosen = select_independent(sure)

@@ -19,7 +19,7 @@ MIN_GAP = 8.0
 """Smallest ratio of the last singular value within the rank to the first one beyond it."""
 
 MIN_EXPECTED_GAP = 2.0
-"""The same if the number of examples is known and the gap is at that number."""
+"""Smallest such ratio if the number of examples is known and equals the rank."""
 
 NOISE_LEVEL = 6.0
 """Magnitude, in standard deviations of noise, from which a row or value counts as nonzero."""

@@ -16,21 +16,22 @@ from attacker.attacks.closed_form.linear.sparse import Directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
 SHARES = (0.5, 0.7, 0.85, 0.6, 0.4, 0.95)
-"""For each round, the share of the neurons that an example turns off that is used: those with the lowest pre-activations."""
+"""Share of an example's off neurons, those with the lowest pre-activations, that its direction must be zero at in the first
+iterations of a round. The values are used in turn, one per round."""
 ROUNDS = 18
 """Largest number of rounds."""
 ZERO_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)
 """Magnitudes beyond which values hardly count, by iteration, in units of the root mean square of the values of a direction."""
 ZERO = 1e-3
-"""Magnitude below which a value counts as zero, in the same units."""
+"""Magnitude up to which a value counts as zero, in units of the root mean square of the values of a direction."""
 SPARE_ZEROS = 8
-"""Number of zeros beyond the rank from which a direction is kept; fewer may be a coincidence."""
+"""A direction is kept if it has at least this many zeros more than entries (the rank); fewer zeros may be a coincidence."""
 SHIFT, STEPS = 1e-13, 4
 """Regularisation and number of steps of the inverse iteration."""
 EQUAL_COSINE = 1 - 1e-8
 """Cosine from which two directions count as one."""
 MIN_SCORE = 0.6
-"""Smallest share of neurons whose zeros fit, times the relative part, for a direction to take the place of an approximate one."""
+"""Smallest score, see `_fill`, at which an exact direction replaces an approximate one."""
 MIN_INDEPENDENT = 0.02
 """Smallest norm of the part of a unit direction outside the span of the others."""
 
@@ -96,7 +97,11 @@ def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
 
 
 def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
-    """Return a unit direction (R,) near q (R,) with many zeros among the rows (M', R), at those with the lowest z (M',) first."""
+    """Return a unit direction (R,) near q (R,) along which many of the rows (M', R) are zero.
+
+    z:     pre-activations (M',) of the approximate example at the rows.
+    share: in the first iterations only this share of the rows with z < 0 counts, those with the lowest z; at last all rows count.
+    """
     off = int((z < 0).sum())
     count = min(len(rows), max(int(share * off), rows.shape[1] + SPARE_ZEROS))
     weight = torch.zeros_like(z)
@@ -121,10 +126,14 @@ def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return R independent directions, and which of them (R,) are from the pool (K, R): the other ones are approximate ones.
+    """Return R independent directions (R, R), and a mask (R,) of those that come from the pool (K, R) of exact directions.
 
-    A direction takes the place of the approximate one that is its largest part, and whose example turns off its zeros.
-    start: approximate directions (R, R). z: pre-activations (M', R) of their examples at the rows (M', R).
+    start: approximate directions (R, R), of which the others remain. z: pre-activations (M', R) of their examples at the rows
+    (M', R).
+
+    The score of a pair is the share of rows at which the exact direction is zero just if the approximate example is off, times
+    the magnitude of the approximate direction's coefficient in the exact one, relative to the largest. Each exact direction
+    replaces at most one approximate direction, so that the sum of scores is largest, and only at a score of at least MIN_SCORE.
     """
     zero, off = ((pool @ rows.T).abs() <= ZERO).to(z.dtype), (z <= 0).to(z.dtype)
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)

@@ -20,16 +20,16 @@ from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, Spac
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
 MIN_AGREEMENT = 0.98
-"""Smallest share of neurons whose zeros agree with those that the example itself causes, for an accepted example."""
+"""Smallest `Directions.agreement` of an accepted example."""
 
 STOP_AGREEMENT = 0.995
-"""The same share at which the search stops early."""
+"""The search stops early once `Directions.agreement` of every example is at least this."""
 
 LARGE_BATCH = 24
 """Batch size from which the number of samples decreases, so that giving up does not take longer."""
 
 MAX_REPAIRED = 12
-"""Largest number of disagreeing directions that are repaired one by one."""
+"""Largest number of directions with an agreement below STOP_AGREEMENT at which these are unmixed (`DirectionPool.unmix`)."""
 
 MAX_EXCHANGES = 60
 """Number of exchanges of directions that are tried after each batch of samples."""

@@ -37,7 +37,8 @@ class Pattern(NamedTuple):
 def find_pattern(q: Tensor, factors: Factors) -> Pattern:
     """Return the zero pattern of directions q (R, K).
 
-    A neuron counts as zero with certainty if the noise is small compared with the direction's nonzero values.
+    A neuron's entry is nonzero (`on`) if it exceeds `compute_zero_threshold`. Otherwise it is known to be zero (`told`) only if
+    the noise is small compared with the direction's nonzero values.
     """
     d, noise = (factors.coordinates @ q).abs(), factors.noise[:, None] * q.norm(dim=0)
     on = d > NOISE_LEVEL * noise
@@ -47,10 +48,10 @@ def find_pattern(q: Tensor, factors: Factors) -> Pattern:
 
 
 def compute_zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
-    """Return the magnitude up to which a value counts as zero.
+    """Return the magnitude up to which a value counts as zero, for a standard deviation `noise`.
 
-    It is NOISE_LEVEL standard deviations of noise, or more if nonzero values are far larger: rounding differs between directions.
-    typical: typical magnitude of nonzero values.
+    It is NOISE_LEVEL * noise. If nonzero values are far larger, it is raised to MAX_ZERO_COMPONENT * typical, at most
+    MAX_DEVIATIONS * noise, since the estimated noise does not hold for all directions. typical: typical size of nonzero values.
     """
     return torch.maximum(
         NOISE_LEVEL * noise, torch.minimum(MAX_DEVIATIONS * noise, MAX_ZERO_COMPONENT * torch.as_tensor(typical).to(noise))

@@ -33,14 +33,15 @@ class Peeling:
     strongest, weakest: first and last weight lambda of the prior before it is set to 0. At 1 the prior weighs as much as one
               equation per input value.
     levels:   number of lambdas, in a geometric sequence. steps: Newton steps for each.
-    certain:  lambda from which on the equations of the layers below are used, with weights for uncertain slopes.
-    sure:     the sign of a pre-activation is certain if its magnitude exceeds this multiple of the layer's last change.
+    certain:  largest lambda at which the equations of the layers below are used, with weights for uncertain slopes.
+    sure:     the sign of a pre-activation is certain if its magnitude exceeds this multiple of the root mean square by which the
+              layer's pre-activations last changed.
     edge:     smoothing of the total variation, in units of [0, 1].
     inner, thorough: iterations of conjugate gradients in a step with the prior, and in one without.
     last:     largest number of steps without the prior. patience: number of successive steps without progress that are allowed.
     rounding: largest residual of an exact answer, relative to the right-hand sides.
-    noise:    if the residual without the prior is larger than rounding, the largest lambda is chosen whose residual is at most
-              this multiple of it (discrepancy principle, Morozov 1966).
+    noise:    if the residual without the prior exceeds `rounding`, the answer is that of the largest lambda whose residual is at
+              most `noise` times the residual without the prior (discrepancy principle, Morozov 1966).
     """
 
     strongest: float = 5e-2
@@ -133,7 +134,10 @@ class _Peeler:
         )
 
     def _anneal(self) -> tuple[Tensor, Tangent]:
-        """Minimise from a grey image with decreasing lambda; return x and the linearisation at the second-to-last lambda."""
+        """Minimise from a grey image with decreasing lambda; return the x of the last lambda and an earlier linearisation.
+
+        The latter is at the x of the lambda before; how much pre-activations changed since shows which signs are uncertain.
+        """
         how, x = self.how, build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
         tangent = before = self.problem.linearise(x, None if edges else self.problem.whole)
@@ -149,7 +153,10 @@ class _Peeler:
         return x, before
 
     def _step(self, tangent: Tangent, share: float) -> Tangent:
-        """Make one Newton step, halved until it does not increase the objective. share: the weight lambda of the prior."""
+        """Return the linearisation after one Newton step, halved until it does not increase the objective, at most eight times.
+
+        If every length increases it, x stays. share: the weight lambda of the prior.
+        """
         d, worth = self._find_direction(tangent, share), self._compute_objective(tangent, share)
         length = torch.ones_like(worth)
         for _ in range(8):
@@ -181,9 +188,11 @@ class _Peeler:
         )
 
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
-        """Solve without the prior until the residual is that of rounding; return x and its misfit (N,).
+        """Make steps without the prior; return the x with the lowest residual and its misfit (N,).
 
-        After each step, the weights of uncertain slopes are computed again.
+        A problem ends when its misfit is at most `rounding` and no longer falls, or after `patience` steps without progress, or
+        after `last` steps. Before each step, the weights of uncertain slopes are computed from the change since `before`, the
+        linearisation at an earlier x.
         """
         how, problem = self.how, self.problem
         best, least = x.clone(), _measure_top_residual(problem, x)

@@ -31,10 +31,11 @@ class LayerRank:
     index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
     used:      unknowns that the layer's outputs depend on.
     known:     weight constraints with known right-hand side; it is unknown where a ReLU's output is 0.
-    rank:      independent equations. alone: at most how many of them are gradient constraints. missing: used - rank.
+    rank:      independent equations. alone: upper bound on the number of gradient constraints among them. missing: used - rank.
     proved:    whether the rank was computed by elimination, or is that of a linear layer. Otherwise it was counted and may be too
                high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
-    near:      independent equations for the layer's input from this and all later layers, linearised at the true input.
+    near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
+               one, where the equations are linear.
     """
 
     name: str
@@ -79,7 +80,7 @@ class RankReport:
 
     @property
     def critical(self) -> int:
-        """Position of the critical layer: the one that lacks most equations, or if none does, the one with the largest index."""
+        """Position of the critical layer: the one with the largest `missing`, and among equals with the largest `index`."""
         return max(range(len(self.layers)), key=lambda i: (self.layers[i].missing, self.layers[i].index))
 
     @property

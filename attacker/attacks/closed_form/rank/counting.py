@@ -53,7 +53,8 @@ def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> C
     """Count the independent equations of a layer.
 
     live: mask of the output values of one channel that later layers depend on.
-    dead: share of its outputs at which a ReLU is 0. Each loses a weight constraint, and most relations between constraints.
+    dead: share of the layer's outputs at which a ReLU is 0. Such an output gives no weight constraint. Most relations between
+          weight and gradient constraints are lost as well, since each contains all outputs of a channel.
     """
     unknowns = layer.channels * int(layer.find_used_values(live).sum())
     ceiling = unknowns if layer.before is None else min(unknowns, layer.channels * compute_pooled_rank(layer.before))

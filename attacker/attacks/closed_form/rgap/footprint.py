@@ -22,8 +22,9 @@ MAX_POOLED_VALUES = 4096
 class LayerFootprint:
     """The footprint of one layer, for one input channel and one output channel.
 
-    sees:     (taps, places), for kernel positions and placements of the kernel: index of the value under each; -1 in the padding.
-    channels, filters: number of input and of output channels. taken: number n of values of a channel that the kernel sees.
+    sees:     (taps, places) index, among the n values of a channel, of the value under each tap at each place; -1 in the padding.
+    channels, filters: number of input and of output channels.
+    taken:    number n of values of a channel to which the kernel is applied, after any pooling before it, without padding.
     before:   matrix (n, input values of a channel) of zeros and ones for pooling before the kernel; None without pooling.
     after:    matrix (output values of a channel, places) of zeros and ones for pooling after it; None without pooling.
     """

@@ -182,7 +182,11 @@ def read_known_labels(observed: Observed) -> Tensor | None:
 
 
 def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
-    """Return a score (N,) of a solution of the last layer; lower is better. place: its position, which decides between equals."""
+    """Return a score (N,) of a solution of the last layer: the residual of R-GAP up to `point` plus the solution's misfit.
+
+    Lower is better. place: index of the solution in its list; the first of equal ones is preferred. labels: known labels (N,), or
+    None; a solution with another label gets a large penalty. Solutions that are not valid get inf.
+    """
     score = point.residual + point.head.misfit + 1e-12 * place
     score = torch.where(point.head.valid, score.nan_to_num(nan=1e30), torch.inf)
     if labels is None:

@@ -104,7 +104,10 @@ class System:
 
 
 def unfold(layer: Layer, x: Tensor) -> Tensor:
-    """Return the input patches under the kernel as columns, (N, values under the kernel, places), of x (N, *taken)."""
+    """Return the input patches under the kernel as columns, (N, values under the kernel, places).
+
+    x: the layer's input after the reshapes and pooling that precede the kernel, (N, *layer.taken).
+    """
     if layer.kernel is None:
         return x[..., None]
     return functional.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride)

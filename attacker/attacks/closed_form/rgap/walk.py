@@ -59,7 +59,7 @@ MAX_KINK_DISTANCE = 5.0
 ERROR_GROWTH = 4.0
 """Assumed error of a layer's values relative to the residual of the layers behind it."""
 MAX_FLIP_RESIDUAL = 0.3
-"""Relative residual above which wrong signs cannot be the cause."""
+"""Relative residual of a layer above which no signs are changed, since wrong signs alone cannot cause so large a residual."""
 MAX_FLIP_RATIO = 0.9
 """Largest residual after a sign change, relative to the one before, at which the change is kept."""
 MIN_SURPLUS_EQUATIONS = 32
@@ -128,7 +128,11 @@ def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point,
 def build_equations(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK
 ) -> tuple[System, EquationValues]:
-    """Return the scaled equations for the input of layer `point.at`, and their right-hand sides."""
+    """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
+
+    `System.scale` divides each equation by its expected error if `walk.scaled` is set. It is 0 for equations whose right-hand
+    side is unknown.
+    """
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
     z, k = act.inverse(f), point.gradient.reshape(f.shape) * act.slope(f)
