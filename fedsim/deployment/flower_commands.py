@@ -55,11 +55,14 @@ class NotReached(RuntimeError):
 
 
 class RunFailed(RuntimeError):
-    """Raised for a run that did not finish. detail: the last message about it."""
+    """Raised for a run that did not finish.
 
-    def __init__(self, status: str, detail: str) -> None:
+    detail: the last message about it. was_unreachable: whether the SuperLink did not answer at some time before.
+    """
+
+    def __init__(self, status: str, detail: str, *, was_unreachable: bool = False) -> None:
         super().__init__(f"the run ended as {status}" + (f": {detail}" if detail else ""))
-        self.status, self.detail = status, detail
+        self.status, self.detail, self.was_unreachable = status, detail, was_unreachable
 
 
 def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> int:
@@ -83,14 +86,16 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
 @dataclass
 class Submitted:
-    """A run on a SuperLink. Use it in the main thread."""
+    """A run on a SuperLink. log: output of `flwr run`, from byte `log_start` on. Use it in the main thread."""
 
     link: Link
     home: Path
     processes: Processes
     log: Path
     prefix: Sequence[str] = ()
+    log_start: int = 0
     _passed: set[str] = field(default_factory=set, init=False)
+    _was_unreachable: bool = field(default=False, init=False)
 
     @classmethod
     def start(
@@ -111,8 +116,10 @@ class Submitted:
         (app / "pyproject.toml").write_text(tomli_w.dumps(APP_PROJECT))
         (home / "run.toml").write_text(tomli_w.dumps(dict(config)))
         command = ["flwr", "run", str(app), CONNECTION_NAME, "--stream", "--run-config", str(home / "run.toml")]
+        log = processes.find_log(RUNNER_NAME)
+        log_start = log.stat().st_size if log.exists() else 0
         processes.start(RUNNER_NAME, command, cwd=home, prefix=(*prefix, "env", f"FLWR_HOME={home}"))
-        return cls(link, home, processes, processes.find_log(RUNNER_NAME), prefix)
+        return cls(link, home, processes, log, prefix, log_start)
 
     @property
     def identity(self) -> str | None:
@@ -138,7 +145,7 @@ class Submitted:
         if is_cut:
             self._pass_warnings_of(self._run_flwr("log", self.identity, CONNECTION_NAME, "--show").stdout, on_words)
         if status != "finished:completed":
-            raise RunFailed(status, _find_cause(status, details, self._read_log()))
+            raise RunFailed(status, _find_cause(status, details, self._read_log()), was_unreachable=self._was_unreachable)
 
     def stop(self) -> None:
         """Ask the SuperLink to stop the run, if there is one, without waiting long for its answer."""
@@ -163,7 +170,7 @@ class Submitted:
         The stream is closed early if the SuperLink was unreachable for a moment.
         Raises NotReached if it does not answer for `ANSWER_SECONDS`.
         """
-        heard, is_cut, is_told = time.monotonic(), False, False
+        heard, is_cut = time.monotonic(), False
         while True:
             try:
                 (status, details), heard = self._ask_status(), time.monotonic()
@@ -172,11 +179,9 @@ class Submitted:
             except NotReached:
                 if time.monotonic() - heard > ANSWER_SECONDS:
                     raise
-                if on_words is not None and not is_told:
-                    is_told = True
-                    on_words(
-                        f"the SuperLink at {self.link.address} does not answer; waiting up to {ANSWER_SECONDS:g} seconds for it"
-                    )
+                if on_words is not None and not self._was_unreachable:
+                    on_words(f"the SuperLink at {self.link.address} does not answer; waiting up to {ANSWER_SECONDS:g} seconds")
+                self._was_unreachable = True
             is_cut = True
             for _ in range(10):
                 watch()
@@ -202,7 +207,9 @@ class Submitted:
             return subprocess.CompletedProcess(command, 124, "", f"no answer within {COMMAND_SECONDS:g} seconds")
 
     def _read_log(self) -> str:
-        return COLOUR_CODES.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
+        if not self.log.exists():
+            return ""
+        return COLOUR_CODES.sub("", self.log.read_bytes()[self.log_start :].decode(errors="replace"))
 
 
 def _configure(home: Path, link: Link) -> None:

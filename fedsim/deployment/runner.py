@@ -18,6 +18,8 @@ from fedsim.recording.round_metrics import read_metrics
 
 OnRound = Callable[[dict[str, Any]], None]
 Config = dict[str, str | int | bool]
+MAX_CONTINUATIONS = 3
+"""How often a run that failed because its SuperLink was lost is continued from its last finished round."""
 
 
 class DeploymentFailed(RuntimeError):
@@ -42,16 +44,36 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
     home = Path(tempfile.mkdtemp(prefix="fedleak-"))
     try:
         with handle_sigterm(), Processes(home / "logs") as processes:
-            submitted = Submitted.start(link, config, home=home, processes=processes)
-            try:
-                submitted.wait(_Rounds(Path(str(config["out"])), on_round).report_rounds, on_words)
-            except (KeyboardInterrupt, SystemExit):
-                submitted.stop()
-                raise
+            rounds = _Rounds(Path(str(config["out"])), on_round)
+            run_to_end(link, config, home, processes, rounds.report_rounds, on_words)
     except (NotReached, RunFailed, Ended) as error:
         raise DeploymentFailed(str(error)) from error
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def run_to_end(
+    link: Link, config: Config, home: Path, processes: Processes, watch: Callable[[], None], on_words: OnWords | None
+) -> None:
+    """Run on the SuperLink at `link`, calling `watch` several times a second.
+
+    A run that fails after the SuperLink was unreachable is continued from its last finished round, up to
+    `MAX_CONTINUATIONS` times, since Flower loses what was being transferred when its SuperLink stops.
+    """
+    for left in reversed(range(MAX_CONTINUATIONS + 1)):
+        submitted = Submitted.start(link, config, home=home, processes=processes)
+        try:
+            submitted.wait(watch, on_words)
+            return
+        except RunFailed as error:
+            if not (left and error.was_unreachable and error.status == "finished:failed"):
+                raise
+            if on_words is not None:
+                on_words(f"{error}; the SuperLink was unreachable before, so the run continues from its last finished round")
+            config = {**config, "resume": True}
+        except (KeyboardInterrupt, SystemExit):
+            submitted.stop()
+            raise
 
 
 def run_natively(
@@ -73,14 +95,13 @@ def run_natively(
     try:
         parties = [_make_party(layout, out, number, count, seed) for number in range(count)]
         with handle_sigterm(), Native(layout, parties) as native:
-            submitted = Submitted.start(native.link, config, home=native.home / "runner", processes=native.processes)
             rounds = _Rounds(out, on_round)
 
             def watch() -> None:
                 native.processes.check()
                 rounds.report_rounds()
 
-            submitted.wait(watch, on_words)
+            run_to_end(native.link, config, native.home / "runner", native.processes, watch, on_words)
     except (NotReached, RunFailed, Ended) as error:
         raise DeploymentFailed(f"{error}\nthe logs of all processes are in {layout.root / 'logs'}") from error
     except FileNotFoundError as error:  # Flower is not installed

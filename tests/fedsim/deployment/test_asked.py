@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed
 from fedsim.deployment.folders import prepare
 from fedsim.deployment.parties import make_command
 from fedsim.deployment.processes import Processes, find_free_port
+from fedsim.deployment.runner import Config, run_to_end
 from fedsim.engine import flower_app as flower
 from fedsim.engine.locations import Places
 
@@ -154,9 +156,44 @@ def test_one_that_never_answers_is_not_waited_for_without_end(
     submitted.stop()
 
 
-def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_path: Path) -> None:
-    import tomllib
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_run_that_failed_with_its_superlink_is_continued_and_no_other(
+    is_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run fails, after a moment without an answer if `is_lost`; the second completes."""
+    monkeypatch.setattr("fedsim.deployment.flower_commands.ANSWER_SECONDS", 60.0)
+    runs, asked = tmp_path / "runs", tmp_path / "asked"
+    script = tmp_path / "bin" / "flwr"
+    script.parent.mkdir()
+    script.write_text(
+        f"#!/bin/sh\nif [ $1 = run ]; then echo >> {runs}; cp {tmp_path}/home/run.toml {tmp_path}/$(wc -l < {runs}).toml\n"
+        f"echo Successfully started run 1$(wc -l < {runs}); exit; fi\n"
+        f"[ $1 = list ] || exit 0\n"
+        f"[ $4 = 12 ] && exec echo '{json.dumps({'runs': [{'status': 'finished:completed'}]})}'\n"
+        f"if {'true' if is_lost else 'false'} && [ ! -e {asked} ]; then touch {asked}; exit 1; fi\n"
+        f"echo '{json.dumps({'runs': [{'status': 'finished:failed', 'status-details': 'half a push'}]})}'\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    heard: list[str] = []
+    processes = Processes(tmp_path / "logs")
+    processes.environment["PATH"] = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+    config: Config = {"out": "/out", "resume": False}
 
+    def run() -> None:
+        run_to_end(LINK, config, tmp_path / "home", processes, lambda: None, heard.append)
+
+    if not is_lost:
+        with pytest.raises(RunFailed):
+            run()
+        assert not (tmp_path / "2.toml").exists()
+        return
+    run()
+    assert [tomllib.loads((tmp_path / f"{n}.toml").read_text())["resume"] for n in (1, 2)] == [False, True]
+    assert "does not answer" in heard[0]
+    assert heard[1].endswith("so the run continues from its last finished round")
+
+
+def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_path: Path) -> None:
     own = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     sent: Any = APP_PROJECT["tool"]["flwr"]["app"]  # type: ignore[index]
     assert sent["components"] == own["components"]
