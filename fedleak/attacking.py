@@ -30,7 +30,9 @@ def attack(
 ) -> AttackResult:
     """Attack an observation, several observations of one client together (for attacks such as agic), or a recording.
 
-    name:    as `attacker list` shows it, or `module:function`. arguments: the arguments of the attack.
+    The result holds one reconstruction per case: one for observations in memory. In a recording, each observation is a case, or
+    for attacks on several rounds all observations of a client.
+    name:    a name that the command `attacker list` prints, or `module:function`. arguments: the arguments of the attack.
     null:    withhold the gradient, to measure what the prior alone achieves. A verdict compares an attack with its null.
     out:     for a recording, the folder of all reconstructions; by default it lies beside the recording. Cases (observations that
              are attacked together) that are finished there are not attacked again.

@@ -29,8 +29,11 @@ def run(
                 training={"batch_size": 4}, which replaces the whole table.
     out:        folder of the run; by default a new temporary folder, which is not removed.
     engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
+    resume:     continue the unfinished run of this experiment in `out` after its last complete round.
+    client_seed: seed of the clients' secrets, such as the order of their examples; None draws them from the system.
 
-    Raises ExperimentError if the experiment cannot be run, and ValueError if `out` holds another run.
+    Raises ExperimentError if the experiment cannot be run, and ValueError if `out` holds a run of another experiment, or an
+    unfinished run without `resume`.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate

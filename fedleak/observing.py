@@ -115,7 +115,7 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
 
 
 def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of classes that the model's logits distinguish, found by a forward pass."""
+    """Return the number of logits of a forward pass, and 2 for a single logit, which stands for two classes."""
     module = models.ModuleSpec.of(model).module.eval()
     parameter = next(module.parameters())
     with torch.no_grad():

@@ -34,7 +34,8 @@ ImagePair = tuple[Tensor, Tensor | None]
 class ScoreTable:
     """Score rows, one for each true example and case.
 
-    pairs: for rows in memory, original and reconstruction of each. run: folder with the pairs of the rows; None in memory.
+    pairs: for observations in memory, original and reconstruction of each row, in the order of `rows`; empty for a recording.
+    run:   for a recording, the folder of its run, from which originals and reconstructions are read; None in memory.
     """
 
     rows: tuple[ScoreRow, ...]
@@ -88,12 +89,13 @@ def score(
 ) -> ScoreTable:
     """Compare reconstructions with originals.
 
-    target: a result on an observation in memory, a recording, or a result on a recording.
+    target: the result of one attack, on observations in memory or on a recording; or a recording, to score all attacks on it.
     x, y:   for an observation in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording,
             which is scored by the truth that its clients wrote.
     truth:  folders of truth, by default the run's own.
 
-    Raises ValueError if x and y are missing, do not fit, or there is no truth.
+    Raises ValueError if x and y are missing or have wrong shapes for an observation in memory; for a recording, if they are
+    given, or if the folder of truth or the reconstructions are missing.
     """
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:

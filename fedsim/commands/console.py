@@ -24,9 +24,9 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stder
 
 
 EXIT_FAILURES = 1
-"""Exit status of a command that finished, but with failed clients or cases, or a diverged model."""
+"""Exit status of a command that ran to its end, but in which clients or attacked cases failed, or the model diverged."""
 EXIT_UNFINISHED = 3
-"""Exit status of a command without failures, after which some cases are waiting or interrupted."""
+"""Exit status of a command without failures that leaves some cases unfinished: not yet attacked, or interrupted."""
 
 ALLOW_FAILURES = "Exit with status 0 even if some clients or cases failed."
 Code = Annotated[
@@ -39,6 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 def make_command_line(words: str) -> typer.Typer:
     """Return a command line without commands, with the help text `words` and the options --version and --code.
 
+    --code module:function imports code of the user, so that its name may be used wherever an experiment names a component.
     For an unknown command, similar names are suggested.
     """
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
@@ -65,7 +66,7 @@ VERSION_HELP = "Print the versions of fedleak, Python and the packages that resu
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the versions, one package per line, and exit, if the option was given."""
+    """Print the versions of fedleak, Python, PyTorch, Flower and NumPy, one per line, and exit, if the option was given."""
     if wanted:
         print(f"fedleak {version('fedleak')}")
         print(f"python {platform.python_version()}")
@@ -112,10 +113,10 @@ def describe_progress(task: Task) -> str:
 
 @contextmanager
 def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
-    """Turn exceptions into one message on stderr and an exit status: 2 for wrong usage, 1 for failed work, 130 for Ctrl-C.
+    """Turn exceptions into one message on stderr and an exit status: 2 for wrong usage, 1 for any other error, 130 for Ctrl-C.
 
-    verbose: raise the exception instead. kept: text on what is kept after Ctrl-C.
-    Commands whose work was done only in part exit with `EXIT_FAILURES` or `EXIT_UNFINISHED` themselves.
+    verbose: raise the exception instead. kept: clause that is printed after "interrupted; " on what Ctrl-C left on disk.
+    A command that raised nothing, but whose work is incomplete, exits with `EXIT_FAILURES` or `EXIT_UNFINISHED` itself.
     """
     try:
         yield

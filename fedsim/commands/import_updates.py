@@ -25,15 +25,16 @@ from fedsim.recording.writer import Recorder, Reply
 
 IMPORTED_CLIENT = "imported"
 MAX_SIZE_RATIO = 4
-"""How many times larger than the state of the model a state dict may be: float64, and as much again of other tensors."""
+"""How many times as many bytes as the model's state dict a file may hold: twice for float64, and twice for unrelated tensors."""
 SPARE_BYTES = 2**26
 
 
 class ImportSettings(BaseModel):
     """Settings of an import: what the server knows besides the two state dicts.
 
-    model, training, data, defense, gradient, network, inputs: as in an experiment; the model may be `module:function`.
-    num_examples: the number that the client reported, if any; most attacks need it.
+    model, training, data: as in an experiment; the model may be `module:function`.
+    defense, gradient, network, inputs: defenses of the update, the gradient, the network and the inputs, as in an experiment.
+    num_examples: number of training examples that the client reported with its update, if any; most attacks need it.
     names:   maps a tensor's name in the files to its name in the model, if they differ.
     layout:  "torch", or "keras" for Keras, JAX and Flax, whose kernels (height, width, in, out) and (in, out) are transposed.
     flatten: for layout "keras", maps the name of a linear weight that follows a flattened image to that image's (C, H, W). Keras
@@ -86,8 +87,9 @@ class ImportSettings(BaseModel):
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
     """Write `out/recording` with one observation of a client that was sent the state dict `before` and sent back `after`.
 
-    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. Weights of the model's own type are
-    stored unchanged, and attacks account for their rounding. From float64 weights the update is computed before it is rounded.
+    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. Weights in the
+    model's dtype are stored as they are, and attacks allow for their rounding error. Weights in float64 are subtracted in
+    float64, and the update is then rounded to the model's dtype.
     Raises ValueError, and writes nothing, if a file cannot be read or does not fit the other one or the model.
     """
     if (out / "recording").exists():
@@ -174,7 +176,11 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
 def _fit_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
-    """Return tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
+    """Return the file's tensors with the names, layout and order of `state`, the model's state dict.
+
+    weights: names of the trained parameters, which keep the file's dtype; buffers get the model's. A missing counter of batch
+    norm is taken from `state`. Raises ValueError for the first tensor that is missing or has another shape or type of number.
+    """
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}
     for name, expected in state.items():
@@ -195,7 +201,10 @@ def _fit_tensors(
 def _rename_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
-    """Return tensors by the model's names, see `ImportSettings.names`. Raises ValueError for names that do not exist."""
+    """Rename the file's tensors to the model's names, see `ImportSettings.names`.
+
+    Raises ValueError if the settings name a tensor that the file or the model does not have, or two tensors get the same name.
+    """
     for own, name in settings.names.items():
         if own not in tensors:
             raise ValueError(

@@ -20,7 +20,10 @@ DEFAULT_PATHS = {"imagefolder": "pictures", "csv": "table.csv"}
 """Dict from a kind of template to the default path of the user's data."""
 TEMPLATE_KINDS = ("photos", "imagefolder", "csv", "flower", "quickstart")
 FLOWER_SIZES = {"flower": 1, "quickstart": 32}
-"""Examples of a client, and batch size, of the Flower apps: one is easy to reconstruct, 32 is the setting of Flower's own app."""
+"""Dict from a Flower template to one number, which is both the examples per client and the batch size.
+
+A single example is easy to reconstruct; 32 is the batch size of Flower's own quickstart app.
+"""
 
 
 def init(

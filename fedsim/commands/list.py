@@ -1,6 +1,6 @@
 """Command `fedsim list`, which lists the names that an experiment can use, with their arguments.
 
-These are names of models, data sets, partitions, strategies and defenses of updates, gradients, networks and inputs.
+These are models, data sets, partitions, strategies, and four sorts of defenses: of updates, gradients, networks and inputs.
 """
 
 import inspect
@@ -38,7 +38,10 @@ def list_(
 
 
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
-    """Return summary, arguments with defaults, and reference of all names of a `kind`. Raises ValueError for an unknown one."""
+    """Return a dict from each name of a `kind` to its "summary", "arguments" (with defaults) and "reference" (the publication).
+
+    Raises ValueError for an unknown kind.
+    """
     if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest_name
 
@@ -82,7 +85,7 @@ def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[
 
 
 def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return summary, arguments and reference of a factory function, from its signature and docstring."""
+    """Return summary, arguments and cited publication of a factory function, from its signature and docstring."""
     from defenses._registry import read_source, read_summary
 
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN_PARAMETERS]

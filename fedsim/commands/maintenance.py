@@ -22,11 +22,12 @@ MANIFEST_FILE, EXPERIMENT_FILE, RECORDING_FOLDER = "manifest.json", "experiment.
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The result of verifying a recording.
+    """The result of verifying the run or recording in `folder`.
 
     rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
-    observations: number of complete observations in its index. intact: number of those that can be read, including their weights.
-    damaged: damaged files, relative to `folder`, each with a reason.
+    observations: number of observations in its index whose client sent an update. intact: number of those whose update, and the
+                  global weights of their round, can be read.
+    damaged: damaged files, as paths relative to `folder`, each with a reason.
     unexpected: files that do not belong to the recording, such as those of a round that was not finished.
     """
 
@@ -65,8 +66,9 @@ class _Damage:
 def verify(folder: Path) -> Verified:
     """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
 
-    If there is a folder `truth` beside the recording, every client that sent an update must have rows in it.
-    Raises ValueError if `folder` is neither a run nor a recording, or if it names code that was not admitted.
+    If there is a folder `truth` (the indices of the examples that clients used) beside the recording, a client that sent an
+    update and has no rows in it counts as damage. Raises ValueError if `folder` is neither a run nor a recording, or if its
+    manifest names code as `module:function` that the user has not allowed with --code.
     """
     at = folder if os.path.lexists(folder / MANIFEST_FILE) else folder / RECORDING_FOLDER
     if not os.path.lexists(at / MANIFEST_FILE):

@@ -75,8 +75,8 @@ def run(
 ) -> None:
     """Run a federation to its end and record it.
 
-    Exit status: 0 if every sampled client sent an update in time; 1 if updates are missing or the model diverged, unless
-    --allow-failures is given, or if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every sampled client sent an update in time; 1 if the federation failed, or, unless --allow-failures
+    is given, if updates are missing or the model diverged; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
@@ -146,8 +146,8 @@ def federate(
 ) -> str:
     """Run a federation with a progress bar, unless the run in `folder` is already done.
 
-    Returns what the server of a deployment reports as failed, or "". Only the server sees the recording in a deployment on
-    several machines.
+    Returns the failure that the server of a deployment reported, such as missing updates; "" if there was none. With the engines
+    "ray" and "local" it is always "", since the caller can read the recording itself.
     Raises DiskFull if there is not enough disk space, EngineError if the federation fails, and EmptyRunError if no client
     answered.
     """

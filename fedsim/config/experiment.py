@@ -54,8 +54,9 @@ class Named(_Frozen):
 class Clients(_Frozen):
     """Clients of a federation.
 
-    count: their number. fraction: share of them that is drawn in each round. canaries: number of known pairs of examples of each
-    client, of which it uses one each, to measure epsilon; see `fedsim.training.batches.choose_versions`.
+    count: their number. fraction: share of them that is drawn in each round. canaries: number of pairs of examples of each client
+    that an audit knows; the client trains on one of each pair, chosen by a secret coin, and how often the audit guesses it bounds
+    epsilon from below; see `fedsim.training.batches.choose_versions`.
     """
 
     count: int = Field(gt=0)
@@ -88,7 +89,10 @@ class RecordedParts(_Frozen):
 
 
 class Privacy(_Frozen):
-    """Parameters of privacy accounting: `delta` of every epsilon, and `prior`, the success rate of a blind guess."""
+    """Parameters of privacy accounting.
+
+    delta: of every (epsilon, delta). prior: probability that an attacker who sees no message reconstructs an example.
+    """
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
     prior: float = Field(default=0.01, gt=0, lt=1)
@@ -105,7 +109,10 @@ def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def _rename_squeezing(training: Any) -> Any:
-    """Rename CPL's `gradient_squeezing` (local steps before an update is sent) to `steps`."""
+    """Rename `gradient_squeezing`, the name of the CPL paper (Wei et al. 2020) for local steps per update, to `steps`.
+
+    Raises ValueError if more than one of `EXCLUSIVE_KEYS` is given.
+    """
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
         return training
     given = [key for key in EXCLUSIVE_KEYS if key in training]
@@ -154,9 +161,10 @@ class Experiment(_Frozen):
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     def state_mode(self) -> "Experiment":
-        """Return the experiment with `training.mode`; if none is given, it is "eval", in which clients then train.
+        """Return the experiment with `training.mode` filled in: "eval" if none is given.
 
-        Without a given mode, a run refuses networks that compute differently in the two modes.
+        This does not check the network. A run raises ValueError before it starts if no mode is given and the network computes
+        differently in train and eval mode.
         """
         if self.training.mode != "unstated":
             return self
@@ -164,7 +172,10 @@ class Experiment(_Frozen):
 
     @model_validator(mode="after")
     def _check_training(self) -> "Experiment":
-        """Refuse settings that only describe other apps' federations, since clients here do not implement them."""
+        """Raise ValueError for fields of `Training` that only describe recordings of other Flower apps, such as `accumulation`.
+
+        The clients of an experiment do not implement them.
+        """
         training, plain = self.training, {field.name: field.default for field in fields(Training)}
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
             if getattr(training, key) != plain[key]:
@@ -225,7 +236,8 @@ CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "in
 def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
     """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
 
-    own: the local user wrote or named the file: code that it names as `module:function` is admitted.
+    own: whether the local user wrote or named the file. Then code that it names as `module:function` is imported and allowed;
+    otherwise such a name is an error unless the user allowed it before, for example with --code.
 
     Raises ExperimentError for unknown keys, wrong values and files that are not TOML. It names the file and the key, and
     `OVERRIDE_SOURCE` instead of the file for a key that is overridden.
@@ -299,7 +311,7 @@ def _describe_error(error: Any, model: type) -> str:
 
 
 def _find_keys(model: Any, tables: Sequence[str]) -> list[str]:
-    """Return the keys of a table of `model`; empty if the table is of another kind."""
+    """Return the keys of the table at the path `tables` below `model`; empty if this is not a table with fixed keys."""
     for table in tables:
         field = getattr(model, "model_fields", {}).get(table)
         model = field.annotation if field is not None else None

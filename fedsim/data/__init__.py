@@ -114,7 +114,10 @@ def _load(name: str, arguments: str) -> Dataset:
 
 
 def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a data set that truth stores: arguments of `load`, content hash and number of examples."""
+    """Return a dict that identifies a data set: arguments of `load`, content hash and number of training examples.
+
+    Clients store it with the truth (the indices of the examples that they used), so that scoring finds the same examples.
+    """
     return {
         "name": name,
         "arguments": dict(arguments),

@@ -77,7 +77,10 @@ class Dataset:
             _check_examples(f"{self.name}: {side}", examples, self.spec)
 
     def compute_hash(self) -> str:
-        """Return a hash of the training examples and their order, which truth stores to recognise its data set. Cached."""
+        """Return a hash of the training examples and their order. It is cached.
+
+        It is stored with the indices of the examples that clients used, so that scoring recognises the data set.
+        """
         return self._content_hash
 
     @cached_property

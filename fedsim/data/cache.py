@@ -21,8 +21,10 @@ def find_cache(root: str | None = None) -> Path:
 def fetch_once(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
     """Return the cache folder, after downloading `part` into it unless it is there.
 
+    name:  name of the data set, for messages. root: see `find_cache`. part: path below the cache folder.
     fetch: function that downloads `part` into a given folder. It gets a temporary folder, from which the complete result is
-    moved. Raises FileNotFoundError, in one line, if the download fails.
+           moved.
+    Raises FileNotFoundError, with a message of one line, if the download fails.
     """
     folder = find_cache(root)
     place = folder / part

@@ -19,16 +19,16 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 class KnownColumns:
     """Ranges and categories of columns, which are public before clients train.
 
-    ranges, categories: dicts keyed by column name, from public knowledge. ranges_from: source of the ranges of all other columns,
-    one of `RANGE_SOURCES`.
-    shown: mask of the rows that these ranges are computed from.
+    ranges, categories: dicts keyed by column name, from public knowledge. ranges_from: source of the ranges and categories of all
+    other columns, one of `RANGE_SOURCES`.
+    source_rows: mask of the rows from which the ranges and categories of these other columns are computed.
     """
 
     file: Path
     ranges: Mapping[str, Any]
     categories: Mapping[str, Any]
     ranges_from: str
-    shown: Array
+    source_rows: Array
 
     def __post_init__(self) -> None:
         if self.ranges_from not in RANGE_SOURCES:
@@ -50,7 +50,7 @@ class KnownColumns:
 
     @property
     def where(self) -> str:
-        """Return as text which rows ranges are computed from, if they are not public knowledge."""
+        """Return the name of the rows from which ranges that were not given are computed, for messages."""
         return "held-out rows" if self.ranges_from == "held_out" else "training rows"
 
 
@@ -73,7 +73,7 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
             raise ValueError(
                 f"{file}: column {name!r} has a range, but not all its values are numbers; give its categories instead"
             )
-        categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.shown]))))
+        categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.source_rows]))))
         if len(categories) > limit:
             raise ValueError(f"{file}: column {name!r} has {len(categories)} categories; drop it, or raise max_categories")
         return _encode_categories(name, texts, categories)
@@ -84,7 +84,7 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
     if name in known.ranges:
         low, high = map(float, known.ranges[name])
         return _encode_numbers(name, numbers, low, high, (low + high) / 2)
-    seen = numbers[known.shown & ~np.isnan(numbers)]
+    seen = numbers[known.source_rows & ~np.isnan(numbers)]
     if not len(seen):
         raise ValueError(f"{file}: column {name!r} has no value in the {known.where}; drop it, or give its range under ranges")
     return _encode_numbers(name, numbers, float(seen.min()), float(seen.max()), float(np.median(seen)))
@@ -110,7 +110,7 @@ def parse_numbers(texts: Texts) -> Array | None:
 
 
 def format_few(texts: set[str]) -> str:
-    """Return the first five values as text, and how many more there are."""
+    """Return the first five values in sorted order, and how many more there are, as text."""
     shown = ", ".join(map(repr, sorted(texts)[:5]))
     return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
 

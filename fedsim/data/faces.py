@@ -47,7 +47,10 @@ def lfw(
 
 
 def _download(folder: str) -> None:
-    """Download LFW with scikit-learn without loading images: no person has enough photographs, so it stops after the download."""
+    """Download LFW with scikit-learn without loading images.
+
+    `min_faces_per_person` is larger than any person's number of photographs, so that scikit-learn raises after the download.
+    """
     from sklearn.datasets import fetch_lfw_people
 
     with suppress(ValueError):

@@ -12,7 +12,7 @@ from fedsim.recording.array_archives import MAX_BYTES, open_regular
 from fedsim.recording.observation import DataSpec
 
 Classes = dict[str, list[Path]]
-"""Files of each class by the name of its folder, both sorted by name."""
+"""Dict from the name of a class's folder to its files. Folders and files are sorted by name."""
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 """Image formats that are read. Pillow starts external programs for some other formats."""
 MAX_SIZE = 4096

@@ -56,8 +56,8 @@ def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list
 def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
     """Give each client exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
 
-    The number of clients of a class is proportional to its size, and it is split evenly among them. All examples are used if
-    clients x k is at least the number of classes; otherwise the smallest classes are not used.
+    The number of clients that hold a class is proportional to its size, and they share its examples evenly. All examples are used
+    if clients x k is at least the number of classes; otherwise the smallest classes are not used.
     """
     classes = _group_members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
@@ -119,7 +119,11 @@ def _deal_classes(sizes: list[int], clients: int) -> list[int]:
 
 
 def _share_slots(sizes: list[int], limits: list[int], slots: int) -> list[int]:
-    """Distribute slots over classes: one each, the largest first, then in proportion to size (D'Hondt method), up to `limits`."""
+    """Return how many clients hold each class, `slots` in total over all classes.
+
+    Each class first gets one client, in order of decreasing size as long as `slots` last. The rest are distributed in proportion
+    to `sizes` (D'Hondt method), with at most `limits[i]` clients for class i.
+    """
     holders = [0] * len(sizes)
     waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
     heapq.heapify(waiting)
@@ -132,10 +136,10 @@ def _share_slots(sizes: list[int], limits: list[int], slots: int) -> list[int]:
 
 
 def _draw_holders(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
-    """Draw the clients of each class so that all clients have equally many classes, each at most once.
+    """Draw the clients of each class and return them as one list per class. All clients hold equally many distinct classes.
 
-    The slots are first dealt in turn, which gives every client its number of distinct classes; then random pairs of clients swap
-    classes.
+    holders: number of clients that hold each class. The classes, repeated `holders` times, are first dealt to the clients in
+    turn; then random pairs of clients swap classes.
     """
     slots = np.repeat(np.arange(len(holders)), holders)
     owned = [set(slots[client::clients].tolist()) for client in range(clients)]

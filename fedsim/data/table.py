@@ -63,7 +63,7 @@ def csv(
             f"{path}: with label {label!r}, split {split!r} and drop {list(drop)}, no input column is left; drop fewer"
         )
     labels, classes = _read_labels(file, label, table[label], held_out)
-    known = KnownColumns(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
+    known = KnownColumns(file, ranges, categories, ranges_from, source_rows=held_out if ranges_from == "held_out" else ~held_out)
     features = [encode(known, name, table[name], name in categorical, max_categories) for name in inputs]
     examples = Examples(
         values=np.concatenate([feature.values for feature in features], axis=1),

@@ -23,10 +23,12 @@ MAX_VALID_DAYS = 825
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """Files of the SuperLink and the server below `root`, in one folder for each set of readers.
+    """Paths of the TLS files of the SuperLink and the server below `root`. Files that the same parties may read share a folder.
 
-    authority:        the certificate that everybody trusts. authority_key: its signing key; store it elsewhere afterwards.
-    certificate, key: of the SuperLink. secret: shared by SuperLink and server; tasks are given only to processes that know it.
+    authority:        certificate of the authority, which all parties trust. authority_key: its private key, needed only to sign
+                      certificates; move it to a safe place once the SuperLink's certificate is signed.
+    certificate, key: of the SuperLink. secret: shared by SuperLink and server; the SuperLink gives tasks only to processes that
+                      know it.
     """
 
     root: Path

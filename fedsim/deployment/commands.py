@@ -1,4 +1,7 @@
-"""Commands of each party of a deployment. `native` executes them, and tests compare those of the containers with them."""
+"""Commands of each party of a deployment.
+
+The module `native` runs them. The compose file repeats them for containers, and tests check that both agree.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ class TlsIdentity:
     """TLS files of a SuperLink, as paths that its process sees.
 
     authority: certificate of the authority that signed `certificate`, whose private key is `key`.
-    secret:    file with the secret of the server's own processes; tasks are given only to processes that know it.
+    secret:    file with the secret that the SuperLink shares with the server; it gives tasks only to processes that know it.
     """
 
     authority: str
@@ -30,7 +33,7 @@ class TlsIdentity:
 class Link:
     """Connection of a party to the SuperLink.
 
-    Authority: the certificate that it trusts; None for a connection without TLS and keys.
+    address: host and port. authority: path of the certificate that it trusts; None for a connection without TLS and keys.
     """
 
     address: str
@@ -63,13 +66,21 @@ def make_superlink_command(
 
 
 def make_server_command(link: Link, *, secret: str | None) -> list[str]:
-    """Return the command of the server, which aggregates and writes the recording."""
+    """Return the command of the server, which aggregates and writes the recording.
+
+    secret: path of the file with the secret shared with the SuperLink; None without TLS.
+    """
     words = ["flower-superexec", "--runtime-api-address", link.address, *link.list_options()]
     return words if secret is None else [*words, "--superexec-auth-secret-file", secret]
 
 
 def make_client_command(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
-    """Return the command of a client's SuperNode. config: the client's own configuration, see `fedsim.engine.flower_app`."""
+    """Return the command of a client's SuperNode.
+
+    key: path of the client's private key; None without TLS. port: local port on which the SuperNode serves the client's
+    processes.
+    config: the client's own configuration, see `fedsim.engine.flower_app`.
+    """
     words = ["flower-supernode", "--superlink", link.address, *link.list_options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
     return [*words, "--host", "127.0.0.1", "--port", str(port), "--node-config", format_config(config)]

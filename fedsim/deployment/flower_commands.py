@@ -36,7 +36,10 @@ APP_PROJECT = {
         }
     },
 }
-"""The app that is submitted: names without code. Each party runs its installed code, and nothing that a server sends."""
+"""pyproject.toml of the app that is submitted to the SuperLink. It only names the apps and contains no code.
+
+Each party imports the named apps from its own installation and runs no code that others send.
+"""
 COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
 WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILURE_PREFIX}.+)$")
@@ -66,7 +69,9 @@ class RunFailed(RuntimeError):
 
 
 def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> int:
-    """Register the public keys `*.pub` in `keys` at the SuperLink, which may know some already; return their number.
+    """Register the public keys `*.pub` in `keys` at the SuperLink and return the number of these files.
+
+    Keys that are registered already are counted too.
 
     home: folder for Flower's configuration. prefix: a command that runs Flower's command, for example in another network.
     Raises ValueError if there are no keys, and NotReached if the SuperLink refuses.
@@ -131,7 +136,8 @@ class Submitted:
         """Wait until the run has finished, calling `watch` several times a second.
 
         on_words: called with the server's messages about missing clients and replies.
-        Raises NotReached if there is no run, and RunFailed if it did not complete, for which Flower's exit status is 0.
+        Raises NotReached if there is no run, and RunFailed if the run ended without completing. This is read from Flower's list
+        of runs, since the exit status of Flower's command is 0 for failed runs too.
         """
         while self.processes.find_status(RUNNER_NAME) is None:
             watch()

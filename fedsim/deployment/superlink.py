@@ -2,7 +2,8 @@
 
 Flower 1.41 serves everything on one port: the messages of clients, which have keys, and the commands of `flwr` (start a run, with
 code that server and clients execute; register a key), which need no password. Any client that reaches the port could run code on
-the server and on other clients. Here, commands are accepted only from this machine, and from one named network.
+the server and on other clients. Here, commands are accepted only from this machine and from the networks that `--control-from`
+names, which may be repeated.
 """
 
 import sys

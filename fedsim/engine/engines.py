@@ -65,7 +65,7 @@ def run(
 
 
 def set_verbosity(verbose: bool) -> None:
-    """Show or hide Flower's own messages. Failures are recorded in any case."""
+    """Show or hide Flower's own log messages. Failed clients are recorded in either case."""
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
@@ -114,7 +114,10 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
 
 
 def _is_system_error(error: BaseException | None) -> TypeGuard[OSError]:
-    """Return whether the operating system reported the error, such as a full disk, and not a server that waits in vain."""
+    """Return whether the operating system reported the error, such as a full disk.
+
+    A TimeoutError that the server raises for missing clients is an OSError too, but has no errno.
+    """
     return isinstance(error, OSError) and error.errno is not None
 
 

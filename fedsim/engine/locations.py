@@ -16,8 +16,8 @@ class Places:
              the experiment's data set and splits it.
     private: a client's folder for identity, secret and state; if None, below the run's folder.
     truth:   a client's folder for the indices of the examples it used; if None, below the run's folder.
-    public:  the folder of public facts about the data. If it is None, the server loads the experiment's data set. A client
-             whose own data set is not a "part" needs a copy of it.
+    public:  the folder of public facts about the data, such as shape and ranges. If it is None, the server loads the experiment's
+             data set. A client whose own data set is not of the kind "part" needs a copy of this folder.
     """
 
     data: str | None = None

@@ -66,7 +66,10 @@ class FederationRun:
     code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:
-        """Admit code in this process that was admitted in the process from which the run comes, such as a Ray worker's parent."""
+        """Allow `self.code`, the `module:function` names that the user allowed in the process that created the run.
+
+        A Ray worker needs this, since it runs in another process than the command. Nothing is imported yet.
+        """
         references.remember_admitted(*self.code)
 
     def make_model_spec(self) -> ModelSpec:
@@ -78,7 +81,7 @@ class FederationRun:
         return self.places.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's examples, if one party has all data."""
+        """Return an array with the indices of each client's examples. This loads and splits the experiment's whole data set."""
         return _split(self.experiment.to_toml())
 
     def count_examples(self) -> list[int]:
@@ -148,14 +151,18 @@ class FederationRun:
     def _require_mode(self, model: nn.Module, spec: DataSpec) -> Training:
         """Return the training settings with a mode. Raises ValueError if none is stated and the network needs one.
 
-        Network defenses do not: their random blocks are in training mode whenever a client trains.
+        Only the network without its defense is checked: a network defense needs no stated mode, since its random blocks are in
+        training mode whenever a client trains.
         """
         named = self.make_model_spec()
         bare = models.build_layout(replace(named, network=""), spec) if named.network else model
         return models.require_mode(bare, self.experiment.training, spec)
 
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
-        """Try one local step on two examples if the gradient rule is not plain, since a rule may not suit the network."""
+        """Take one local step on two examples if the experiment has a gradient defense, since it may not suit the network.
+
+        An error of the defense is raised unchanged.
+        """
         spec = GradientSpec.parse(self.experiment.gradient)
         if spec.step is not None:
             weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
@@ -281,7 +288,7 @@ def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _split(experiment: str) -> list[NDArray[np.int64]]:
-    """Return each client's examples. The experiment is passed as TOML, so that the result can be cached."""
+    """Return an array with the indices of each client's examples. experiment: TOML text, so that the result can be cached."""
     e = validate(tomllib.loads(experiment), source="experiment")
     examples = datasets.load(e.data.name, **e.data.arguments).train
     return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

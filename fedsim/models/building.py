@@ -240,10 +240,10 @@ def _check_size(spec: ModelSpec, model: nn.Module) -> None:
 
 
 def _probe_outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
-    """Return the number of logits per example, or a description of the output if it is not a tensor of logits.
+    """Return the number of logits per example, or text that describes the output if it is not a tensor (N, logits).
 
-    Networks of this project check shapes themselves and are not called here, since PyTorch takes a second to load what a call
-    needs.
+    The number is found by a forward pass, except for this project's own networks: they check shapes themselves, so the number of
+    rows of the last linear layer is enough. This saves the second that PyTorch's first forward pass takes.
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
         return dict(model.named_parameters())[find_head(model)[0]].shape[0]

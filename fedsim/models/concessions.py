@@ -21,7 +21,7 @@ MALICIOUS_SERVER_WARNING = (
 
 
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return sentences on what the prescribed training mode ("train" or "eval") means for attacks on this network."""
+    """Return warnings on what mode "train" or "eval" of `training` means for attacks on this network, and what they omit."""
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
     if normed and training.mode != "train":
@@ -35,7 +35,10 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
 
 
 def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return sentences on what attacks do not simulate of this network's training."""
+    """Return warnings, at most one: clients draw random numbers such as dropout while they train, and attacks omit these.
+
+    Settings of the optimiser play no part. An empty list means that attacks can simulate the network's training.
+    """
     return [RANDOM_CLIENTS_WARNING] if training.mode == "train" and _is_random(network, data) else []
 
 

@@ -59,7 +59,7 @@ class ModuleSpec(ModelSpec):
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSpec":
-        """Return the specification of a copy of `module`, without gradients."""
+        """Return the specification of a copy of `module` on the CPU. The `.grad` of its parameters is None."""
         kept = copy_module(module).cpu()
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)

@@ -20,7 +20,7 @@ def _average(size: int) -> Tensor:
 
 
 def _cosine(size: int, mode: int = 32) -> Tensor:
-    """Return the values of a cosine wave over the flattened image, scaled as in the paper's code."""
+    """Return `mode` half periods of a cosine, shape (size,), with amplitude 4 mode / size, as in the paper's code."""
     place = torch.arange(size) + 0.5
     return 4 * mode / size * torch.cos(math.pi / size * place * mode)
 

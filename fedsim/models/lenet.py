@@ -25,7 +25,10 @@ POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
 }
 
 INITIAL_WEIGHTS = {"published": None, "uniform": True, "default": False}
-"""Initial weights: uniform in (-0.5, 0.5) or PyTorch's own. "published" means uniform for sigmoid networks only."""
+"""Dict from the argument `initial` to whether weights are drawn uniformly from (-0.5, 0.5), otherwise by PyTorch's default.
+
+None stands for True with the activation sigmoid and False with any other.
+"""
 
 
 class LeNet(nn.Sequential):

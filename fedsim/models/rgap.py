@@ -15,12 +15,12 @@ LEAKY_SLOPE = 0.2
 
 
 def cnn6(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return six convolutions and a linear layer of full rank, so that R-GAP recovers the input (table 1)."""
+    """Return CNN6, six convolutions and a linear layer: its linear systems have full rank, so R-GAP recovers inputs (table 1)."""
     return _make_cnn(shape, num_classes, widths=(12, 36, 36, 36, 64, 128))
 
 
 def cnn6_d(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return CNN6 with 20 channels after its second convolution: it is rank-deficient, so that R-GAP fails."""
+    """Return CNN6 with 20 channels after its second convolution. A linear system is then rank-deficient, so R-GAP fails."""
     return _make_cnn(shape, num_classes, widths=(12, 20, 36, 36, 64, 128))
 
 

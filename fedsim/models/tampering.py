@@ -24,7 +24,7 @@ MIRROR_ERROR = 0.02
 MAX_INPUT = 3.0
 """Largest absolute input of a neuron that is assumed: three standard deviations of normalised data."""
 SUSPICIOUS_SHARE = 0.9
-"""Share of the rows of a layer that must show a pattern of single rows before the layer is reported."""
+"""Share of a layer's rows above which trap weights or dead neurons, which are recognised row by row, are reported."""
 
 
 @dataclass(frozen=True)

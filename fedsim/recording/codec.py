@@ -27,10 +27,10 @@ class Codec(NamedTuple):
     decode: returns the update, given the sent tensors and the weights that the client started from; bit for bit what was encoded.
     fits:   raises ValueError if names, types or shapes of the sent tensors cannot belong to an update of these weights. Tensors
             that fit take at most a few times the memory of the weights.
-    sent:   returns, given the sent tensors and the weights, a boolean mask of the coordinates that were sent; empty if all were.
-    packs:  whether the sent tensors differ from the update's in names or shapes. Then `decode` raises ValueError for invalid
-    content,
-            and needs only the shapes of the weights.
+    sent:   returns, given the sent tensors and the weights, a boolean mask of the coordinates that were sent, by
+            parameter name; {} for codecs that always send all coordinates.
+    packs:  whether the sent tensors differ from the update's in names or shapes. Then `decode` raises ValueError for
+            invalid content, and needs only the shapes of the weights.
     """
 
     encode: Callable[[Tensors], dict[str, Tensor]]

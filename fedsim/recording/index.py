@@ -86,7 +86,11 @@ def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
 
 
 def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
-    """Build a row from round, attempt, file, sha256 and cohort. Raises DamagedFile if a value is invalid."""
+    """Build a row from `values`: round, attempt, file, sha256 and cohort, in this order.
+
+    attempt: number of the start of the run in which the round was made; 1 unless the run was resumed.
+    Raises DamagedFile if a value is invalid.
+    """
     round, attempt, file, sha256, text = values
     checks = {
         "round": _is_count(round, 1),

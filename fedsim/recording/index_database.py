@@ -45,7 +45,7 @@ LOCK_START, LOCK_LENGTH = 0x40000002, 510
 LOCK_SECONDS = 5.0
 """Seconds that a reader waits for a writer's commit."""
 NUM_KEPT_IMAGES = 1
-"""Number of images that each process keeps for the next query."""
+"""Number of copies of an index (`Image`) that each process keeps in memory for the next query."""
 SCHEMA = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS rounds (
@@ -65,7 +65,10 @@ COMMIT;
 
 
 class Image(NamedTuple):
-    """A private copy of an index. state: identifies the version of the file that was copied. size: in bytes."""
+    """A private copy of an index, in memory.
+
+    state: identifies the version of the file that was copied. size: of that file, in bytes.
+    """
 
     state: tuple[object, ...]
     size: int
@@ -102,7 +105,7 @@ def open_image(folder: Path) -> Iterator[Image]:
 
 
 def close_images() -> None:
-    """Close the images that are kept for the next query."""
+    """Close the copies of the index that this process keeps in memory for the next query."""
     while _kept:
         _kept.pop().connection.close()
 
@@ -172,7 +175,10 @@ def _check_owner(folder: Path, status: os.stat_result) -> None:
 
 
 def _is_open(status: os.stat_result, *, besides: int) -> bool:
-    """Return whether this process has the file open under a descriptor other than `besides`; True if unknown."""
+    """Return whether this process has the file with this `status` open under a descriptor other than `besides`.
+
+    Without /proc, as on macOS and Windows, this is unknown and the answer is True.
+    """
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != besides]
     except OSError:
@@ -186,7 +192,10 @@ def _is_open(status: os.stat_result, *, besides: int) -> bool:
 
 @contextmanager
 def _hold_shared_lock(file: FileIO) -> Iterator[None]:
-    """Hold SQLite's shared lock on the file within a `with` block, so that no writer changes it; no lock on other systems."""
+    """Hold SQLite's shared lock on the file within a `with` block, so that no writer changes it.
+
+    On Windows, and on file systems without locks, nothing is locked. Raises ValueError if a writer holds it for `LOCK_SECONDS`.
+    """
     try:
         import fcntl
     except ImportError:  # Windows

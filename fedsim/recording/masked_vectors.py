@@ -16,7 +16,10 @@ SUM_CLIENT = "sum"
 EXCHANGE_NAMES = ("setup", "share", "collect", "unmask")
 """Message exchanges of one round of secure aggregation, in order."""
 HEADER_WORDS = 3
-"""Number of words before those of the update: its weight, the number of clipped coordinates, and whether any was clipped."""
+"""Number of words before those of the update: number of examples, number of clipped coordinates, and 1 if any was clipped.
+
+The sum over clients of the last word is the number of clients that clipped.
+"""
 KEY_BYTES = 32
 MAX_NUMBER = 2**53
 
@@ -51,7 +54,10 @@ class Masked:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
-        """Build from the output of `to_tensors`, after `fits` has checked it. Raises ValueError for an impossible size."""
+        """Build from the output of `to_tensors`, for which the caller has called `check_fit`.
+
+        Raises ValueError for an impossible size.
+        """
         for name in ("sealed", "up", "down"):
             if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
                 raise ValueError(f"tensor {name!r} holds a size that is negative or above {MAX_NUMBER}")

@@ -124,8 +124,10 @@ class Observation:
                   (`Training.count_examples`); None if the client reports no number.
     weights:      weights that the server sent to the client, by name.
     payload:      message that the client sent back.
-    gradient, inputs: defenses that change how clients compute gradients and prepare examples, in addition to `defenses`.
-    buffers:      buffers that the server sent with the weights; empty if the model has none or they are not shared.
+    defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
+                  gradients and prepare examples.
+    buffers:      buffers that the server sent with the weights; empty if the model has none or `training.buffers` is not
+                  "shared".
     buffers_after: buffers that the client sent back after its training.
     metrics:      numbers that the client reported, unencrypted.
     update:       local minus global weights by name, decoded from the payload.
@@ -166,9 +168,9 @@ class Observation:
     def rounding(self) -> Mapping[str, Tensor]:
         """Return a bound of the rounding error of each coordinate of `update`, for clients that send whole weights.
 
-        Such a client rounds its weights at every local step. One rounding error is at most half the gap between neighbouring
-        floating point numbers, at the larger of the weights sent and received. What the client computes from rounded weights is
-        no error.
+        Such a client rounds its weights once per local step, by at most half the gap between neighbouring floating point numbers
+        at the larger of the weight before and after training. The bound is this times the number of steps. That later gradients
+        are computed from rounded weights is no error, since the update contains them as they are.
         """
         if self.payload.codec != "weights":
             return {}

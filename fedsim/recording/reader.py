@@ -210,7 +210,9 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Observation]:
-        """Yield all complete observations, lazily.
+        """Yield the observations of clients that sent an update, one at a time, in the order of `read_rows`.
+
+        Failed, late and masked replies are left out. rounds, clients: read only these; None for all.
 
         on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
                    Without it, the first one raises DamagedFile.

@@ -34,7 +34,7 @@ _plain_folders: set[tuple[int, int, int]] = set()
 """Device, inode and time of the last change of folders that hold only plain files.
 
 A service checks a run of a thousand replays for every job. Whatever is put into a folder changes this time, which no program can
-set. A further name that one of its files gets elsewhere does not, and is refused when the file is opened.
+set. A hard link to one of its files in another folder does not change it; such a file is refused when it is opened.
 """
 
 
@@ -108,7 +108,7 @@ def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
 
 
 def _is_plain_file(name: str, at: int) -> bool:
-    """Return whether an entry of the folder with descriptor `at` is a regular file without further names."""
+    """Return whether an entry of the folder with descriptor `at` is a regular file without further hard links."""
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)
     except OSError:

@@ -21,14 +21,14 @@ def _check(condition: bool, message: str) -> None:
 class Training:
     """The local training that the server prescribes, with either `steps` or `epochs` per round.
 
-    steps:     optimiser steps per round. They continue through the client's epoch from round to round.
+    steps:     optimiser steps per round. The next round continues with the next batches of the client's epoch.
     epochs:    passes over the client's data per round (FedAvg).
     optimiser: sgd, adam or adamw, as in torch.optim, with a new state in each round. momentum, nesterov: for sgd. betas, eps: for
                adam and adamw.
     weight_decay: as in torch.optim: added to the gradient or, for adamw, subtracted from the weights.
     schedule:  factors of the learning rate at the local steps 1, 2, ...; the last factor applies to all further steps.
     round_decay: factor by which the learning rate is multiplied after each round.
-    accumulation: number of batches whose mean gradient makes one step.
+    accumulation: number of batches of `batch_size` whose mean gradient makes one optimiser step.
     clip_norm: largest norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
     shuffle:   whether the client draws a new order for every epoch.
     drop_last: whether an epoch's last batch is dropped if it is not full.
@@ -120,14 +120,18 @@ class Training:
 
     @property
     def is_linear(self) -> bool:
-        """Return whether a step is a linear function of its gradient."""
+        """Return whether a step depends linearly on the gradients of this and earlier steps: sgd without `clip_norm`.
+
+        Momentum does not matter. Weight decay adds a term that depends on the weights only.
+        """
         return self.optimiser == "sgd" and self.clip_norm is None
 
     @property
     def decay(self) -> float:
-        """Return the factor of the weights that every step adds to its gradient as weight decay.
+        """Return c, where a step is `-learning_rate * (direction + c * weights)` and the direction excludes this weight decay.
 
-        It is 0 for adam, which scales the decay together with the gradient.
+        It is `weight_decay` for sgd and adamw. It is 0 for adam, whose direction contains the decay: it normalises the sum of
+        gradient and decay.
         """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 

@@ -35,8 +35,9 @@ class Reply:
 
     client:  the client's pseudonym, or its node id if it sent none; SUM_CLIENT for the secure sum over all masked clients.
     node:    Flower's node id as text, since it exceeds the range of JSON numbers.
-    status:  "masked" means that the client's update is only contained in the secure sum of its round.
-    reason:  why there is no payload, if there is none.
+    status:  "complete" if it sent an update, "masked" if its update is only contained in the secure sum of its round, "failed" if
+             it sent an error or a malformed message, "late" if it sent nothing in time.
+    payload: the update as sent; None if it failed, was late or is not recorded. reason: why a client failed or was late.
     buffers: buffers that the client sent with the update.
     bytes:   size of the reply on the wire.
     """
@@ -60,8 +61,8 @@ def is_plain(client: str) -> bool:
 class Recorder:
     """A writer of an append-only recording in `folder`.
 
-    For each round, call `sent`, then `received` for each reply, then `commit`. A round that is not committed does not become part
-    of the recording.
+    For each round, call `record_sent`, then `record_reply` for each reply, then `commit`. A round that is not committed does not
+    become part of the recording.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -100,7 +101,11 @@ class Recorder:
         )
 
     def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
-        """Add everything that was sent and received in a round to the recording, in one transaction."""
+        """Add everything that was sent and received in a round to the recording, in one transaction.
+
+        cohort: names of all clients that were asked, also of those that did not answer. attempt: number of the start of the run,
+        which is above 1 after it was resumed.
+        """
         rounds, observations = self._pending["rounds"], self._pending["observations"]
         for folder in (self._make_round_folder(round), self.folder / "rounds"):
             flush(folder)

@@ -24,7 +24,7 @@ class SecureGrid(Around):
 
     The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the updates,
     weighted by numbers of examples, with `num-examples` 1. Any averaging strategy works. Clients that failed reply with an
-    error; in a lost round all do.
+    error, late clients do not reply. In a lost round, all clients that are not late reply with an error.
 
     agreement: settings agreed with the clients, which read them from their own configuration. seed: draws the graphs.
     observe:   called with each round before its replies are returned. Each exchange waits at most `timeout` seconds.
@@ -72,7 +72,10 @@ class SecureGrid(Around):
 
 
 def make_replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
-    """Return the replies to the messages `asked` (dict by node id). Clients that did not answer in time have none."""
+    """Return the replies to the messages `asked` (dict by node id): weights for clients in the sum, errors for the others.
+
+    Clients that did not answer in time get no reply.
+    """
     answers = []
     plain: RecordDict | None = None
     for node, message in asked.items():

@@ -89,7 +89,10 @@ def _check_context(known: Participant | None, message: Message) -> Participant:
 def _collect(
     part: SecureParticipant, me: Participant, message: Message, train: Callable[[], Message]
 ) -> tuple[RecordDict, Participant]:
-    """Return the masked update of this round. Metrics are sent only if `reveal` is set."""
+    """Train and return the content of the reply, with the masked update, and this client's new state.
+
+    The content holds metrics only if `part.agreement.reveal` is set.
+    """
     me = participant.receive(me, messages.read_sealed(message.content))
     start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)

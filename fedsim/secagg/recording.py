@@ -15,16 +15,18 @@ from fedsim.strategies.recording_strategy import RecordingStrategy, make_distinc
 
 
 class SecureRecording(RecordingStrategy):
-    """A recording strategy for a `SecureGrid`, which must call `observe` for each round.
+    """A recording strategy for a `SecureGrid`, which takes the method `observe` as its argument and calls it in each round.
 
-    Each client that was asked has a row: "masked" if its vector is in the sum, otherwise "failed" or "late". Its file holds what
-    it sent. The sum is one more observation, of the client "sum": the mean of the updates and the total number of examples.
+    Each client that was asked has a row in the index: "masked" if its vector is in the sum, "late" if it did not answer in time,
+    otherwise "failed". If the client is selected for recording, a file holds what it sent. The sum is one more observation, of
+    the
+    client "sum": the mean of the updates and the total number of examples.
     """
 
     _outcome: SecureRound | None = None
 
     def observe(self, outcome: SecureRound) -> None:
-        """Store the outcome of the round that is aggregated next."""
+        """Keep the outcome of the current round in memory until `aggregate_train` records it."""
         self._outcome = outcome
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -53,7 +55,7 @@ class SecureRecording(RecordingStrategy):
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
     def _record(self, server_round: int, reply: Reply) -> None:
-        """Write a row for every client, so that the cohort of the sum is known, and a file only for recorded clients."""
+        """Record a reply; without a file if the client is not selected. All clients have a row, which shows who is in the sum."""
         if self._is_written(server_round):
             self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))
 

@@ -45,10 +45,12 @@ RESUME_HINT = "continue later with --resume"
 class ServerSettings:
     """Settings of the server.
 
-    folder:   folder of the run. manifest: public facts. strategy: builds the strategy that is wrapped.
-    evaluate: maps weights and buffers by name to metrics on held-out data, which the server itself never sees.
-    wanted:   selection of what is recorded. needs: returns the approximate number of bytes that a round writes.
-    privacy:  maps a round to the privacy accounted up to it, for its row of metrics.
+    folder:   folder of the run. manifest: public facts. strategy: builds Flower's strategy, around which the recording is
+    wrapped.
+    evaluate: maps weights and buffers by name to metrics on held-out data. The function holds these data; nothing else here does.
+    clients:  number of clients that must be connected. timeout: seconds to wait for them, and for the replies of a round.
+    wanted:   rounds and clients to record. needs: maps a round to the approximate number of bytes that it writes to disk.
+    privacy:  maps a round to the privacy guarantee up to it, as fields of its row of metrics (`Accounts.make_row`).
     secure:   settings of secure aggregation that all parties agreed on; None without it. on_round: called with each round's row
               of metrics.
     """
@@ -130,8 +132,8 @@ class FederationServer:
     def run(self) -> None:
         """Run from the first round that is not committed to the last one.
 
-        Raises EmptyRunError if no client ever answered, and TimeoutError if too few clients are connected for longer than the
-        limit.
+        Raises EmptyRunError if no client answered in any round of the run, and TimeoutError if fewer than `settings.clients`
+        clients are connected after `settings.timeout` seconds of waiting.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()

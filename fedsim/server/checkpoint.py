@@ -26,9 +26,10 @@ CHECKPOINT_FILE = "server.safetensors"
 class StrategyMemory:
     """State of a strategy between rounds.
 
-    values:  dict from the path of an attribute to its type and plain value, or to the keys of its arrays.
-    tensors: dict from the path of an attribute and the key of an array, joined in one text, to the array.
-    unsaved: attributes of other types, which cannot be saved.
+    values:  dict from the path of an attribute, such as "inner.name", to {"kind": "plain", "value": ...}; for an attribute with
+             arrays, to {"kind": type, "keys": keys of its arrays}.
+    tensors: dict from "path/key" of an array to the array.
+    unsaved: paths of attributes of other types, which cannot be saved, each with its type.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +138,10 @@ def read_strategy(strategy: Strategy) -> StrategyMemory:
 
 
 def restore_strategy(strategy: Strategy, memory: StrategyMemory) -> None:
-    """Restore a saved state in a newly built strategy. Raises ValueError if a part could not be saved."""
+    """Restore a saved state in a newly built strategy.
+
+    Raises ValueError if the state is incomplete, because an attribute could not be saved (`memory.unsaved`).
+    """
     if memory.unsaved:
         raise ValueError(f"this strategy cannot be resumed: {memory.unsaved[0]} could not be saved")
     for path, stored in memory.values.items():

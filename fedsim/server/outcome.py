@@ -39,8 +39,8 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
 def find_failures(folder: Path) -> str:
     """Return a sentence on what went wrong in the finished run in `folder`, or "" if nothing did.
 
-    These are replies that failed or did not come in time, a model whose loss became NaN, and updates that all hold NaN or
-    infinite values.
+    Failures are: replies that failed or did not come in time; a loss on held-out data that is NaN after the last round; and a run
+    in which no recorded update is finite.
     """
     rounds = read_metrics(folder)
     if missing := sum(row["missing"] for row in rounds if row["round"]):
@@ -62,7 +62,10 @@ def _is_finite(observation: Observation) -> bool:
 
 
 def _explain_clearing(folder: Path) -> str:
-    """Return instructions to clear the run. The folders of a deployment are linked and mounted, so they must stay."""
+    """Return instructions to delete the run's files, so that it can start again.
+
+    In a deployment, `recording` is a link and both folders are mounted: only their contents may be deleted.
+    """
     link = folder / "recording"
     if link.is_symlink():
         return f"delete all in {link.resolve()}, and all in {folder} but the link to it"

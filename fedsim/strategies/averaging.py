@@ -66,7 +66,10 @@ class Averaging(Wrapper):
 
 
 def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
-    """Return the mean of tensors weighted by their shares, in dtype `kind`; integers are rounded."""
+    """Return the weighted mean of tensors, in dtype `kind`; for integer dtypes it is rounded.
+
+    shares: pairs of a weight and a tensor. Weights need not sum to 1.
+    """
     pairs = list(shares)
     total = sum(share for share, _ in pairs)
     mean = torch.stack([tensor.double() * (share / total) for share, tensor in pairs]).sum(dim=0)

@@ -21,10 +21,10 @@ Flowers = flower.DifferentialPrivacyServerSideFixedClipping | flower.Differentia
 
 
 def clip_fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
-    """Clip every update to one norm (McMahan et al. 2018).
+    """Wrap `inner` so that every update is clipped to one norm (McMahan et al. 2018), for `drawn` clients per round.
 
-    noise_multiplier: z, not negative; the noise on the mean of m updates has standard deviation z * clipping_norm / m.
-    clipping_norm:    largest norm of an update, in its own units; positive.
+    noise_multiplier: z, not negative; the noise on the mean of m received updates has standard deviation z * clipping_norm / m.
+    clipping_norm:    largest L2 norm of an update (local minus global weights); positive.
     """
     _check(noise_multiplier, clipping_norm)
     return flower.DifferentialPrivacyServerSideFixedClipping(inner, noise_multiplier, clipping_norm, drawn)
@@ -40,10 +40,14 @@ def clip_adaptively(
     norm_learning_rate: float = 0.2,
     clipped_count_stddev: float | None = None,
 ) -> Flowers:
-    """Clip to a norm that adapts to the norms of the updates (Andrew et al. 2021).
+    """Wrap `inner` so that the clipping norm adapts to the norms of the updates (Andrew et al. 2021), for `drawn` clients per
+    round.
 
-    noise_multiplier:     for the mean and the count together, see `fixed`. clipping_norm: norm of the first round.
-    clipped_quantile:     target share of clipped clients, in [0, 1]. norm_learning_rate: for the logarithm of the norm; positive.
+    noise_multiplier:     as in `clip_fixed`, for the mean and the count of clipped clients together: the mean gets a little more
+                          noise, so that both cost as much privacy as the mean alone in `clip_fixed`.
+    clipping_norm:        norm of the first round.
+    clipped_quantile:     target share of clipped clients, in [0, 1]; the norm grows while more are clipped.
+    norm_learning_rate:   for the logarithm of the norm; positive.
     clipped_count_stddev: standard deviation of the noise on the number of clipped clients; by default drawn / 20.
     """
     _check(noise_multiplier, clipping_norm)

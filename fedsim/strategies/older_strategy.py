@@ -98,7 +98,10 @@ class SentMessages(Strategy):
         return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
 
     def list_replies(self, results: Any, failures: Any, names: ArrayNames) -> list[Message]:
-        """Return a reply of every client. Exceptions do not name their client: they are the reason of all that did not answer."""
+        """Return one reply for every client that was asked. A client without a result gets an error.
+
+        Exceptions in `failures` do not name their client, so the error of each missing client lists all of them.
+        """
         asked = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}
         for client, result in [*results, *(one for one in failures if isinstance(one, tuple))]:

@@ -51,12 +51,12 @@ def record(
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
               (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
               sent.
-    training: prescribed local training, which attacks rely on. data: public shape of the clients' data.
-    defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`.
-    gradient, inputs: further defenses, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
-    rounds, clients: selection of what is recorded, as in an experiment.
+    training: local training of the clients, which attacks rely on. It is not sent to them. data: public shape of their data.
+    defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`, such as "gaussian(std=0.01)".
+    gradient, inputs: defenses of the clients' gradients and inputs, written like gradient="dp_sgd(max_norm=1, noise=1.1)".
+    rounds:   rounds to record, such as "1-20" or "1-3,7". clients: a number, "5" for those that answer first, or names.
 
-    It logs what attacks will assume about each update, with the reasons.
+    When it is called, it logs what attacks will assume about the updates, with the reasons.
 
     Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or a name is
     unknown. Before the first round, the strategy raises ValueError if `model` is not the network that it sends, or if it sends

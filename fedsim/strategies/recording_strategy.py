@@ -22,13 +22,13 @@ that answered and of `missing` ones, and under "bytes" `up` and `down` of each c
 class RecordingStrategy(Wrapper):
     """A wrapper that records the replies to any Flower strategy.
 
-    inner:    strategy that samples clients and aggregates; it receives ordinary replies with weights.
-    recorder: destination of observations. wanted: selection of what is recorded.
+    inner:    strategy that samples clients and aggregates; it receives replies with whole weights, as Flower's strategies expect.
+    recorder: destination of observations. wanted: rounds and clients to record; None for all.
     buffers:  names of the buffers that the server sends.
     foreign:  whether clients may send whole weights, as other Flower apps do. Their replies are forwarded unchanged, even if
               malformed. Otherwise a malformed reply counts as failed.
-    types:    dtypes of the clients' network by name, if the server may send others. Some of Flower's strategies send float64;
-              clients start from the values rounded to their own dtype, and those are recorded.
+    types:    dtypes of the clients' network by parameter name. Some of Flower's strategies send float64: clients round this to
+              their dtype, and so the sent weights are recorded in the dtype given here.
     """
 
     def __init__(
@@ -128,7 +128,10 @@ class RecordingStrategy(Wrapper):
 
 
 def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
-    """Return a dict from asked node id to reply. A SuperLink answers for a missing client under another node id."""
+    """Return a dict from the node id of the client that was asked to its reply; clients without a reply are left out.
+
+    A SuperLink answers for a missing client under another node id. Such a reply is matched by the id of the message it answers.
+    """
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
     found: dict[int, Message] = {}

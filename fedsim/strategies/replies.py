@@ -40,7 +40,10 @@ class ReplyReader:
     foreign: bool = False
 
     def read(self, message: Message) -> Reply:
-        """Return the content of `message`, and turn it into the plain reply that Flower's strategies expect."""
+        """Return the reply that `message` holds, and change the message in place to hold whole weights, as strategies expect.
+
+        An error or a malformed message gives a reply with status "failed".
+        """
         node = str(message.metadata.src_node_id)
         if message.has_error():
             return Reply(client=node, node=node, status="failed", reason=message.error.reason or "")
@@ -173,7 +176,7 @@ def _add_update(start: Array, update: Tensor) -> Array:
 
 
 def _get_only(found: Mapping[str, T], what: str) -> T:
-    """Return the only record of its type, under any name, as Flower's own strategies do."""
+    """Return the only value of `found`, under any name. Raises ValueError, with the type `what`, if there is not exactly one."""
     if len(found) != 1:
         raise ValueError(f"a reply must contain exactly one {what}, got {len(found)}")
     return next(iter(found.values()))

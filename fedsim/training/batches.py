@@ -20,12 +20,14 @@ class Cursor:
 
 
 def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
-    """Return the examples that a client trains on, and its canaries: pairs of examples of which it uses one each.
+    """Return the examples that a client trains on, and its canary pairs. The client uses one example of each pair.
 
-    The first 2 * `canaries` examples are the pairs, which everybody may know. A fair coin, which only the client knows, decides
-    which one of a pair is used; the other one is never used. An audit guesses the coins from what the server saw.
+    Pair i consists of `mine[2 * i]` and `mine[2 * i + 1]`; everybody may know it. Coin i, which only the client knows, decides
+    which one is used; the other one is never used. An audit guesses the coins from what the server saw.
 
-    coins: 0 or 1 for each canary. Raises ValueError if `mine` has not enough examples.
+    mine: indices of the client's examples. canaries: number of pairs. coins: fair coins, one per pair; 0 chooses the first
+    example. The result begins with the chosen examples, then come those that are in no pair. Raises ValueError if `mine` is too
+    short.
     """
     if 2 * canaries > len(mine):
         raise ValueError(f"clients.canaries = {canaries} takes {2 * canaries} examples, and a client has {len(mine)}; lower it")

@@ -42,12 +42,14 @@ STRATEGY_NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, fo
 class Accounts:
     """Everything that determines the privacy of a federation.
 
-    client:   noise that hides one client's update in its message. example: noise that hides one example in each gradient.
-    size:     number of examples of the smallest client, which uses each of them most often overall. others: numbers of examples
-              of the other clients; one of them may use an example twice in a round that is a single epoch for the smallest.
-    released: noise that hides one client's update in the mean over the drawn clients; None without central noise.
+    client:   noise that a client adds to its update. example: noise that it adds to its gradients, relative to one example.
+    size:     number of examples of the smallest client, which uses each of its examples most often over the whole run.
+    others:   numbers of examples of the other clients. In one round, such a client may use an example twice although the smallest
+              client uses each once, if an epoch ends within the round.
+    released: noise on the mean over the drawn clients, relative to one update; None without central noise.
     drawn, population: number of clients per round, and in total.
-    delta:    delta of every epsilon. prior: success probability of a guess without any message, for the reconstruction bound.
+    delta:    delta of every epsilon. prior: probability that an attacker who sees no message reconstructs an example; the bound
+              on reconstruction starts from it.
     """
 
     client: Noise
@@ -68,9 +70,10 @@ class Accounts:
     def make_row(self, number: int) -> dict[str, Any]:
         """Return the guarantee after round `number` as plain data, for a client that took part in every round.
 
-        epsilon, bound:     over all rounds so far. epsilon_round: of this round alone.
-        unit:               "client" for a whole update; "example" if only gradients have noise.
-        relation:           neighbouring inputs of the guarantee.
+        epsilon:            over all rounds so far. epsilon_round: of this round alone.
+        bound:              largest probability that an attacker reconstructs an example from all rounds so far.
+        unit:               what the guarantee protects: "client" for a whole update; "example" if only gradients have noise.
+        relation:           "replace-one": neighbouring inputs differ in the content of one unit.
         why:                the reason for an infinite epsilon.
         epsilon_if_poisson: epsilon if batches were Poisson-sampled (add-or-remove-one), which they are not.
         central:            the same fields for an observer of the global model only.

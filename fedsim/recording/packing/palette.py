@@ -10,7 +10,10 @@ from fedsim.recording.packing.bits import Bits, compute_width
 SAMPLE_SIZE = 8192
 """Number of entries that are sampled to estimate how many values differ."""
 MAX_DISTINCT_SHARE = 0.95
-"""Share of distinct values in a sample above which a table would not save space; with 2**16 values it is 0.94."""
+"""Share of distinct values in a sample above which a table would not save space.
+
+For a tensor of 2**16 equally frequent values, a sample has a share of 0.94.
+"""
 MAX_DISTINCT_IN_SAMPLE = 1024
 """Number of distinct values in a sample below which the sample most likely holds nearly all values of the tensor."""
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)

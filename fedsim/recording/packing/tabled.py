@@ -1,7 +1,9 @@
 """Codecs `bits` and `levels`: each tensor as a table of its distinct values and an index per entry, or unchanged.
 
-Quantised updates take their true number of bits: with QSGD's 2 s + 1 values an entry takes ceil(log2(2 s + 1)) bits, with a sign
-and a scale one bit. The values are in the table, so that the codec works for any quantiser.
+A table of `bits` has at most 2 values; `levels` has tables of any size that saves space.
+
+Quantised updates take their true number of bits: with QSGD's 2 s + 1 values an entry takes ceil(log2(2 s + 1)) bits; with
+signs times one scale it takes one bit. The values are in the table, so that the codec works for any quantiser.
 """
 
 from collections.abc import Mapping

@@ -37,7 +37,10 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
 
 
 def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
-    """Raise ValueError if `parts` cannot be a table of at most `most` values with indices of the given range of entries."""
+    """Raise ValueError if `parts` is not a table of values and their packed indices.
+
+    most: largest number of values in the table. least_count, most_count: range of the number of entries that the indices are for.
+    """
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = compute_width(length)
     if bool(width) != ("codes" in parts):

@@ -26,7 +26,7 @@ def subtract_mask(words: Words, seed: bytes) -> None:
 
 
 def _iterate_stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
-    """Yield consecutive views of `words`, each with the same length of the key stream."""
+    """Yield pairs: consecutive views of at most `CHUNK_WORDS` of `words`, and as many words of the key stream of `seed`."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     zeros, made = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)
     for start in range(0, len(words), CHUNK_WORDS):

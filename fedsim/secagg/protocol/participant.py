@@ -27,7 +27,10 @@ class Shares(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Shares that a client reveals, as dicts by owner: of seeds of members in the sum, and of keys of dropped members."""
+    """Shares that a client reveals, as dicts from the number of the member whose secret was split to the share.
+
+    seeds: shares of the own-mask seeds of members in the sum. keys: shares of the private mask keys of members that dropped out.
+    """
 
     seeds: Mapping[int, bytes]
     keys: Mapping[int, bytes]
@@ -35,11 +38,14 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """State of a client between the exchanges of one round. Members are numbered from 1.
+    """State of a client between the exchanges of one round. The clients of the round, its members, are numbered from 1.
 
-    context: name of the round and the attempt, to which every key is bound. done: last exchange that it answered.
-    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. peers: its neighbours' public keys.
-    shares:  shares of its peers' secrets, and of its own seed.
+    A peer of a client is a neighbour in the graph of masks: the two share a pairwise mask and hold shares of each other's
+    secrets.
+    context: name of the round and the attempt, to which every key is bound. done: last exchange that it answered, see `STAGES`.
+    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. peers: public keys by peer number.
+    shares:  by member number, the shares that it holds of its peers' secrets, and a share of its own seed. It keeps no share of
+             its own mask key, which is only opened if it drops out.
     """
 
     context: str
@@ -64,9 +70,10 @@ def setup(context: str, threshold: int, draw: Draw) -> Participant:
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split both secrets among the peers and this client; return the encrypted share of each peer.
+    """Split this client's mask key and seed among its peers and itself.
 
-    Raises ValueError for too few peers, and for repeated keys, since one peer in two roles would count twice.
+    Returns the new state, and a dict from peer number to the encrypted shares that this peer is to hold.
+    Raises ValueError for too few peers, and if two public keys are equal: one party could then hold the shares of two members.
     """
     _check_stage("setup", "share", me)
     _check_enough(me, len(peers) + 1, "share")
@@ -89,7 +96,7 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
 
 
 def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
-    """Decrypt the shares that the peers sent, which begins the exchange "collect".
+    """Decrypt the shares that the peers sent and return the state with them. The client may then mask and send its vector.
 
     Raises ValueError for too few peers, for shares of unknown peers, for shares that cannot be decrypted, and if this client has
     sent a vector already.

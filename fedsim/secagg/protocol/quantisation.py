@@ -30,11 +30,12 @@ class Revealed:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiser:
-    """Rounds coordinates in [-clip, clip] to whole numbers in [-target_range, target_range].
+    """A map from updates to whole numbers that can be summed over clients.
 
-    The error of the weighted mean is at most half a step of `clip / target_range` per coordinate, since an update is multiplied
-    by its weight (at least 1) before rounding.
-    clients: largest number of clients in a sum. max_weight: largest weight. Raises ValueError if their sum could overflow.
+    A coordinate is clipped to [-clip, clip], scaled to [-target_range, target_range], multiplied by the weight of the update (its
+    number of examples, at least 1), and rounded. The error of the weighted mean is at most half of `clip / target_range`.
+    clients: largest number of clients in a sum. max_weight: largest weight.
+    Raises ValueError if clients * max_weight * target_range exceeds `MAX_SUM`, so that a sum could overflow.
     """
 
     clip: float

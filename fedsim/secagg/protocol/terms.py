@@ -13,7 +13,7 @@ AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 DEFAULT_NEIGHBOURS = 64
 MAX_WEIGHT = 1000
 MIN_LEVELS = 127
-"""Coarsest quantisation range that is chosen by default."""
+"""Smallest `target_range` that is chosen if `bits` is not given. If 32-bit words leave less, `Terms.settle` raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,9 @@ class Agreement:
     """Public settings that server and clients agree on.
 
     clients:    number of clients asked in each round.
-    threshold:  number of clients that must answer every exchange, and of shares that determine a secret; fewer learn nothing.
-    neighbours: number of neighbours of each client in the graph of masks; even. All others if there are no more.
+    threshold:  number of clients that must answer every exchange. It is also the number of shares that determine a secret; fewer
+                shares tell nothing about it.
+    neighbours: number of other clients with which each client shares masks; even. If there are fewer other clients, all of them.
     clip, target_range, max_weight: see `Quantiser`.
     reveal:     whether clients also send their number of examples and their metrics unmasked.
     """
@@ -74,7 +75,7 @@ class Agreement:
 class Terms:
     """The table `secure_aggregation` of an experiment; every key may be left out.
 
-    threshold:  see `Agreement`; by default more than half of the clients that hold shares of a secret.
+    threshold:  see `Agreement`; by default n // 2 + 1, where n = min(neighbours + 1, clients) hold shares of a secret.
     neighbours: see `Agreement`.
     clip:       coordinates of an update are clipped to [-clip, clip]; their number is reported.
     bits:       bits per coordinate, including the sign; by default as many as fit into 32 for these clients and weights.
@@ -117,9 +118,11 @@ class Terms:
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
-        """Return the agreement for a federation with `clients` clients per round. Raises ValueError if it cannot work.
+        """Return the agreement for a federation with `clients` clients per round, with all defaults filled in.
 
-        central: whether the strategy clips updates and adds noise on the server.
+        central: whether the strategy clips updates and adds noise on the server, which is an error.
+        Raises ValueError for this and for anything else that secure aggregation rules out: a strategy that needs single updates,
+        shared buffers, a `max_weight` below batch_size * steps, and sums that overflow.
         """
         check_strategy(strategy)
         if central:
