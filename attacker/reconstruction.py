@@ -28,9 +28,10 @@ METADATA_TYPES = {
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a reconstructed example in the recording: 1-based round, client, 1-based local step, position in the batch.
+    """A place in the recording that a reconstructed example fills: round, client, local step and position in the step's batch.
 
-    The position is arbitrary, since the order of a batch does not affect its gradient; scoring assigns examples to originals.
+    round, batch: numbers of the round and of the local step, counted from 1. position: counted from 0; which example of a batch
+    has which position is arbitrary, since the order does not affect the gradient. Scoring assigns examples to originals.
     example: index of the example in the reconstruction.
     """
 
@@ -43,18 +44,18 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """The result of an attack for one case.
+    """The result of an attack for one case: one observation, or several that were attacked together.
 
     x:          reconstructed examples, (N, *shape), not clamped to [0, 1]. y: labels, (N,) int64.
-    confidence: (N,) in [0, 1], the estimated probability that scoring counts the example as recovered; NaN if undecided. See
-                `attacker.attacks.confidence`.
-    slots:      all positions in the client's batches that the examples fill; more than N if examples are used in several epochs.
+    confidence: (N,) in [0, 1], the estimated probability that scoring counts the example as recovered; NaN if the attack gives no
+                estimate. See `attacker.attacks.confidence`.
+    slots:      all places in the client's batches that the examples fill; more than N if examples are used in several epochs.
     loss:       (T,) the attack's own loss after each iteration, of the restart that was kept.
-    iterations: sum over all restarts. evaluations: number of evaluations of the simulated gradient.
+    iterations: number of iterations of all restarts. evaluations: number of evaluations of the simulated gradient.
     seconds:    wall time; cases that were attacked at once get equal shares of it.
     route:      the method that produced the examples, such as a closed form or a search. attack: the attack's name.
     oracles:    names of the oracles that it was given: knowledge beyond the threat model.
-    interrupted: whether the user stopped the search; this is then the best result so far, and replay repeats the case.
+    interrupted: whether the user stopped the search; this is then the best result so far, and replay attacks the case again.
     notes:      the attack's remarks on this result, one sentence each.
     explained:  (N,) in [0, 1], the share of the observed gradient's squared norm that the gradient of this result explains; NaN
                 or None if the attack does not compute it.
@@ -81,7 +82,11 @@ class Reconstruction:
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
-        """Write the reconstruction as one safetensors file, atomically. below, settle: see `open_replacement`."""
+        """Write the reconstruction as one safetensors file, atomically.
+
+        below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
+        settle: whether to flush the new name to disk; after many files, call `flush` on their folder once instead.
+        """
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
         facts: dict[str, Any] = {
@@ -155,9 +160,10 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
 
 
 def list_slots(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
-    """Return the slots of one observation in the order of use, epoch after epoch, filled by `examples` examples in turn.
+    """Return the slots of one observation in the order of use, epoch after epoch.
 
-    examples: number of examples; by default one per slot.
+    batch_sizes: number of examples of each local step. examples: number n of distinct examples; slot i, counted from 0, holds
+    example i mod n. By default each slot has an example of its own.
     """
     count = examples or sum(batch_sizes)
     at = [(b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size)]

@@ -145,7 +145,10 @@ def audit(
 
 
 def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return the results of an attack. cases: their keys. folders: those of its reconstructions and of its null's."""
+    """Return the result of one attack; without a scorer, only its number of confident examples.
+
+    cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
+    """
     if scorer is None:
         found = confident(folders[0], cases)
         return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
@@ -155,7 +158,10 @@ def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path
 
 
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
-    """Return why there are no bounds: without truth, or for a defense or size that is not covered."""
+    """Return one result for each distinct reason why an attack has no bound on its error; empty if no bound is missing.
+
+    Without a scorer, the reason is the missing truth. Otherwise the scorer gives it, such as a defense that has no bound.
+    """
     if scorer is None:
         reason = "bounds on the errors are computed at the true examples, which are not given"
         return [NotChecked(rule="bounds", reason=reason, kind="needs information")]

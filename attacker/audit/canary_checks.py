@@ -19,7 +19,7 @@ from fedsim.recording import Recording
 
 REFUTED_RULE = "epsilon-refuted"
 ACCUSATION_LEVEL = 0.999
-"""Confidence with which an accounted epsilon must be refuted to become a finding: one sound audit in twenty would pass 95 %."""
+"""Confidence with which an accounted epsilon must be refuted to become a finding: at 95 %, one true epsilon in 20 would be."""
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
@@ -58,9 +58,10 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
 
 
 def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
-    """Return the lower bound on epsilon that suits the declared noise.
+    """Return a lower bound on epsilon that holds with probability `confidence`.
 
-    Of the two bounds for Gaussian noise the larger one counts, each at half the error probability.
+    For Gaussian noise it is the larger of `bound_gaussian_epsilon` and `bound_epsilon_of_independent_guesses`; each is computed
+    with the error probability (1 - confidence) / 2, so that both hold together. Otherwise it is `bound_epsilon`.
     """
     if not gaussian:
         return bound_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=confidence)

@@ -23,10 +23,12 @@ NOISE_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryGuesses:
-    """Numbers of canaries (known examples that a client uses or leaves out by a coin), of those guessed, and of right guesses.
+    """Numbers of canaries, of guesses and of right guesses. A canary is a pair of known examples of which a client used one.
 
-    right_of_all: number of right guesses if every canary is guessed. overlap: mean over canaries of the sum of squared
-    correlations of the noise in its score with that in the scores of the same client's other canaries.
+    guesses, right: number of canaries guessed, those with the largest absolute scores, and how many of these guesses are right.
+    right_of_all:   number of right guesses if every canary is guessed.
+    overlap:        mean over canaries of the sum of squared correlations of the noise in its score with that in the scores of
+                    the same client's other canaries. A score is an estimate of `separate_canaries`.
     """
 
     canaries: int

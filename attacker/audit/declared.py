@@ -23,9 +23,10 @@ MIN_COORDINATES = 64
 class Signature:
     """Properties that every output of a defense has.
 
-    idempotent: whether the defense leaves its own output unchanged, as clipping, top-k, pruning and signs do.
-    zeros:      smallest share of coordinates that are exactly zero.
-    levels:     largest number of distinct values other than zero by name, for quantised tensors only.
+    idempotent: whether the defense leaves its own output unchanged, as clipping, top-k, pruning and sending only signs do.
+    zeros:      share of coordinates that are exactly zero, the smallest over the outputs measured.
+    levels:     from tensor name to the number of distinct values other than zero, the largest over the outputs measured; only
+                quantised tensors are included.
     additive:   whether the last step adds noise to every coordinate.
     """
 
@@ -58,11 +59,11 @@ def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
 
 
 def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
-    """Return the declared standard deviation of the noise in each tensor of an observed update.
+    """Return the declared standard deviation of the noise in an observed update, by tensor name.
 
-    How the noise divides over the tensors is measured on two outputs of the last step of the chain; its total power is that of
-    the step's channel, which accounts for the noise that the observed update already holds. Another seed for each update makes
-    the errors of these measurements independent.
+    The total power of the noise (the sum of its squares) is computed by the channel of the last step of the defense, which takes
+    into account that the observed update already holds the noise. How it divides over the tensors is measured on two outputs of
+    this step. Updates with different seeds have independent errors of measurement.
     """
     last = DefenseSpec(spec.steps[-1:])
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
@@ -85,13 +86,13 @@ def zero_share(update: Update) -> float:
 
 
 def count_levels(update: Update) -> dict[str, int]:
-    """Return the number of distinct values other than zero by name, of tensors with at least `MIN_COORDINATES` such values."""
+    """Return a dict from tensor name to its number of distinct nonzero values, if it has at least `MIN_COORDINATES` nonzeros."""
     sent = {name: t[t != 0] for name, t in update.items()}
     return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
 
 
 def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
-    """Return normal updates whose tensors have the root mean square of those of `like`, or 1 where these are zero."""
+    """Return an update of Gaussian noise. Each tensor has the root mean square of that in `like`, or 1 if that is zero."""
     rng = Generator().manual_seed(seed)
     found = {}
     for name, t in like.items():

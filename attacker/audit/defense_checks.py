@@ -20,11 +20,11 @@ from defenses.spec import DefenseSpec
 from fedsim.recording import Observation
 
 ZERO_SLACK = 0.02
-"""Share of coordinates by which zeros may fall short: ties, and integer rounding of shares."""
+"""Amount by which an update's share of zeros may be below the signature's, because of ties and of rounding to whole numbers."""
 LEVEL_SLACK = 2
 """Factor by which distinct values may exceed those of random updates."""
 MAX_COMPARED = 20
-"""Number of updates whose supports are compared."""
+"""Number of updates whose supports (sets of coordinates other than zero) are compared."""
 BOUND_FACTOR = 2.0
 """Factor that an update is multiplied by to see whether a defense would ever change it."""
 NOT_APPLIED_RULE = "defense-not-applied"
@@ -35,10 +35,10 @@ MIN_SAME_SUPPORT = 0.999
 
 
 def check_defense(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
-    """Yield results: whether the declared defense was applied to the updates, and whether it ever changes one.
+    """Yield results: whether the declared defense was applied to the updates, and whether its limit, if any, is ever reached.
 
     A defense that leaves its own output unchanged must leave every recorded update unchanged, too. Outputs of other defenses are
-    recognised by zeros and by few distinct values.
+    recognised by zeros and by few distinct values. signature: None if the run declares no defense.
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
@@ -67,9 +67,10 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
 
 
 def check_support(observations: Sequence[Observation], signature: Signature | None) -> CheckResult:
-    """Return whether the data decide which coordinates are sent, so that the choice itself says something about them.
+    """Return whether the choice of coordinates that are sent (not zero) depends on the update, and so reveals part of it.
 
-    The defense is applied with one seed to two random updates. A choice that does not depend on the update is then the same.
+    The defense is applied with the same seed to two random updates; a choice made at random is then the same for both. A finding
+    also says how much the choices in `observations` overlap. signature: None if the run declares no defense.
     """
     spec = observations[0].defenses
     if signature is None or signature.zeros <= ZERO_SLACK or signature.levels:

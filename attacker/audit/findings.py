@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 Grade = Literal["none found", "low", "moderate", "serious", "severe"]
-"""Grades in ascending order. docs/audit.md defines each by a rule that can be measured."""
+"""Grades from the best to the worst. docs/audit.md defines each by a rule that can be measured."""
 GRADES: tuple[Grade, ...] = get_args(Grade)
 
 
@@ -44,8 +44,9 @@ class Passed:
 class NotChecked:
     """A check or an attack that was not made.
 
-    reason: why, as one sentence. kind: whether it does not apply to the run, needs information that was not given, was left out
-            although it applies, because there was no time or no method, or whether the run gives no guarantee to be checked.
+    reason: why it was not made, as one sentence.
+    kind:   "does not apply": not to this run. "needs information": which was not given. "left out": it applies, but time or a
+            method was missing. "no guarantee": the run promises nothing that could be checked.
     """
 
     rule: str
@@ -62,5 +63,5 @@ def order(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def worst(findings: Sequence[Finding]) -> Grade:
-    """Return the highest grade of the findings, "none found" without any."""
+    """Return the most severe grade of the findings, "none found" without any."""
     return max((one.grade for one in findings), key=GRADES.index, default="none found")

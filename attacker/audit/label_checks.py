@@ -19,15 +19,16 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 READABLE = "labels-readable"
 MAX_UPDATES, MAX_EXAMPLES = 8, 256
 MAX_CHANCE = 1e-4
-"""Probability at which so many estimates near whole numbers are no coincidence."""
+"""Probability of the number of near-integer estimates, by chance, up to which labels count as readable."""
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield the result: whether the estimated numbers of examples of each label are whole numbers, as only the true ones are.
 
-    For softmax cross-entropy, the gradient of the last layer's bias is the mean of `p - 1[label]`, where the mean prediction p is
-    estimated on random inputs. Of numbers that have nothing to do with the labels, a share of 2 * `INTEGER_TOLERANCE` would be as
-    near to whole numbers. One class of each update follows from the others and is not counted.
+    For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
+    the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
+    within this tolerance of a whole number. The numbers of an update sum to its number of examples, so that its first class
+    follows from the others and is not tested.
     """
     tested, reason = [], ""
     for one in observations[:MAX_UPDATES]:

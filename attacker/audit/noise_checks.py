@@ -25,10 +25,11 @@ MIN_OBSERVATIONS = 6
 MAX_PAIRED = 24
 """Number of updates that are compared in pairs."""
 MIN_TAIL = 8
-"""Smallest number of singular values of a weight's update beyond those that its examples can explain."""
+"""Number of singular values, beyond those that its examples can explain, from which on a weight's update is tested for noise."""
 MIN_CORRELATION = 0.1
 MIN_REUSED_SHARE = 0.05
-"""Share of similar pairs from which reused noise explains coordinates that vary too little; below it, noise is missing there."""
+"""If coordinates vary too little, smallest share of similar pairs that is reported as reused noise. A smaller one is reported as
+missing noise."""
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -36,7 +37,8 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
 
     The noise is independent of the gradient, so that the mean square of a tensor is at least the noise's variance, and the mean
     square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the
-    gradient is at most the number of examples times that of their uses. Whatever lies beyond this rank is noise.
+    gradient is at most the number of examples times the number of epochs. Whatever lies beyond this rank is noise. There is one
+    result for missing noise and one for noise that several updates share; a finding for one of them is yielded alone.
     """
     if signature is None or not signature.additive:
         reason = "the manifest declares no noise as the last step of the defense"
@@ -79,7 +81,10 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
 
 
 def _find_missing(scaled: Sequence[Tensors]) -> str:
-    """Return which tensor varies less than the noise alone would; "" if none. Values are in units of the noise."""
+    """Return evidence, as text, of the first tensor that is smaller than the noise alone would be, or has zeros; "" if none.
+
+    scaled: for each update, its tensors divided by the standard deviation of the declared noise.
+    """
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
         least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
@@ -91,7 +96,10 @@ def _find_missing(scaled: Sequence[Tensors]) -> str:
 
 
 def _find_quiet(scaled: Sequence[Tensors]) -> str:
-    """Return how many single coordinates vary less over the updates than the noise alone would; "" if none."""
+    """Return, as text, how many coordinates are smaller over all updates than the noise alone would be; "" if none or untested.
+
+    scaled: as in `_find_missing`; with fewer than `MIN_OBSERVATIONS` updates nothing is tested.
+    """
     if len(scaled) < MIN_OBSERVATIONS:
         return ""
     total = sum(t.numel() for t in scaled[0].values())
@@ -102,7 +110,10 @@ def _find_quiet(scaled: Sequence[Tensors]) -> str:
 
 
 def _find_small_tails(tails: Sequence[Tensors]) -> str:
-    """Return which layer has less noise than declared beyond the rank of its gradient; "" if none."""
+    """Return evidence, as text, of the first weight with less noise than declared beyond its gradient's rank; "" if none.
+
+    tails: for each update, what `_tails` returns.
+    """
     for name in tails[0]:
         squares = torch.cat([found[name] for found in tails if name in found]).square()
         if float(squares.mean()) < 0.8 * (1 - _margin(len(squares))):
@@ -133,9 +144,9 @@ def _correlate(one: Tensors, other: Tensors) -> bool:
 
 
 def _smallest_power(count: int, probability: float) -> float:
-    """Return a bound that the sum of `count` squares of unit noise falls below with at most the given probability.
+    """Return a number that the sum of `count` squares of noise of variance 1 falls below with at most the given probability.
 
-    It is the smaller of the bounds for Gaussian and for Laplace noise. The absolute values of Laplace noise add up to a
+    It is the smaller of the numbers for Gaussian and for Laplace noise. The absolute values of Laplace noise add up to a
     gamma variable, and the sum of squares is at least the square of that sum, divided by `count`.
     """
     laplace = gamma.ppf(probability, count) ** 2 / (2 * count)
@@ -143,13 +154,20 @@ def _smallest_power(count: int, probability: float) -> float:
 
 
 def _margin(count: int) -> float:
-    """Return by how much a mean of `count` squares may fall below the noise's variance, which is measured as often."""
+    """Return by how much a mean of `count` squares may be below the noise's variance, as a share of it.
+
+    The variance itself is taken as measured on `count` values, too, which doubles the squared standard error.
+    """
     relative: float = (2 * (MAX_KURTOSIS - 1) / count) ** 0.5
     return MISSING_SIGMAS * relative
 
 
 def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
-    """Return the part of each weight's update beyond the rank that its examples explain, flat; unit: the declared deviation."""
+    """Return the residual of each weight's update after its largest singular components, as many as its examples explain.
+
+    The dict maps names to flattened residuals, (rows * columns,), divided by their standard deviation under the declared noise.
+    Weights with too few singular values are left out; empty if the rank is not known.
+    """
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:
         return {}

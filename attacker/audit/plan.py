@@ -28,16 +28,16 @@ EPOCH_ARGUMENTS: dict[str, object] = {"local_steps": "simulated", "order_invaria
 UNCOMPRESSED = frozenset({"clip", "clip_each", "gaussian", "laplace"})
 """Defenses that send every coordinate, and only scale tensors or add noise."""
 CLIENT_COUNTS = (16, 8, 4, 2, 1)
-"""Numbers of updates that an attack may be sized to, the largest that fits into the budget first."""
+"""Numbers of clients that an attack may be sized to; the largest that fits into the budget is chosen."""
 ATTACK_RULE = "attack"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedAttack:
-    """An attack on a sample of the recorded updates; its null runs on the same sample.
+    """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
 
     rows:         the updates.
-    core_seconds: expected time of attack and null on one core, if every search uses all its iterations.
+    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations.
     """
 
     spec: AttackSpec
@@ -45,7 +45,7 @@ class PlannedAttack:
     core_seconds: float
 
     def replay(self, recording: Recording, out: Path, *, null: bool, model: str | None = None) -> Replay:
-        """Return the replay of the attack or of its null."""
+        """Return a `Replay`, not yet run, of the attack or of its null. out: folder for reconstructions. model: as in `audit`."""
         spec = AttackSpec(name=self.spec.name, arguments=self.spec.arguments, null=null)
         rounds, clients = frozenset(row.round for row in self.rows), frozenset(row.client for row in self.rows)
         return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, model=model)
@@ -54,9 +54,11 @@ class PlannedAttack:
 def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield the attacks to run within the budget, and for each attack that does not fit or does not apply the reason.
 
-    The first attack, of closed forms, always runs, on one update at least. Each of the others that fit the recording may take an
-    equal share of what the cheaper ones have left. Attacks on single updates get those of the first complete round: its network
-    has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each client.
+    seconds: budget of time on one core. The first attack that suits the recording, usually the closed forms, always runs, on at
+    least one client. The budget left before each attack is shared equally by it and the attacks after it. Attacks on single
+    updates get those of the first round with a usable update, since the network of the first round has learned least, which
+    makes examples easiest to separate. Attacks on several rounds get all rounds of each client. out: as in
+    `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -129,14 +131,17 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
 
 
 def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
-    """Return an attack on the updates of the first `count` clients, without a forecast."""
+    """Return an attack on updates of the first `count` clients, with `core_seconds` 0.
+
+    Joint attacks get all updates of these clients, others those of the first round.
+    """
     own = rows if spec.name in JOINT_ATTACKS else [row for row in rows if row.round == rows[0].round]
     chosen = set(list(dict.fromkeys(row.client for row in own))[:count])
     return PlannedAttack(spec=spec, rows=tuple(row for row in own if row.client in chosen), core_seconds=0.0)
 
 
 def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
-    """Yield the attack on the updates of fewer and fewer clients, with the forecast of each."""
+    """Yield the attack for each of `CLIENT_COUNTS` that the recording has, from the most clients on, with its forecast time."""
     clients = {row.client for row in _select(spec, rows, len(rows)).rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):

@@ -16,7 +16,7 @@ EPSILON_RULE = "epsilon-understated"
 EPSILON_SLACK = 0.01
 """Relative amount by which a reported epsilon may be below the computed one: other accountants round differently."""
 MAX_MEANINGFUL_EPSILON = 20.0
-"""Epsilon up to which the promise is told without a warning. At 20, odds may change by a factor of e^20, about 5 * 10^8."""
+"""Largest epsilon that the audit reports without a warning. At 20, odds may change by a factor of e^20, about 5 * 10^8."""
 
 
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
@@ -61,7 +61,10 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
 
 
 def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the reported privacy of a row if it holds a finite epsilon of the clients' own noise."""
+    """Return the mapping `privacy` of a row of metrics.jsonl; None if it states no finite epsilon.
+
+    This epsilon is that of the noise which the clients add; its entry `central`, for noise of the server, is not checked.
+    """
     privacy = row.get("privacy")
     if not isinstance(privacy, Mapping) or not isinstance(privacy.get("epsilon"), int | float):
         return None

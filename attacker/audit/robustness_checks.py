@@ -17,15 +17,16 @@ PRIOR = 0.01
 USELESS = 0.99
 """Bound from which on it is too weak to be reported."""
 MAX_CHANCE = 0.01
-"""Probability at which so many recovered examples contradict the bound."""
+"""Largest probability, under the bound, of the number of recovered examples that counts as a contradiction of the bound."""
 
 
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:
     """Yield results: the probability of a reconstruction that the declared noise allows, and whether an attack exceeds it.
 
-    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of an
-    attack on single updates is compared with the bound of one release, that of an attack on several rounds together with the
-    bound of all rounds. The prior of the comparison is the null's share, at least one of all examples.
+    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of examples that
+    an attack on single updates recovers is compared with the bound for one round, that of an attack on several rounds together
+    with the bound for all rounds. The prior success probability of the comparison is max(k, 1) / (n + 1), where the null, the
+    attack without the updates, recovers k of n examples.
     """
     rounds = recording.list_rounds()
     noise, uses = find_declared_noise(recording) if rounds else (Noise(), 1)

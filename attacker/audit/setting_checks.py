@@ -18,7 +18,8 @@ EQUATION_METRICS = ("loss", "accuracy")
 MIN_COHORT = 3
 COHORTS_RULE = "cohorts-isolate-clients"
 ISOLATED_TOLERANCE = 1e-6
-"""Distance of a client from the combinations of cohorts, at most, that counts as none."""
+"""Squared distance of a client's unit vector from the span of the cohorts below which the client counts as isolated. Singular
+values smaller than this share of the largest one count as zero."""
 
 
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
@@ -44,7 +45,7 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
-    """Return the result: whether clients send, in clear, a metric that is an equation on few examples."""
+    """Return the result: whether clients report a loss or an accuracy of a single example in clear."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
         return Passed(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
@@ -110,7 +111,10 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
-    """Yield which clients are alone in a linear combination of the cohorts of all rounds."""
+    """Yield one result: which clients' updates a linear combination of the secure sums of all rounds isolates.
+
+    Nothing is yielded without secure aggregation. A cohort is the set of clients in one sum.
+    """
     if not recording.manifest.secure_aggregation:
         return
     cohorts = [cohort for number in recording.list_rounds() if (cohort := recording.list_summed(number))]

@@ -16,7 +16,11 @@ MAX_UPDATES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOutcome:
-    """Summary of an audit: its grade, the examples recovered by the strongest attack, its median PSNR, and the accuracy."""
+    """Summary of an audit.
+
+    recovered, examples: numbers of examples that the strongest attack recovered and attacked. psnr: its median PSNR in dB; None
+    without images. accuracy: test accuracy of the global model after the last round; None if it was not measured.
+    """
 
     grade: Grade
     recovered: int = 0
@@ -40,7 +44,7 @@ def name_changed_run(run: Path, change: str) -> Path:
 
 
 def recommend_defense(recording: Recording) -> str:
-    """Return a defense to try: clipping at the median norm of the updates, and noise that is as strong as a clipped update.
+    """Return a defense to try, as text: clipping at the median norm of the updates, and Gaussian noise of about the same norm.
 
     Raises ValueError if there is no update to measure.
     """

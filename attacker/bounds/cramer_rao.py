@@ -19,10 +19,11 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorBound:
-    """Lower bounds on the mean squared error of each example, (N,).
+    """Lower bounds on the mean squared error of reconstructions.
 
-    error: standard error of each bound, which is estimated by random probes; 0 if it is exact.
-    prior: mean squared error without any message.
+    mse:   bound for each example, the mean over its values, (N,).
+    error: standard error of each bound, which is estimated by random probes, (N,); 0 if it is exact.
+    prior: mean squared error of the prior's mean as an answer, without any message; the same for all examples.
     """
 
     mse: Tensor
@@ -33,11 +34,12 @@ class ErrorBound:
 def bound_error(
     information: FisherInformation, prior: GaussianPrior, *, max_dense: int = MAX_DENSE, probes: int = PROBES
 ) -> ErrorBound:
-    """Return `trace((I + P^-1)^-1) / d` for each example, with the information I and the covariance P of the prior.
+    """Return the Bayesian Cramer-Rao bound: the trace of each example's diagonal block of (F + P^-1)^-1, divided by d.
 
-    No estimate has a smaller expected squared error, on average over examples with this distribution (van Trees 1968), as far
-    as I is the information on average; here it is that at the given examples. A prior that knows more than mean and covariance,
-    such as the range of values, may lead to smaller errors.
+    F is the Fisher information, P the covariance of the prior, and d the number of values of an example. If F is averaged over
+    examples with the prior's distribution, no estimate has a smaller expected squared error (van Trees 1968). Here F is taken at
+    the given examples only, so that the bound is an approximation. A prior that knows more than mean and covariance, such as the
+    range of values, may lead to smaller errors.
 
     With more than `max_dense` unknown values, the trace is estimated by random probes (Hutchinson 1990) and conjugate gradients.
     Conjugate gradients that stop early make the bound smaller, so that it remains a lower bound.
@@ -57,7 +59,7 @@ def _scale(vectors: Tensor, prior: GaussianPrior) -> Tensor:
 
 
 def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tensor:
-    """Return the diagonal of (I + P^-1)^-1 as P^1/2 (1 + P^1/2 I P^1/2)^-1 P^1/2, which exists for every P."""
+    """Return the diagonal of (F + P^-1)^-1, (N * d,), as that of P^1/2 (1 + P^1/2 F P^1/2)^-1 P^1/2, which exists for every P."""
     root = _scale(torch.eye(information.size, dtype=prior.mean.dtype), prior)
     whitened = root @ information.to_dense() @ root
     factor = torch.linalg.cholesky(whitened + torch.eye(information.size, dtype=root.dtype))
@@ -66,7 +68,7 @@ def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tens
 
 
 def _probe(information: FisherInformation, prior: GaussianPrior, rng: Generator) -> Tensor:
-    """Return one estimate of the trace of each example's block, divided by its number of values, (N,)."""
+    """Return Hutchinson's estimate, by one random vector, of each example's trace in `bound_error`, divided by d, (N,)."""
     signs = torch.randint(0, 2, (information.size,), generator=rng).to(prior.mean.dtype) * 2 - 1
     start = _scale(signs, prior)
     solved = _solve(lambda v: v + _scale(information.multiply(_scale(v, prior)), prior), start)

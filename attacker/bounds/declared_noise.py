@@ -7,10 +7,11 @@ from fedsim.training.privacy import count_uses
 
 
 def find_declared_noise(recording: Recording) -> tuple[Noise, int]:
-    """Return the noise that hides a client's message, or an example, and how often one round uses it.
+    """Return the declared noise and how many times a client adds it in one round.
 
-    The noise of an update hides all examples of a client. If there is none, it is that of a gradient rule such as DP-SGD, which
-    hides one example. The recording must hold at least one round.
+    If the defense of the update has noise, it is returned; it is added once per round and hides a whole update. Otherwise it is
+    the noise of a gradient rule such as DP-SGD, which hides one example and is added at every local step that uses the example.
+    Without noise, its `multiplier` is 0. The recording must hold at least one round.
     """
     tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
     of_client = find_noise(recording.manifest.defense, tensors=tensors)

@@ -12,8 +12,8 @@ class NoisyMessage:
     """A message with independent noise on each coordinate.
 
     simulate: maps examples x (N, *shape) to the message without noise, (M,); differentiable.
-    std:      standard deviation of Gaussian noise, or scale of Laplace noise, (M,) or 0-d; positive. Gaussian noise whose
-              standard deviation is that scale has the same Fisher information as the Laplace noise.
+    std:      standard deviation of Gaussian noise, or the scale b of Laplace noise; (M,) or 0-d; positive. Both enter in the same
+              way, since Laplace noise of scale b has the same Fisher information as Gaussian noise of standard deviation b.
     """
 
     simulate: Callable[[Tensor], Tensor]

@@ -20,7 +20,8 @@ NOISES = {"gaussian": "std", "laplace": "scale"}
 RULES = ("dp_sgd", "fed_cdp")
 """Gradient rules whose noise is known; other rules are not bounded."""
 ROUNDING = 2.0**-24
-"""Half the relative distance of two neighbouring float32 numbers: noise of a message that has no other."""
+"""Half the relative distance of two neighbouring float32 numbers. Times the largest absolute value of a tensor, it is taken as
+the standard deviation of the rounding of a message without noise."""
 
 
 class NotBounded(ValueError):
@@ -29,7 +30,7 @@ class NotBounded(ValueError):
 
 @dataclass(frozen=True)
 class UsedExamples:
-    """An observed update, and the rows of x that each of its local steps used."""
+    """An observed update, and for each of its local steps the indices of the examples used, as rows of x in `build_message`."""
 
     observation: Observation
     steps: tuple[tuple[int, ...], ...]
@@ -38,9 +39,9 @@ class UsedExamples:
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """Return the update as a function of examples x (N, *shape), in float64, with labels y (N,).
 
-    What follows the noise in a chain of defenses is left out, since it cannot add information. Pruning is the selection of the
-    true update: that a coordinate was not selected is information that the bound does not count. Raises NotBounded for defenses
-    that it does not cover.
+    What follows the noise in a chain of defenses is left out, since it cannot add information. Top-k and pruning keep the
+    coordinates that they select from the update at x, as a fixed mask in the derivative: the bound does not count the information
+    in the choice of coordinates. Raises NotBounded for a defense whose bound is not known.
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:

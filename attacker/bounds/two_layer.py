@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLayerRates:
-    """Root mean squared errors as whole vectors, for examples of norm 1.
+    """Bounds on the root mean squared Euclidean norm of the error vector, for examples of norm 1.
 
-    lower: of one example; no estimate without a prior is better. upper: of the sum of a batch, by the first-order estimate of
-    Liu et al.; with a batch of one, of the example.
+    lower: error for one example, which no estimate without a prior undercuts.
+    upper: error that the first-order estimate of Liu et al. does not exceed for the sum of the examples of a batch.
     """
 
     lower: float
@@ -29,8 +29,9 @@ def compute_two_layer_rates(
     """Return the rates for f(x) = sum of a_j relu(w_j x) with standard normal w_j, from the gradient by all a_j.
 
     inputs, neurons: dimension d of x, and number m of neurons. batch: number B of examples whose gradients are summed. noise:
-    standard deviation on each coordinate of the summed gradient. residual: size of the loss's derivative by f. kept: share of
-    coordinates that pruning leaves. clipped: factor that clipping multiplies the gradient by; noise is added after it.
+    standard deviation sigma on each coordinate of the summed gradient G. residual: absolute value r of the loss's derivative by
+    f. kept: share of coordinates that pruning leaves. clipped: factor that clipping multiplies the gradient by; noise is added
+    after it.
 
     The rates are those of the paper's table: error of order sigma sqrt(d / m) at least, and (B + sigma) sqrt(d / m) at most,
     with m times the kept share in place of m. The constants are our own, for ReLU: the Fisher information on x is

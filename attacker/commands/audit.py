@@ -24,7 +24,9 @@ def audit(
             help="A run or recording; or an experiment (TOML) or a folder with a recorded Flower app, which runs first."
         ),
     ],
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Processor time of the attacks, such as 90s, 10m or 2h.")] = "10m",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Processor time on one core for all attacks, such as 90s, 10m or 2h.")
+    ] = "10m",
     out_files: Annotated[
         list[Path] | None,
         typer.Option(
@@ -47,7 +49,8 @@ def audit(
         str | None,
         typer.Option(
             metavar="DEFENSE",
-            help="Run the federation again with this defense, or a 'recommended' one, and audit that as well.",
+            help="Run the federation again with this defense, and audit that as well. The word recommended stands for clipping "
+            "and noise derived from the recorded updates.",
         ),
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients of a Flower app that is run first.")] = 10,
@@ -55,10 +58,10 @@ def audit(
 ) -> None:
     """Check a recorded federation, attack it within a time budget, and write a graded verdict with what to change.
 
-    The page is written to audit.html in the run. Without truth, the verdict follows from the checks and from the confidence of
-    the attacks. Repeating the command continues where it stopped.
+    The page is always written to audit.html in the folder of the run, also if --out names further files. Without truth, the
+    verdict follows from the checks and from the confidence of the attacks. Repeating the command continues where it stopped.
 
-    Exit status: 0; 4 if the grade is above --fail-above; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if the audit is complete; 4 if the grade is worse than --fail-above; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
@@ -130,7 +133,10 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
 
 
 def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "Audit":
-    """Run the federation of a run again with another defense, audit it, and return the first audit with the effect."""
+    """Run the federation of a run again with another defense, audit it, and return `found` with the measured change added.
+
+    found: audit of `run`. wanted: a defense, or "recommended".
+    """
     from dataclasses import replace
 
     from attacker.audit import audit as make_audit

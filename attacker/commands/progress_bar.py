@@ -42,7 +42,9 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
 
 
 def describe_cost(forecast: Forecast) -> str:
-    """Return the expected cost of a replay as a sentence, or "" if no case is left or the attack gives no estimate."""
+    """Return the numbers of cases and evaluations, and the expected time, as a sentence; "" if all cases are finished or if the
+    attack does not search.
+    """
     if not forecast.cases or forecast.evaluations <= 1:
         return ""
     seconds = forecast.core_seconds

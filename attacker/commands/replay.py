@@ -26,9 +26,9 @@ def replay(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Named settings of the attack, which --set overrides: tuned (for the recording's kind of network; chosen on "
-            "tuning "
-            "images for sigmoid and ReLU networks, mostly estimates for others) or published (those of the attack's paper).",
+            help="Named settings of the attack, which --set overrides. tuned: settings for the recording's kind of network; for "
+            "sigmoid and ReLU networks they were chosen on tuning images, for others they are mostly estimates. published: those "
+            "of the attack's paper.",
         ),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
@@ -41,7 +41,9 @@ def replay(
     ] = None,
     route: Annotated[
         str | None,
-        typer.Option(help="Method of the attack exact: auto (the default), a closed form or optimisation."),
+        typer.Option(
+            help="Only with --attack exact: its method, which is auto (the default), the name of a closed form, or optimisation."
+        ),
     ] = None,
     null: Annotated[
         bool, typer.Option(help="Also run the attack's null, the same attack without the gradient, as a baseline.")
@@ -85,8 +87,8 @@ def replay(
     """Attack the recorded observations, one by one or all of a client together. Finished cases are skipped, interrupted ones
     resumed.
 
-    Exit status: 0 if every case has an answer; 1 if some cases of the attack or of its null failed, unless --allow-failures is
-    given, and if no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every case has a reconstruction; 1 if some cases of the attack or of its null failed (0 with
+    --allow-failures), or if no case could be attacked (also with --allow-failures); 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(verbose=verbose, kept=KEPT_ON_INTERRUPT), _show_tracebacks() if verbose else nullcontext():
         from attacker.attacks import AttackSpec
@@ -165,9 +167,10 @@ def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> 
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:
-    """Raise ValueError if the recording's model cannot be built.
+    """Raise ValueError if the recording's network cannot be built.
 
-    Code of a foreign model is imported only if `reference` names it.
+    reference: MODULE:FUNCTION of `--model`. The code of a network that is not part of this project is imported only if it is
+    named so; without it, such a network cannot be built.
     """
     from fedsim import models
 

@@ -29,13 +29,17 @@ def rank(
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the model.")] = None,
     dead: Annotated[float, typer.Option(help="Assumed share of zero outputs of a ReLU.")] = 0.5,
-    prove: Annotated[bool, typer.Option(help="Prove the ranks (seconds per layer) instead of only counting equations.")] = True,
+    prove: Annotated[
+        bool,
+        typer.Option(help="Compute the rank of each layer's equations (seconds per layer) instead of only counting equations."),
+    ] = True,
     out_file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Draw the layers into this file: .png, .svg or .pdf.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count each layer's equations, to see whether a gradient of this network can determine its input (R-GAP)."""
+    """Compare each layer's equations with its unknowns, to see whether a gradient of the network can determine the network's
+    input (R-GAP)."""
     with report_errors():
         from attacker.report import rank_report as ranks
 

@@ -32,7 +32,9 @@ def score(
     truth: Annotated[
         list[Path] | None, typer.Option(help="Folder of truth that a client wrote; by default the run's own; may be repeated.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, such as npz:TRAIN, if it is not where truth says.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data set, such as npz:TRAIN, if it is not at the place that the files of truth name.")
+    ] = None,
     lpips_net: Annotated[str, typer.Option(help="The network of LPIPS: alex or vgg.")] = "alex",
     lpips_weights: Annotated[
         Path | None,
@@ -42,7 +44,11 @@ def score(
     ] = None,
     bounds: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Also compute lower bounds on the errors, and efficiencies, within this time: 60s."),
+        typer.Option(
+            metavar="TIME",
+            help="Also compute lower bounds on the mean squared errors, and the efficiency of each attack (bound divided by its "
+            "error), within this time, such as 60s.",
+        ),
     ] = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the score rows as CSV, one line per example.")
@@ -52,9 +58,9 @@ def score(
 ) -> None:
     """Compare reconstructions with the examples that the clients used, and write one row per example.
 
-    Exit status: 0 if every case of the attacks and their nulls has an answer; 1 if some failed, unless --allow-failures is given,
-    or if scoring failed; 3 if none failed, but some are waiting or were interrupted, so that shares cover the finished ones only;
-    2 for wrong arguments.
+    Exit status: 0 if every case of the attacks and their nulls has a reconstruction; 1 if scoring failed, or if some cases failed
+    and --allow-failures is not given; otherwise 3 if some cases are waiting or were interrupted, so that the printed shares are
+    of the finished cases only; 2 for wrong arguments.
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
@@ -119,7 +125,11 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
-    """Return the cases of one attack that were not scored: `untold`, without truth, and `superseded`, counted in another case."""
+    """Return the cases of one folder of reconstructions that were not scored.
+
+    The key `untold` has the keys of cases without truth. `superseded` has a dict from the key of a case, whose examples are all
+    scored in a case of more rounds, to a sentence about it.
+    """
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
@@ -178,7 +188,8 @@ def _print_summaries(summaries: "list[Summary]") -> None:
 
 
 def _describe_cases(one: "Summary") -> list[str]:
-    """Return the lines below an attack's name: the routes of its answers, unfinished cases, and candidates left out."""
+    """Return up to three lines below an attack's name: by which methods its cases were solved, how many cases are not finished,
+    and how many reconstructions beyond the number of originals were left out."""
     from attacker.scoring.states import UNFINISHED_STATES, format_counts
 
     left = format_counts(one.cases, UNFINISHED_STATES)

@@ -20,7 +20,7 @@ KEPT_ON_INTERRUPT = "unfinished jobs continue at the next start"
 def serve(
     root: Annotated[Path, typer.Argument(help="Folder of runs, or of folders of runs.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; an address other than this machine's own requires the token.")
+        str, typer.Option(help="Address to listen on; an address other than the loopback address requires the token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8600,
     workers: Annotated[
@@ -41,7 +41,10 @@ def serve(
     rules: Annotated[Path | None, typer.Option(help="File of rules: attacks that start automatically on new rounds.")] = None,
     truth: Annotated[
         list[str] | None,
-        typer.Option(help="Score reconstructions against this folder of truth, or own: each run's own. May be repeated."),
+        typer.Option(
+            help="Score reconstructions against this folder of truth; the word own stands for the folder of each run. May be "
+            "repeated."
+        ),
     ] = None,
     token: Annotated[
         bool,
@@ -79,7 +82,11 @@ def serve(
         ),
     ] = None,
     job_limits: Annotated[
-        bool, typer.Option("--job-limits/--no-job-limits", help="Whether the two default limits of jobs apply.")
+        bool,
+        typer.Option(
+            "--job-limits/--no-job-limits",
+            help="Whether the defaults of --job-seconds and --job-megabytes apply; values given for them always do.",
+        ),
     ] = True,
     model: Annotated[
         str | None,

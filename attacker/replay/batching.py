@@ -1,6 +1,7 @@
 """Chunks: cases that are attacked at once, as many as memory allows while leaving work for every core.
 
-The result depends only on the recording, the attack and the machine, so that an interrupted replay forms the same chunks.
+On the CPU, the chunks depend only on the recording, the attack and the machine, so that an interrupted replay forms the same ones
+again. On a GPU they also depend on the memory that is free at the start.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -23,7 +24,8 @@ LIVE_TENSORS = 12
 SEARCH_VECTORS = 12
 """Number of vectors of the length of the optimised variable that a search keeps per case, besides the optimiser's state."""
 MEMORY_FACTOR = 2.5
-"""Largest number of copies of the optimiser's state in memory: the state, its copy in a checkpoint, and half while it grows."""
+"""Largest number of copies of the optimiser's state in memory: the state, its copy in a checkpoint, and half a copy for the new
+part while the state is enlarged."""
 MIN_TENSORS = 3
 """Number of tensors of the model's size, and of the size of all examples, that every attack needs."""
 MAX_CASES_AT_ONCE = 64
@@ -31,13 +33,17 @@ MAX_CASES_AT_ONCE = 64
 MEMORY_SHARE = 0.5
 """Share of the machine's memory for all workers together, or of a GPU's free memory for one worker."""
 MAX_BATCHED_PARAMETERS = 1_000_000
-"""Number of parameters above which attacking cases together saves no time: only the overhead of small layers is saved."""
+"""Number of parameters, summed over the cases of a chunk, beyond which larger chunks save no time. Attacking cases together saves
+only the overhead of each layer's call, which matters if layers are small."""
 
 
 def split_into_chunks(
     cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None
 ) -> list[tuple[Planned, ...]]:
-    """Return the cases that can be attacked, grouped into chunks of equal shape. chunk: cases per chunk, by default automatic."""
+    """Return the cases that can be attacked, grouped into chunks. All cases of a chunk have the same `Planned.sizes`.
+
+    chunk: number of cases per chunk; by default `CaseFootprint.choose_chunk_size` decides.
+    """
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
     return [
@@ -53,9 +59,9 @@ def _split_group(cases: list[Planned], footprint: "CaseFootprint", chunk: int | 
 class CaseFootprint:
     """An estimate of the memory and time that one case takes, from the model's parameters and activations on the meta device.
 
-    shapes:    shapes of the model's parameters by name. distinct: their names, with one name per shared parameter.
-    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 without
-    one.
+    shapes:    shapes of the model's parameters by name. distinct: the parameters' names, only one for a parameter that is shared.
+    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 if the
+               attack has no optimiser.
     """
 
     def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:

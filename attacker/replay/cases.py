@@ -18,7 +18,7 @@ from fedsim.recording.safe_files import shorten
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A case that is to be attacked.
+    """A case of a replay: observations to be attacked together, or the reason why they cannot be.
 
     rows:     rows of its observations in the order of rounds; never empty.
     left_out: rounds of its client that are omitted, each with a reason.
@@ -40,8 +40,8 @@ class Planned:
 class Plan:
     """All cases of a replay.
 
-    idle:  rows of the recording that cannot be attacked: without an update, or with a masked one. whole: whether each case holds
-           all rounds of one client, see `plan_cases`.
+    idle:  rows of the recording that cannot be attacked: without an update, or with an update masked by secure aggregation.
+    whole: whether each case holds all usable rounds of one client, see `plan_cases`.
     """
 
     cases: tuple[Planned, ...]
@@ -62,11 +62,11 @@ class _Client:
 
 
 def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
-    """Return the cases of `attack` on `rows`: one per complete row or, if the attack needs all rounds of a client, one per
-    client.
+    """Return the cases of `attack` on `rows`: one per complete row (a row with a recorded update) or, if the attack uses all
+    rounds of a client together, one per client.
 
-    In the second case every update is read once, and unusable rounds are omitted with a reason: missing or damaged updates,
-    updates with NaN or infinity, and updates without something that the attack needs.
+    For one case per client, all updates are read here, and unusable rounds are omitted with a reason: missing or damaged
+    updates, updates with NaN or infinity, and updates without something that the attack needs.
     """
     reads_update = not isinstance(attack, Blinded)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
@@ -164,8 +164,9 @@ def _count_not_finite(tensor: Tensor) -> int:
 def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
-    whole: whether the case holds all rounds of a client. Then the entry lists the rounds with their attempts, the omitted rounds,
-    and for secure sums the clients of each round.
+    whole: whether the case holds all rounds of a client. Then the entry also lists pairs of round and attempt (a number that
+    increases if a resumed federation records the round again), the omitted rounds, and for each round the clients that its update
+    depends on.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}

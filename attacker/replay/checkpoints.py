@@ -29,7 +29,10 @@ MAX_BYTES = 16 * 2**30
 
 
 def run_of(folder: Path) -> Path:
-    """Return the run that an attack's folder belongs to. Below it, symbolic links are not followed when files are written."""
+    """Return the run that an attack's folder RUN/reconstructions/ATTACK belongs to, two levels above it.
+
+    Callers pass it as `below` to the functions that write files, which follow no symbolic links below that folder.
+    """
     return folder.parent.parent
 
 
@@ -125,7 +128,11 @@ class FileMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCheckpoint:
-    """The content of a checkpoint: keys of the cases, its origin, and a dict from case key and name to stored tensor."""
+    """The content of a checkpoint file.
+
+    cases: keys of the cases of its task. origin: an `Origin` as JSON. kept: for each case key, the tensors of the search's state
+    by name; empty for a case without state.
+    """
 
     cases: tuple[str, ...]
     origin: str
@@ -153,8 +160,8 @@ def find_unfinished(
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return the unfinished tasks of an earlier replay, as keys of their cases, and notes on checkpoints that cannot be used.
 
-    wanted: keys of the cases to attack; tasks with other cases are ignored, and so are parts of a larger task. most: largest
-    number of cases per task.
+    wanted: keys of the cases to attack; a task is ignored if it holds any other case, if its cases are part of a larger
+    unfinished task, or if it shares a case with a task before it. most: largest number of cases per task.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):

@@ -14,7 +14,7 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 MAX_ZERO_SINGULAR_VALUE = 1e-5
 """Singular values below this share of the largest one are what float32 leaves of zeros."""
 ROUNDING_NORM_SHARE = 1.0
-"""How much of a random matrix's norm, of rounding errors of given size, counts as rounding."""
+"""Singular values up to this multiple of the expected spectral norm of the rounding errors count as rounding."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class CountEstimate:
 def add_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
     """Return the observation with a number of examples where none was reported, and a sentence on how it was found, or "".
 
-    Nothing is estimated for a secure sum or behind a defense, which change the rank of an update.
-    reads_update: False for a null, which gets the number that the training prescribes, whatever the update is.
+    Nothing is estimated for a secure sum or a defended update, whose rank does not show the number of examples.
+    reads_update: False for a null (the attack without the update), which gets the number that the training prescribes.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
@@ -41,7 +41,10 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     """Estimate how many examples are behind an update; without reading it, return the number that the training prescribes.
 
     Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
-    its own class negative in the gradient of the last bias. The rank of several steps adds up; an epoch uses each example once.
+    its own class negative in the gradient of the last bias. The estimate is the larger of two counts: the largest rank of such a
+    layer's update, divided by the number of epochs since each epoch uses every example once, and the number of classes with a
+    negative entry. If the rank is the largest possible, or no layer shows it, the number prescribed by the training is used,
+    unless the estimate is larger.
     """
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
@@ -109,7 +112,10 @@ def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
 
 
 def _count_classes(observation: Observation) -> int:
-    """Return the smallest number of classes that the gradient of the last bias is evidence for."""
+    """Return the number of classes whose entry in the gradient of the last bias is negative, at least 1.
+
+    It is a lower bound on the number of classes in the batch; 1 if there were several local steps or there is no bias.
+    """
     _, bias = models.find_head(build_network(observation))
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:

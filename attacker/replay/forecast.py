@@ -18,7 +18,8 @@ class Forecast:
 
     cases, chunks: number of cases to attack, and of the chunks that they are grouped into.
     evaluations:   largest number of gradient evaluations of one case; 1 if the attack does not search.
-    core_seconds:  rough processor time on one core, from the sizes of network and batches, if every search uses all evaluations.
+    core_seconds:  rough processor time of all cases on one core, from the sizes of network and batches, if every search uses all
+                   evaluations.
     reasons:       dict from each closed form of the attack to why it cannot apply to the first case; "" if it may apply.
     """
 
@@ -30,7 +31,10 @@ class Forecast:
 
 
 def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePlan:
-    """Return the routes that may apply to a case of one observation; none if it cannot be read, which the replay reports."""
+    """Return what the attack plans for a case: which of its methods may apply, and how many evaluations they need.
+
+    The plan is empty if the case has several observations, if the attack makes no plans, or if the observation cannot be read.
+    """
     if not isinstance(attack, Planning) or len(case.rows) != 1:
         return RoutePlan()
     try:

@@ -60,8 +60,9 @@ class Identity:
     def make_path(self, out: Path) -> Path:
         """Return the replay's folder in `out`, the folder of all reconstructions.
 
-        An existing folder with the shorter name of older versions is used if network and attack belong to this project. Otherwise
-        the name does not show which code wrote it, so that only scoring and report read it.
+        The name ends with `digest`. Older versions used a hash of fewer fields; an existing folder with such a name is returned
+        if network and attack are code of this project and no oracle reads truth. In other cases that name does not show which
+        code wrote the folder: nothing is added to it, and only scoring and report read it.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"

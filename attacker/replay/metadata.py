@@ -17,9 +17,10 @@ from fedsim.recording.files import hold_lock, write_bytes
 
 
 def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
-    """Write what scoring and report need to know about a replay. Cases in an existing file are kept.
+    """Write `attack.json`: what scoring and report need to know about a replay.
 
-    Rows without a usable update are listed as well. oracles: names of the oracles that the attack was given.
+    Its list of cases holds those of `plan`, rows without a usable update, and the cases of an existing file, of which those with
+    equal keys are replaced. oracles: names of the oracles that the attack was given.
     """
     spec = identity.spec
     told = [make_row_entry(recording, row) for row in plan.idle]

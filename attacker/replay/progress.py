@@ -25,17 +25,20 @@ class Meter:
             self._watch(done, sum(self._cases), words)
 
     def of_attack(self, number: int) -> Progress:
-        """Return a progress callback for the attack that runs task `number`."""
+        """Return the progress callback of task `number`, to be passed to the attack that works on this task."""
         return lambda done, most, words: self.record_progress(
             number, compute_share(done, most), format_progress(done, most, words)
         )
 
 
 def compute_share(done: int, most: int) -> float:
-    """Return the share done / most of an attack, at most 0.99, since a task is done only once its files are written."""
+    """Return the finished share of a task, done / most, in [0, 0.99]: a task is complete only once its files are written.
+
+    done, most: number of iterations done, and the largest number that the attack may take.
+    """
     return min(0.99, done / max(1, most))
 
 
 def format_progress(done: int, most: int, words: str) -> str:
-    """Return the progress of an attack as one line, such as "40 of 100, loss 0.1"."""
+    """Return the progress of an attack as one line, such as "40 of 100, loss 0.1". done, most: as in `compute_share`."""
     return f"{done} of {most}, {words}"

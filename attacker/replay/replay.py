@@ -49,8 +49,9 @@ class Replayed:
 
     folder:   folder of the reconstructions.
     done:     number of cases attacked now. skipped: number of cases that were done before.
-    failed:   dict from the key of a case, or from round and client of a row that cannot be read, to the reason of failure.
-    routes:   dict from the method that answered, such as a closed form or a search, to the number of cases attacked now.
+    failed:   dict from the key of a case to the reason of failure; for a row that cannot be read, the key is a text with its
+              round and client.
+    routes:   dict from a method, such as a closed form or a search, to the number of cases that it reconstructed in this replay.
     left_out: dict from the key of a case of many rounds to the rounds that were omitted from it, each with a reason.
     notes:    remarks on the replay, one sentence each.
     """
@@ -190,7 +191,10 @@ class Replay:
             return
 
     def _check_asked(self, found: Sequence[Row]) -> None:
-        """Raise ValueError, listing what exists, if a chosen client, or all chosen rounds, are not in the recording."""
+        """Raise ValueError if one of the chosen clients, or every chosen round, is missing from the recording.
+
+        The message lists the clients or rounds that exist. found: rows of the chosen rounds and clients.
+        """
         clients = self._clients - {row.client for row in found}
         rounds = self._find_absent_rounds(found)
         if not clients and rounds != self.rounds:
@@ -208,9 +212,9 @@ class Replay:
         return Rounds.of(self.rounds or ()) - {row.round for row in found}
 
     def measure_extent(self) -> tuple[int, float]:
-        """Return the number of observations still to be attacked, and roughly how many megabytes that writes.
+        """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
 
-        Rows that cannot be read, or with more than `MAX_EXAMPLES` examples, are not counted.
+        Observations that cannot be read, or have more than `MAX_EXAMPLES` examples, are not counted.
         """
         rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
@@ -310,7 +314,10 @@ class Replay:
         return once * estimate_effort(self._attack).evaluations
 
     def _collect_members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
-        """Yield cases as plain data, with the oracle knowledge that was asked for. A case without that knowledge fails."""
+        """Yield cases as plain data, with the true labels or logits of the chosen oracles.
+
+        A case for which these cannot be read is recorded in `replayed` as failed and not yielded.
+        """
         for case in cases:
             labels = logits = None
             try:
@@ -327,7 +334,7 @@ class Replay:
     def _run_tasks(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
         """Run the tasks and yield their outcomes when they finish.
 
-        Raises KeyboardInterrupt after the outcome of an interrupted task.
+        If a task was interrupted, its outcome is yielded first; then KeyboardInterrupt is raised, and no further task runs.
         """
         if not tasks:
             return

@@ -229,9 +229,11 @@ class TaskRunner:
                 self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
-        """Write a reconstruction, unless it has NaN, or it is interrupted and an earlier one has a lower loss.
+        """Write a reconstruction and add its case to `outcome.done`.
 
-        A search that was interrupted before its first loss leaves nothing to write; its case stays to be attacked.
+        If its values or its last loss are not finite, the case is recorded as failed instead. An interrupted search with such
+        values, as before its first loss, records nothing, so that its case is attacked again. An interrupted search does not
+        replace an earlier file with a lower loss.
         """
         key = reconstruction.case
         if self._is_done(key):  # finished before an earlier run of the task was interrupted

@@ -25,11 +25,13 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 class Example:
     """One row of the scores: one true example in one case (observations that are attacked together).
 
-    rounds:  the rounds of the case in which the example was used. claimed: the rounds to which the attack assigns its
-             reconstruction; None if there is no reconstruction or the rounds were not compared.
-    state:   state of the case. psnr: in dB; None without a reconstruction. failure: reason why there is no reconstruction, or
-             None.
-    null:    the same example in the attack's null; None if the case has no null, and for examples of a null.
+    rounds:  the rounds of the case in which the example was used. batch, position, index: as in `ScoreRow`.
+    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction, and for scores of older
+             versions, which do not hold them.
+    state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction. failure: reason why there is no
+             reconstruction, or None.
+    null:    the same example in the attack's null (the attack without the update); None if the case has no null, and for
+             examples of a null.
     """
 
     case: str
@@ -51,17 +53,17 @@ class Example:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The key of an example, which is equal in all attacks on the run, nulls included."""
+        """The case, rounds, batch, position and data set index of the example: equal in an attack and its null."""
         return self.case, self.rounds, self.batch, self.position, self.index
 
     @property
     def rightly(self) -> tuple[int, ...]:
-        """The rounds to which its reconstruction is assigned and in which the example was used."""
+        """The rounds in `claimed` in which the example was used; () if `claimed` is None."""
         return tuple(round for round in self.claimed or () if round in self.rounds)
 
     @property
     def wrongly(self) -> tuple[int, ...]:
-        """The rounds to which its reconstruction is assigned although the example was not used in them."""
+        """The rounds in `claimed` in which the example was not used; () if `claimed` is None."""
         return tuple(round for round in self.claimed or () if round not in self.rounds)
 
 
@@ -69,14 +71,16 @@ class Example:
 class AttackOnRun:
     """One attack on one run: its settings and its results.
 
-    summary:       None if nothing is scored yet. null: the same attack without a gradient, if it is scored.
-    cases:         number of complete observations to attack; None if its attack.json is missing.
+    summary:       None if nothing is scored yet. null: the report data of the same attack without the update; None if it has no
+                   scores.
+    cases:         number of cases with a recorded update; None if its attack.json is missing.
     states:        number of these cases that are done, failed, interrupted and waiting.
     examples:      scored examples, without those of cases that are still waiting.
     losses:        for each case, the attack's own loss after each iteration.
     lpips_reasons: reasons for missing LPIPS values.
     unscored:      reconstructions without scores.
-    linked:        cases of several rounds. notes: for each other case, the attack's notes on its reconstruction.
+    linked:        cases of several rounds. notes: dict from the key of each case of one round to the attack's notes on its
+                   reconstruction; cases without notes are left out.
     """
 
     source: str
@@ -104,7 +108,7 @@ class AttackOnRun:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether every case that the attack has processed failed."""
+        """Return whether at least one case failed, and none is done or interrupted. Waiting cases do not matter."""
         return bool(self.states.get("failed")) and not self.states.get("done") and not self.states.get("interrupted")
 
     @property
@@ -137,8 +141,9 @@ class GrowthLine:
     """The share of examples that an attack recovers from a growing number of recorded rounds.
 
     joint: whether it uses the rounds together; otherwise the share is that of examples recovered in any of the rounds so far.
-    points, null: of the attack and of its null, ascending by rounds. bound: the accountant's bound on the share, by number of
-    rounds, for the null's share as the prior; empty if the federation declares no noise that is accounted for.
+    points, null: share by number of rounds, ascending, for the attack and for its null (the attack without the update).
+    bound: upper bound on the share by the privacy accountant, for each number of rounds, with the null's share at this number as
+    the prior success probability; empty if the federation declares no noise.
     """
 
     attack: str

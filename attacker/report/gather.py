@@ -37,7 +37,8 @@ MAX_PAIRS = 60
 """Number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
-"""Case, batch, position and index: the same example in every attack."""
+"""Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. It is equal in all attacks
+with this case."""
 
 
 def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
@@ -99,7 +100,7 @@ def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
 
 
 MAX_NUMBER = 1e300
-"""Upper limit of all measurements of a round, so that charts can be computed from them."""
+"""Absolute value from which on a number is taken as damaged: rows of metrics that hold one are left out of charts."""
 
 
 def _is_measured(row: Record) -> bool:
@@ -196,9 +197,10 @@ def _attack(
 
 
 def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
-    """Return the state of each case to attack, from the files in the attack's folder now.
+    """Return a dict from the key of each case with an update to its state, from the files that are in the attack's folder now.
 
-    Cases whose rounds are all part of other cases are left out.
+    told: content of its attack.json. A case is left out if other cases of the same client, as of a replay on more rounds, contain
+    all its rounds.
     """
     whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
     keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
@@ -259,9 +261,10 @@ def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePai
 def _read_pairs(
     folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]
 ) -> dict[tuple[str, PlaceKey], ExamplePair]:
-    """Return the pairs to show, as a dict from (name of the attack's folder, key of the example).
+    """Return the pairs of original and reconstruction of the first `MAX_PAIRS` rows of each attack.
 
-    The original alone is stored under the folder name "", for attacks that failed on this example.
+    rows: score rows by the name of the attack's folder. The result is a dict from (name of the attack's folder, key of the
+    example); under the name "" it has the original alone, for attacks that failed on this example.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():

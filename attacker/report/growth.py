@@ -18,7 +18,7 @@ def gather_growth(
 ) -> tuple[GrowthLine, ...]:
     """Return the lines of all attacks that were scored on at least two numbers of rounds.
 
-    Problems with the file of counts are added to `missing`.
+    If growth.jsonl, with the numbers of examples recovered, cannot be read, the reason is added to `missing`.
     """
     try:
         counted = read_growth(folder) if (folder / GROWTH_FILE).is_file() else []
@@ -42,7 +42,10 @@ def _count(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> list[GrowthPoi
 
 
 def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
-    """Return the share of distinct examples that an attack on single rounds has recovered at least once, by number of rounds."""
+    """Return, for each number k of rounds, the share of examples that an attack on single rounds recovers in one of the first k.
+
+    The denominator is the number of distinct examples in all rounds.
+    """
     finished = attack.finished
     total, rounds = attack.distinct, sorted({round for example in finished for round in example.rounds})
     found = []
@@ -53,7 +56,10 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
 
 
 def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:
-    """Return the line with the accountant's bound; the prior is the null's share, at least one of all examples and one more."""
+    """Return the line with the accountant's bound, if noise is declared.
+
+    Its prior success probability is the null's share at the same number of rounds, and at least 1 / (n + 1) for n examples.
+    """
     try:
         noise, uses = find_declared_noise(recording)
     except (DamagedFile, IndexError, KeyError):  # no recorded round that can be read; the report says so elsewhere

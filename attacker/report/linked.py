@@ -21,9 +21,10 @@ class Linked:
 
     rounds:   rounds that the reconstruction uses; without a reconstruction, the rounds of the case.
     left_out: rounds that are not part of the case, each with its reason.
-    scored:   the reason why parts of it have no scores; "" if all have. notes: the attack's notes on the rounds.
-    examples: number of reconstructed examples; None if no reconstruction can be read. several: how many of them the attack
-              assigns to several rounds.
+    scored:   sentence on the part of it that has no scores of its own, since other cases contain its rounds; "" if there is none.
+    notes:    the attack's notes on the rounds.
+    examples: number of reconstructed examples; None if no reconstruction can be read. several: number of reconstructed examples
+              that the attack assigns to several rounds.
     """
 
     case: str

@@ -84,14 +84,17 @@ def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
 
 
 def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
-    """Return the reasons for missing LPIPS values, each with the attacks concerned; an empty list stands for all attacks."""
+    """Return a dict from each reason for missing LPIPS values to the specifications of the attacks concerned; [] means all."""
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
 def _select_strip(run: ReportedRun) -> list[Example]:
-    """Return the first examples of the best attack that have an original to show. They are not selected by quality."""
+    """Return up to `STRIP_EXAMPLES` examples for the row of pictures at the top: the first of the best attack with an original.
+
+    They are not selected by quality.
+    """
     best = words.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 

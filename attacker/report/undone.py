@@ -34,7 +34,8 @@ def list_unfinished(
     """Return the missing parts of one attack: cases to replay and to score.
 
     told: content of its attack.json. states: present states of its cases. scored: states that its scored cases had when they were
-    scored. replay, score: the commands; `score` is "" without truth.
+    scored. A case is to be scored if it is finished now and was not scored in a finished state. replay, score: the commands;
+    `score` is "" without truth, and then no case is to be scored.
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
@@ -55,7 +56,7 @@ def format_cases(count: int) -> str:
 
 
 def describe_missing_truth(run: Path) -> Missing:
-    """Return the report's hint that a run without truth cannot be scored, with the command that scores it."""
+    """Return the hint that nothing was scored since no truth was given, with a command in which FOLDER stands for the truth."""
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
         f"{make_score_command(run)} --truth FOLDER",
@@ -63,7 +64,7 @@ def describe_missing_truth(run: Path) -> Missing:
 
 
 def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
-    """Return the missing part of an attack without a scored null, to which its scores could be compared."""
+    """Return the hint that an attack has no scored null to compare its scores with, with the command that replays both."""
     return Missing(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
 
 

@@ -22,13 +22,15 @@ from fedsim.recording import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class UnscoredExample:
-    """One reconstructed example, and the example at the same position in the null's reconstruction of the case.
+    """One reconstructed example without scores.
 
     rounds:     rounds to which the attack assigns it: one, unless the attack combines several.
-    number:     its position in the reconstruction, from 1; the order of examples within a batch has no meaning.
+    number:     its number in the reconstruction, from 1; the order of examples within a batch has no meaning.
     loss:       the attack's own loss at the end; None if it is not finite. confidence: the attack's estimate
-                of the probability that the example is recovered; None if undecided.
+                of the probability that the example is recovered; None if there is none.
     route:      method that found the reconstruction. notes: the attack's notes; for cases of several rounds they are in `Linked`.
+    shown:      the reconstruction as an image or table row.
+    null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """
 
     case: str

@@ -43,7 +43,7 @@ def format_rate(estimate: Estimate) -> str:
 
 
 def describe_growth(points: Sequence[GrowthPoint]) -> str:
-    """Return the shares by number of rounds as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds"."""
+    """Return the shares of all points as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds"."""
     shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
     return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"
 
@@ -57,7 +57,7 @@ def format_percent_interval(estimate: Estimate) -> str:
 
 
 def format_interval(estimate: Estimate, digits: int) -> str:
-    """Return an interval as text; if there are too few groups for one, the range of the values with a remark."""
+    """Return the confidence interval of an estimate as text; if it has too few clusters for one, the range of its values."""
     ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
     return ends if estimate.is_interval else f"values {ends}; no interval of {format_count(estimate.clusters, 'group')}"
 
@@ -91,9 +91,10 @@ def find_best_attack(run: ReportedRun) -> AttackOnRun | None:
 
 
 def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the summary of the attack that recovered most; attacks with an oracle are considered only if there are no others.
+    """Return the summary of the attack that recovered the largest share of examples; None if nothing is scored.
 
-    An attack that is not distinguishable from its null comes after attacks that leak or have no verdict.
+    Attacks with an oracle are considered only if there are no others. An attack whose verdict is "not distinguishable from the
+    null" comes after all others, whatever its share.
     """
     scored = [summary for summary in summaries if summary.success]
     fair = [summary for summary in scored if not summary.oracles] or scored
@@ -242,7 +243,7 @@ def _describe_protection(run: ReportedRun) -> str:
 
 
 def _name_attack(summary: Summary, manifest: Manifest) -> str:
-    """Return the attack's name, followed by its oracles, or by "ignoring the defense" if it does not model it."""
+    """Return the attack's name, with ", ignoring the defense," if it does not model the defense, and with its oracles if any."""
     name = format_attack_name(summary.attack)
     if list_changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"

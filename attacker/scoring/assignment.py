@@ -14,9 +14,10 @@ from attacker.reconstruction import Reconstruction
 def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
     """Return, for each original, the index of its reconstruction: the one-to-one assignment with the smallest total MSE.
 
-    x: (M, *shape). truth: (N, *shape). places: number of reconstructions that each original may have, by default 1; of several,
-    the one with the smallest index is returned. None marks an original without a reconstruction, a failure of the attack.
-    Raises ValueError if M exceeds the total number of places: truth must not select among candidates, see `keep_first`.
+    x: (M, *shape). truth: (N, *shape). places: largest number of reconstructions that may be assigned to each original, by
+    default 1; of several, the one with the smallest index is returned. None marks an original without a reconstruction, a failure
+    of the attack. Raises ValueError if M exceeds the sum of `places`: dropping the worst matches would select reconstructions by
+    truth, so `keep_first` must select before.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]

@@ -24,10 +24,11 @@ NOT_MEASURED = "not measured for another client's update"
 class Compared:
     """A reconstruction, assigned to the originals of its case and measured.
 
-    found: the reconstruction without surplus candidates. x: (M, *shape), its examples cleaned by `clean_examples`. surplus:
-    number of candidates that were dropped.
+    found: the reconstruction after `keep_first`, which drops examples beyond the number that the originals may have.
+    surplus: number of examples that were dropped.
+    x: (M, *shape), the examples of `found`, cleaned by `clean_examples`.
     assigned: for each original, the index of its reconstruction in x, or None.
-    fields: for each original with a reconstruction, the fields of its row of the scores, a dict by name; None for the others.
+    fields: for each original, a dict of fields of its score row by name; None for an original without a reconstruction.
     """
 
     found: Reconstruction
@@ -86,10 +87,10 @@ def compare_examples(
 
 
 def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
-    """Return, for each true label, whether it is among the recovered labels; each recovered label is used up by one match.
+    """Return, for each true label in turn, whether at least one equal recovered label is left.
 
-    Labels are compared as multisets, since a gradient does not determine which image has which label. places: how many recovered
-    labels each true label uses up, by default one.
+    Labels are compared as multisets, since a gradient does not determine which image has which label. places: how many equal
+    recovered labels each true label then removes (fewer if fewer are left), by default one.
     """
     left = Counter(recovered)
     read = []
@@ -122,10 +123,11 @@ def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def compare_with_other(
     folder: Path, key: str | None, truth: Tensor, labels: Sequence[int], spec: DataSpec, counts: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Return `other_success` and `other_psnr` of each original, from another client's case; empty dicts without one.
+    """Return, for each original, `other_success` and `other_psnr`: scores of another client's reconstruction against it.
 
-    folder: of the attack. key: of the other case, see `pair_clients`. truth: (N, *shape), the originals. counts: number of
-    candidates that each original may have.
+    They measure what the attack gets right without the update of this client. Dicts are empty without another case or its
+    reconstruction. folder: folder of the attack. key: key of the other client's case, see `pair_clients`. truth: (N, *shape), the
+    originals. counts: largest number of reconstructions that each original may have.
     """
     nothing: list[dict[str, Any]] = [{} for _ in labels]
     if key is None:

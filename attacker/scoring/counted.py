@@ -36,11 +36,12 @@ class Superseded:
 
 
 def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:
-    """Return a dict from key to each case of many rounds that shares rounds with a case of higher priority of the same client.
+    """Return a dict from the key of each case that shares rounds with cases of higher priority to the effect on its scores.
 
-    folder: folder of the reconstructions. cases: entries of `attack.json`. Finished cases have priority over interrupted ones,
-    and these over cases without an answer; among equals the case with more rounds has priority. Examples of shared rounds are
-    scored only in the case of highest priority.
+    Only cases of several rounds of the same client are compared. folder: folder of the reconstructions. cases: entries of
+    `attack.json`. Finished cases have priority over interrupted ones, and these over cases without a reconstruction; among equals
+    the case with more rounds has priority, then the one with the smaller key. Examples of shared rounds are scored only in the
+    case of highest priority.
     """
     found: dict[str, Superseded] = {}
     whole = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))

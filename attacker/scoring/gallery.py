@@ -32,8 +32,9 @@ class Gallery:
     """A random sample of the data set that a run was trained on, to compare reconstructions with.
 
     examples: (n, d), flattened, minus their mean, normalised to length 1. indices: (n,), indices in the data set.
-    centre: (d,), the mean. constant: (C,) or (F,), the values of the constant image, or of the row, that is nearest to all of
-    them.
+    centre: (d,), the mean before this normalisation.
+    constant: for images (C,), the mean of each channel over pixels and examples: the image of one colour with the smallest mean
+    squared error. For table rows (F,), the mean row.
     shape: shape of one example.
     """
 
@@ -64,14 +65,15 @@ class Gallery:
         x: (M, *shape) in [0, 1], the reconstructions. truth: (N, *shape), the originals. assigned: index in x of each original's
         reconstruction, or None. indices: of the originals in the data set.
 
-        The distance of two examples is 1 minus the cosine between them after the gallery's mean is subtracted, so that flat
-        images are near to nothing. The fields are:
+        The distance of two examples is 1 minus the cosine between them after the gallery's mean is subtracted, so that an image
+        of one colour is not near to many examples. The fields are:
 
-        rank, gallery: rank of the original among `gallery` examples by distance to its reconstruction, 1 for the nearest.
+        rank, gallery: rank of the original by distance to its reconstruction, 1 for the nearest, and the number of examples that
+        are ranked: the original and the other examples.
         rank_share: share of the other examples that are nearer than the original; a tie counts half.
-        chance: probability that one of M reconstructions without any information would be this near. If the original is nearer
-        than all other examples, their distances are extrapolated by a power law, whose exponent is the lower confidence limit of
-        Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`.
+        chance: upper bound on the probability that at least one of M reconstructions without any information would be this near.
+        If the original is nearer than all other examples, their distances are extrapolated by a power law, whose exponent is the
+        lower confidence limit of Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`.
         case_chance: probability that N other examples would together be as near to the reconstructions of the case under their
         own best assignment. It is the same for all originals of a case, and None if the case has more than `MAX_JOINT_EXAMPLES`.
         """
@@ -135,7 +137,9 @@ def _estimate_chance(own: float, others: NDArray[Any]) -> float:
 def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
     """Return the probability that N examples drawn from the gallery fit the M reconstructions at least as well as the originals.
 
-    near: (M, N), distances to the originals. far: (M, n), distances to the gallery. None if there are too many examples.
+    Fit is the sum of distances under the best one-to-one assignment; `GALLERY_SIZE` random draws are compared, and a tie counts
+    half. near: (M, N), distances to the originals. far: (M, n), distances to the gallery. None without reconstructions or
+    originals, if N exceeds `MAX_JOINT_EXAMPLES` or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
     """
     answers, originals = near.shape
     count = far.shape[1]

@@ -67,8 +67,9 @@ def read_growth(run: Path) -> list[CaseGrowth]:
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
     """Return the share of examples recovered for each number of rounds, given the cases of one attack on all clients.
 
-    The denominator is the number of examples in the largest case of each client, so that examples that were not used yet are not
-    recovered. A number of rounds counts if each client has a case of so many rounds; if a client has two, the earlier one counts.
+    The denominator is the number of examples in the largest case of each client, so that examples that were not used yet count as
+    not recovered. A number of rounds is included if every client has a case with this number of rounds; of two such cases of a
+    client, the one with the earlier rounds is used.
     """
     clients: dict[str, dict[int, CaseGrowth]] = {}
     for case in sorted(cases, key=lambda case: case.rounds):

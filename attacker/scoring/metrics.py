@@ -12,7 +12,8 @@ from fedsim.recording import Column, DataSpec
 PSNR_CAP = 120.0
 """PSNR of an exact reconstruction, in dB."""
 MAX_MSE = 0.009
-"""Largest mean squared error of a success on images: it agrees with every success rate in CPL's tables 7 and 8.
+"""Largest mean squared error of a success on images. It is consistent with all success rates in tables 7 and 8 of the paper of
+the attack CPL (Wei et al. 2020).
 
 One constant image for the whole data set passes this threshold on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100. A constant image of
 each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the

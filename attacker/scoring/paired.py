@@ -27,11 +27,11 @@ def get_score(row: ScoreRow, score: str) -> float | None:
 
 
 def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
-    """Return rows in which each failure gets the scores of the null's answer to the same example of the same case.
+    """Return all rows, where a row without a reconstruction gets the scores of the null's row on the same example and case.
 
-    An attack without an answer reveals no more than its null does. If the null has no answer either, the scores are those of the
-    best constant image, which scoring stored in the row as `constant`: the image of one colour that is nearest to other examples
-    of the data.
+    An attack without a reconstruction reveals no more than its null does. If `null` has no scores for the example either, as by
+    default, they are those of the image of one colour with the smallest mean squared error over other examples of the data set,
+    which scoring stored in the row as `constant`.
     """
     answers = {_get_key(row): row for row in null}
     found = []
@@ -71,7 +71,10 @@ class Paired:
 
     @property
     def clusters(self) -> dict[Any, int]:
-        """Return a dict from the index of each example in the data set to its cluster, see `find_clusters`."""
+        """Return a dict from the data set index of each example to the number of its cluster.
+
+        Examples are in one cluster if they are connected by common cases, since these succeed or fail together.
+        """
         return find_clusters((row.index, row.case) for row in self.attack)
 
     def compute_differences(self, score: str) -> dict[int, float]:

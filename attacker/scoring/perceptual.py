@@ -21,10 +21,10 @@ CHUNK_PIXELS = 64 * 128 * 128
 class Backbone:
     """A backbone network of LPIPS.
 
-    checkpoint:  name of torchvision's weight file in torch's hub cache. Older files with equal weights differ after the last
-    dash.
+    checkpoint:  name of torchvision's weight file in torch's hub cache. Names of older files with equal weights have another hash
+                 after the last dash.
     smallest:    smallest height and width in pixels for which the last layer's output is not empty.
-    first, last: first five values of the kernels of the first and of the last layer, to recognise the right weights.
+    first, last: first five values of the flattened weights of the first and of the last convolution, to recognise the right file.
     """
 
     title: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 MAX_CHANCE = 0.01
-"""Share of nulls that pass the calibrated threshold, see `ScoreRow.identified`."""
+"""Largest `chance` of an identified reconstruction, see `ScoreRow.identified`: about 1 % of reconstructions by nulls pass it."""
 FORMAT_VERSION = 1
 """Format version of a row. Rows without a version come from older programs and are read as version 0."""
 
@@ -35,27 +35,31 @@ class ScoreRow:
     run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
     attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given; null: the gradient was withheld.
     network_code, attack_code: digests of code that is not part of this project.
-    model ... secure_aggregation, ranges_from: public settings of the federation. codec: packing of the update. rounded: whether
-    the client sent whole weights instead of an update, which are rounded to the weights' precision.
-    limits: properties of the local training that no attack simulates exactly. threat: class A to H of the attacker, and
-            concessions: what mode and buffers of the training concede to it, see `attacker.scoring.threat`.
-    case, client, state: key of the case, the client, and the state of the case, see `states.State`.
-    rounds, batch, position, index: rounds of the case in which the example was used, its position at the first use, and its index
-    in the data set. rounds_claimed, link_correct: the rounds that the attack claims for it, and whether all of them used it.
-    iterations ... interrupted, notes: effort and remarks of the attack on this case. surplus: number of candidates beyond the
-    number of examples, which were dropped. mse ... categorical_right: measures; `mse_raw` is computed before clamping. flat:
-    whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every number to
-    0.1 % of its range.
+    model, defense, gradient, network, inputs, secure_aggregation, ranges_from: public settings of the federation. codec: packing
+    of the update. rounded: whether the client sent whole weights instead of an update, which are rounded to the weights'
+    precision. limits: properties of the local training that no attack simulates exactly. threat: class A to H of the attacker,
+            and concessions: training settings that make attacks easier, see `attacker.scoring.threat`.
+    case, client, state: key of the case, the client, and the state of the case, see `states.CaseState`.
+    rounds: rounds of the case in which the example was used. batch, position: local step, from 1, and position in its batch, from
+    0, of the first use. index: index of the example in the data set.
+    rounds_claimed, link_correct: rounds to which the attack assigns its reconstruction, and whether the example was used in all
+    of them.
+    iterations, evaluations, restarts, seconds, route, interrupted, notes: effort, method and remarks of the attack on this case,
+    see `Reconstruction`. surplus: number of candidates beyond the number of examples, which were dropped.
+    mse, psnr, ssim, ssim_global, lpips: errors and similarities of images, see `metrics`; `mse_raw` is the mean squared error
+    before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table rows.
+    flat: whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every
+    number to 0.1 % of its range.
     bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for.
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
     other_success, other_psnr: `success` and `psnr` of what the same attack found in another client's update, see `comparison`.
     success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
     rank, gallery, rank_share, chance, case_chance: re-identification, see `Gallery.compare`.
-    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered; `_name`: class
-    names.
-    confidence, explained: as in `Reconstruction`; None if undecided. pair: file with original and reconstruction, relative to the
-    run.
-    constant: scores of the best constant image, used in place of a missing answer. environment: versions, machine, commit.
+    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered. label_true_name,
+    label_recovered_name: names of their classes.
+    confidence, explained: as in `Reconstruction`; None instead of NaN. pair: file with original and reconstruction, relative to
+    the run.
+    constant: scores of the best constant image, used if there is no reconstruction. environment: versions, machine, commit.
     """
 
     run: str = ""
@@ -133,8 +137,8 @@ class ScoreRow:
 
     @property
     def identified(self) -> bool | None:
-        """Return whether the reconstruction passes the calibrated threshold: at most 1 % of reconstructions without information
-        would be as near to the original as it is. None if the distances to other examples were not compared."""
+        """Return whether `chance` is at most `MAX_CHANCE`: of reconstructions without information on the example, at most 1 %
+        would be as near to the original as this one. False without a reconstruction; None if `chance` was not computed."""
         return False if self.failure is not None else None if self.chance is None else self.chance <= MAX_CHANCE
 
     @property

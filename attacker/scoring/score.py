@@ -69,12 +69,15 @@ class Scorer:
            that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
            and rows give the reason.
-    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none. `bounds` lists which are
-                   missing, and why.
-    untold: dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
-    superseded: dict from the name of an attack's folder to a dict from the key of a case to why it is not, or only partly,
-                scored.
+    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none.
     Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
+
+    Attributes that tell what is missing:
+
+    bounds:     None without `bound_seconds`; its `reasons` is a dict from the key of each case without a bound to the reason.
+    untold:     dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
+    superseded: dict from the name of an attack's folder to a dict from the key of a case to why it is not, or only partly,
+                scored; see `find_superseded`.
     """
 
     def __init__(
@@ -113,10 +116,11 @@ class Scorer:
         return Gallery.of(self.data)
 
     def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
-        """Score one attack's folder of reconstructions. The rows replace earlier ones of the same folder in `scores.jsonl`.
+        """Score one attack's folder of reconstructions, and return the rows of the cases scored now.
 
-        only: keys of the cases to score; rows of other cases stay as they are. If a chosen case spans several rounds, the
-        client's other cases of several rounds are scored again, too, since an example in two of them is scored once, see
+        In `scores.jsonl` they replace earlier rows of these cases. only: keys of the cases to score; by default all, and then
+        earlier rows of the folder are replaced altogether. If a chosen case spans several rounds, the client's other cases of
+        several rounds are scored again, too: an example in two of them is scored in only one, see
         `find_superseded`. Cases without truth get no rows and are listed in `untold`. Raises NoTruth, and leaves the scores as
         they are, if no case has truth, and ValueError, naming the file, if `attack.json` cannot be read.
         """
@@ -192,7 +196,11 @@ class Scorer:
         return examples, *self.data.train[[example.index for example in examples]]
 
     def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
-        """Return a dict from the index of each example of a case to how many reconstructions it may have, see `count_places`."""
+        """Return a dict from the data set index of each example of a case to how many reconstructions it may have.
+
+        See `count_places`; an example that the case did not use has 0. observed: the observations of the case. facts: content of
+        attack.json, for the number of epochs.
+        """
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 

@@ -83,11 +83,13 @@ def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> f
 
 
 def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
-    """Test whether reconstructions are nearer to their originals than to other examples. Return None if rows lack the fields.
+    """Test whether reconstructions are nearer to their originals than to other examples.
 
     `case_chance` of a row is the probability that random other examples are as near to the case's reconstruction. Without a leak
     it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
     (Stouffer 1949). The null's own score is subtracted if it is positive, since originals may differ from the other examples.
+    Returns `attack` and `null`, their means of `rank_share`; `difference`, an `Estimate` of the mean of attack minus null; and
+    the one-sided p-value `p`. None if the rows of either lack `case_chance` or `rank_share`.
     """
     mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
     ranks, others = both.compute_differences("rank_share"), both.null
@@ -105,7 +107,10 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
 
 
 def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
-    """Return the sum over clusters of the mean normal score of `case_chance`, divided by its standard deviation."""
+    """Return the sum over K clusters of the mean normal score of `case_chance`, divided by sqrt(K); None if no row has it.
+
+    Without a leak its standard deviation is at most 1.
+    """
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
     for cluster, chance in cases.values():
@@ -116,7 +121,10 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
 
 
 def bound_single_example(both: Paired) -> float | None:
-    """Return a p-value for a leak of any single example: the smallest chance of all rows (Bonferroni); None without rows."""
+    """Return a p-value for a leak of at least one example: the smallest corrected chance times the number of rows (Bonferroni).
+
+    None if no row has a chance.
+    """
     chances = [
         chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _correct_chance(one, other)) is not None
     ]
@@ -124,13 +132,12 @@ def bound_single_example(both: Paired) -> float | None:
 
 
 def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
-    """Return the probability of a reconstruction this close to its original, corrected by that of the null.
+    """Return `chance` of the attack's row `one`, divided by that of the null's row `other`; None if the attack's is unknown.
 
-    None if it is unknown.
-
-    An original in the middle of its data is close to any reconstruction. Therefore the chance is divided by the null's chance;
-    the ratio of two independent uniform numbers is at most c with probability c / 2. If the attack recovers the example and the
-    null does not, the attack's chance is used unchanged.
+    An original in the middle of its data is close to any reconstruction, which the division corrects. The result, between the
+    attack's chance and 1, is conservative as a p-value, since the ratio of two independent uniform numbers is at most c with
+    probability c / 2. The attack's chance is returned unchanged if the null has none, or if the attack recovers the example and
+    the null does not.
     """
     if one.chance is None or other.chance is None or (one.success and not other.success):
         return one.chance
@@ -179,12 +186,11 @@ def find_detectable_successes(its: Sequence[float], level: float) -> float | Non
 
 @lru_cache(maxsize=256)
 def find_detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
-    """Return the smallest difference of shares that a sign test at `level` detects with probability `TEST_POWER`.
+    """Return the smallest difference of shares that a sign test over clusters detects with probability `TEST_POWER`.
 
-    None if there is none.
-
-    null: share of the examples that the null recovered, to which one success and one failure are added (Laplace). Clusters are
-    treated as single examples.
+    null: share of `examples` examples that the null recovered, to which one success and one failure are added (Laplace).
+    clusters: number of clusters; each is treated as one example, at most 200. level: significance level. None if even a share of
+    1 would not be detected. The sign test counts the examples that only one of attack and null recovered.
     """
     count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)

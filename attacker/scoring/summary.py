@@ -29,27 +29,31 @@ from attacker.scoring.verdict import Verdict, judge_attack
 class Summary:
     """The scores of one attack on one run, with those of its null.
 
-    cases: number of cases by state, see `states.State`.
-    examples: number of rows of finished cases, one per example and case. All estimates are over these rows, and None if no case
-    is finished. Each distinct example counts once, with the mean of its rows: an image attacked in five rounds is not five
-    independent images. Intervals are over clusters of examples that are connected by common cases, see `statistics`.
-    psnr to mse, continuous_error, categorical_right: means over all these examples. A missing answer counts with the scores of
-    the null's answer, or of the best constant image, see `fill_failures`. None if no row has the measure. In means, a PSNR counts
-    as at most 58.9 dB, see `PSNR_OF_8_BITS`.
+    cases: number of cases by state, see `states.CaseState`.
+    examples: number of rows of finished cases, one per example and case. All estimates are computed from these rows, and None if
+    no case is finished. The rows of each distinct example are averaged first, so that it counts once: an image attacked in five
+    rounds is not five independent images. Intervals are over clusters of examples that are connected by common cases, see
+    `statistics`.
+    success, label_success: shares of examples recovered, and of true labels recovered.
+    psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over all these examples. An example without a
+    reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
+    if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
     seconds, iterations: total time, and median number of iterations per case. failures: number of examples without
     reconstruction.
     identified: share of examples whose reconstruction passes the calibrated threshold, see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
-    exact_match: share of table rows that are matched exactly. bound: mean of the lower bounds on the mean squared error, and
-    efficiency: bound over the mean squared error of the same examples, where both are at least that of rounding to 8 bits; None
-    if no bounds were computed.
+    exact_match: share of table rows that are matched exactly.
+    bound: mean of the lower bounds on the mean squared error. efficiency: this mean divided by the mean squared error over the
+    same examples; each of the two is first raised to the error of rounding to 8 bits if it is smaller. Both are None if no bounds
+    were computed.
     confidence: how well the attack's confidence distinguishes recovered examples from others; None without any.
     linked_right: of the examples for which the attack claims several rounds, the share for which all are right; None without any.
     surplus: number of candidates beyond the number of examples, over all cases; they were dropped before comparison with truth.
     lpips_net: the backbone of LPIPS, if it was computed.
-    routes: dict from the method that answered, such as a closed form or a search, to the number of cases.
-    null: the summary of the null. verdict: on the attack against its null. Both are None in the summary of a null.
+    routes: dict from the method that reconstructed a case, such as a closed form or a search, to the number of cases.
+    null: the summary of the null, the attack without the update. verdict: conclusion from comparing attack and null. Both are
+    None in the summary of a null.
     """
 
     run: str
@@ -89,10 +93,10 @@ class Summary:
 
     @property
     def ways(self) -> str:
-        """Return as text how many cases each route answered, such as "5 by linear, 1 by optimisation".
+        """Return as text how many cases each method reconstructed, such as "5 by linear, 1 by optimisation".
 
-        A route is the method that produced an answer: a closed form, a search, or the prior alone. The text is "" if
-        the search (`optimisation`) answered all cases.
+        Methods are closed forms, a search (`optimisation`), and guesses from the prior without reading the update. The text is ""
+        if the search reconstructed all cases.
         """
         if set(self.routes) <= {"optimisation"}:
             return ""
@@ -129,7 +133,7 @@ def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> 
 def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
     """Return a summary without null and verdict.
 
-    rows: all rows of the attack. done: those of finished cases. complete: those with the scores of failures filled in.
+    rows: all rows of the attack. done: those of finished cases. complete: the rows `done` after `fill_failures`.
     """
     first = rows[0]
     clusters = find_clusters((row.index, row.case) for row in done)
@@ -181,7 +185,11 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
 
 
 def _compare_with_bounds(rows: Sequence[ScoreRow]) -> tuple[float | None, float | None]:
-    """Return the mean bound on the mean squared error, and the bound over that error: the efficiency of the attack."""
+    """Return the mean bound on the mean squared error, and the efficiency: this mean divided by the mean of the errors.
+
+    Means are over the examples that have both, and each mean in the ratio is at least the error of rounding to 8 bits. (None,
+    None) if no example has both.
+    """
     bounds, errors = average_by_example(rows, "bound_mse"), average_by_example(rows, "mse")
     both = [index for index in bounds if index in errors]
     if not both:

@@ -14,8 +14,9 @@ from attacker.attacks.base import MALICIOUS_SERVER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 
 ThreatClass = Literal["C", "D", "E", "F"]
-"""Classes of the attacks of this project. The server prescribes the local training, so that none is in A or B. F is the class of
-every attack on a model with an imprint layer, which only a malicious server inserts; none is in G or H."""
+"""Classes that attacks of this project can have. They know the settings of local training, which the server prescribes, so that
+none is in A or B. Every attack on a model with an imprint layer, which only a malicious server inserts, is in F; none is in G or
+H."""
 TAMPERED_MODEL = "imprint"
 """Name of the built-in model that a malicious server has changed."""
 
@@ -23,8 +24,9 @@ TAMPERED_MODEL = "imprint"
 def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -> ThreatClass:
     """Return the lowest class that covers the knowledge of an attack.
 
-    run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: knowledge that no
-    class covers, except own images of the same class.
+    run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: names of the
+    attack's oracles. Images like the clients' put the attack in class D; labels and logits are covered by no class and do not
+    change it.
     """
     if MALICIOUS_SERVER in oracles or str(run.get("model", "")).partition("(")[0] == TAMPERED_MODEL:
         return "F"
@@ -34,7 +36,7 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
 
 
 def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return sentences on what mode and buffers of the training concede to the attacker."""
+    """Return sentences on training settings that make attacks easier: eval mode, and batch-norm statistics that are sent."""
     training = _get_training(run)
     found = []
     if training.get("mode") == "eval":

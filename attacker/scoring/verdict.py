@@ -58,11 +58,15 @@ REIDENTIFIED, SINGLE = "reidentification", "single"
 class Comparison:
     """The comparison of one score of an attack with its null.
 
-    attack, null: means over the same examples; for re-identification, shares of other examples nearer than the original.
-    difference: attack minus null, with its confidence interval over clusters.
-    p: p-value of the difference. adjusted: p-value adjusted for the number of compared scores (Holm 1979).
+    attack, null: means over the same examples; for re-identification, means of the share of other examples that are nearer to the
+    reconstruction than the original. The null is the same attack without the update.
+    difference: mean of attack minus null in units of the score, with its confidence interval over clusters. It is negative for a
+    leak if a smaller score is better, as `Score.sign` says, and for re-identification.
+    p: one-sided p-value for the attack being better than its null. adjusted: p-value adjusted for the number of compared scores
+    (Holm 1979).
     leaks: whether `adjusted` is at most `SIGNIFICANCE_LEVEL`.
-    detectable: smallest mean difference that a sample like this one detects with probability 0.95; None if unknown.
+    detectable: smallest difference in favour of the attack that the test on a sample like this one reports as a leak with
+    probability 0.95, at the level divided by the number of compared scores; None if unknown.
     """
 
     score: str
@@ -78,7 +82,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Return the difference as text."""
+        """Return the score's mean for attack and null as text, with units; for PSNR also the interval of their difference."""
         if self.score == SINGLE:
             return "single reconstructions nearer to their original than chance and the null allow"
         if self.attack is None or self.null is None or self.difference is None:
@@ -97,11 +101,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of comparing an attack with its null.
+    """The result of comparing an attack with its null, the same attack without the update.
 
     examples, clusters: number of distinct examples compared, and of the independent groups that they form.
-    recovered, null_recovered: how many of the examples the attack and the null recovered. flat: how many of the examples that the
-    attack recovered are nearly of one colour, which a constant image recovers as well.
+    recovered, null_recovered: how many of the examples the attack and the null recovered (`ScoreRow.success`) at least once.
+    flat: how many of the examples that the attack recovered are nearly of one colour, which a constant image recovers as well.
     reason: why there is no verdict, else "".
     """
 
@@ -126,7 +130,7 @@ class Verdict:
 
     @property
     def detectable(self) -> Mapping[str, float]:
-        """Return a dict from the name of a score to the smallest difference that this sample would have detected."""
+        """Return a dict from the name of a score to `Comparison.detectable`, for the scores for which it is known."""
         return {one.score: one.detectable for one in self.comparisons if one.detectable is not None}
 
     @property
@@ -255,7 +259,11 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
 
 
 def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
-    """Return `p` and `least` as `_test_means` does, for shares: Fisher's test for independent examples, else a sign-flip test."""
+    """Return `p` and `least`, as `_test_means`, for a score that is the success of each example.
+
+    Fisher's exact test is used if every example is its own cluster and each success is 0 or 1, otherwise a sign-flip test.
+    differences: attack minus null by the example's index in the data set. groups: cluster of each of them.
+    """
     mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))
     if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
@@ -275,13 +283,21 @@ def _compute_mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> f
 
 
 def _has_chances(both: Paired) -> bool:
-    """Return whether rows have the field `chance`, which rows of earlier versions lack."""
+    """Return whether any row of the attack with a reconstruction has the field `chance`, or no row has a reconstruction.
+
+    Rows of earlier versions lack `chance`, the probability of a reconstruction this near to its original without information.
+    """
     answered = [row for row in both.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
 
 
 def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
-    """Return whether the attack recovers examples that it would not have recovered without the update."""
+    """Return whether a leak includes recovered examples, and not only better scores.
+
+    It does if the attack recovers significantly more examples than the null does, or an example that the null does not recover
+    and whose `chance` is significant by itself. Without `chance`, as in rows of earlier versions, the attack must recover more
+    examples than the null by more than half of all.
+    """
     if any(one.leaks and one.score == "success" for one in compared):
         return True
     level = SIGNIFICANCE_LEVEL / len(compared)

@@ -21,7 +21,9 @@ MIN_POOL_SECONDS = 20.0
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks on `count` worker processes, and yield the number and outcome of each task when it finishes.
 
-    After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
+    told: callback that receives the progress of each task.
+    After Ctrl-C, the workers write their best results so far, the outcomes of their tasks are yielded, and KeyboardInterrupt is
+    raised.
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:
@@ -71,7 +73,7 @@ class _Pool:
                 self.told(worker.at, compute_share(done, most), format_progress(done, most, words))
 
     def _assign_tasks(self) -> None:
-        """Give each idle worker a task, and replace those that died while there is work for them."""
+        """Give waiting tasks to idle workers, and start workers up to `count`, also in place of those that died."""
         while self.waiting and len(self.workers) < self.count:
             self.workers.append(_Worker(self.job, self.heard))
             self._assign_task(self.workers[-1])
@@ -128,7 +130,11 @@ class _Pool:
 
 
 def choose_workers(seconds: float, tasks: int, device: str, threads: int | None) -> int:
-    """Return how many workers to start for `tasks` tasks of `seconds` seconds in total on one core; 1 means this process."""
+    """Return how many workers to start; 1 means that the tasks run in this process.
+
+    seconds: time of all tasks together on one core. tasks: number of tasks. threads: PyTorch threads per worker; None counts as
+    1.
+    """
     if device.startswith("cuda") or tasks < 2 or seconds < MIN_POOL_SECONDS:
         return 1
     return max(1, min(tasks, count_cores() // (threads or 1)))

@@ -56,8 +56,8 @@ def count_oom_kills() -> dict[str, int]:
 def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
     """Return as text what is known about a process that was killed by SIGKILL, and whether it ran out of memory.
 
-    megabytes: its memory when it was last measured; None if never. limit: its memory limit. before: `count_oom_kills` at its
-    start.
+    megabytes: its memory in MB when it was last measured; None if never. limit: its memory limit in MB; None without a limit.
+    before:    what `count_oom_kills` returned when the process started.
     """
     if megabytes is None:
         took = "its memory was not measured"

@@ -28,8 +28,10 @@ Parcel = Mapping[str, bytes]
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks on a Ray cluster, and yield the number and outcome of each task when it finishes.
 
-    address: of a running cluster, or `local`, which starts one on this machine and stops it at the end.
-    After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
+    address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end.
+    told: callback that receives the progress of each task.
+    After Ctrl-C, the workers write their best results so far, the outcomes of their tasks are yielded, and KeyboardInterrupt is
+    raised.
     Raises RuntimeError if there is no cluster at the address.
     """
     with join_cluster(address):
@@ -79,9 +81,10 @@ def _init_ray(address: str) -> None:
 
 
 def _describe_foreign_code() -> dict[str, Any]:
-    """Return the runtime environment in which the cluster's workers find the code that was admitted here as `module:function`.
+    """Return Ray's `runtime_env`: the modules to copy to the workers, and the variable that lets them import this code.
 
-    Workers of a cluster on this machine inherit the environment and need none.
+    The modules are those that the user named on the command line as `module:function`. It is used for remote clusters only;
+    workers of a cluster on this machine inherit the environment.
     """
     names = references.list_admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]

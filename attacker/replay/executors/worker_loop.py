@@ -19,9 +19,10 @@ Work = Callable[[str], dict[str, Any]]
 
 
 class Interrupt:
-    """Handler of SIGINT that raises KeyboardInterrupt once, inside a `with` block around the current or the next task.
+    """Handler of SIGINT that raises KeyboardInterrupt only inside a `with` block, which a worker puts around each task.
 
-    A second SIGINT is ignored, so that it cannot interrupt the writing of the best result.
+    A SIGINT that arrives outside of a block raises it when the next block is entered. Each block raises it at most once, so that
+    a second SIGINT cannot interrupt the writing of the best result.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class WorkerChannel:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no unread line is waiting."""
+        """Return whether all lines that arrived have been read, so that `read` would block."""
         return self._lines.empty()
 
     def read(self) -> str:

@@ -19,19 +19,20 @@ Message = TypeVar("Message")
 
 MAX_LINE_BYTES = 64 * 2**20
 """Default limit of the length of a worker's line, in bytes."""
-MAX_STDERR_CHARACTERS = 4000
-"""Bytes of a worker's stderr that are kept in `explain_end`."""
+MAX_STDERR_BYTES = 4000
+"""Number of bytes, at the end of a worker's stderr, that `explain_end` returns."""
 
 
 class WorkerProcess(Generic[Message]):
     """A process that runs one task at a time. It reads tasks from stdin and writes messages to stdout, one JSON document per
     line.
 
-    program, arguments: Python source code, and its `sys.argv[1:]`.
-    heard:       callback, on a thread of its own, with each message, and with None once the worker has died. A worker that writes
-                 an invalid line is killed.
+    program, arguments: Python source code to run with `python -c`, and its `sys.argv[1:]`.
+    heard:       callback that receives each message, and None once the worker has died. It is called on a thread that only reads
+                 messages. A worker that writes an invalid line is killed.
     read:        function that parses a line; raises ValueError if the line is invalid.
-    threads:     see `make_environment`. environment: variables in addition to those of this process. max_line: limit in bytes.
+    threads:     see `make_environment`. environment: variables in addition to those of this process.
+    max_line:    largest length of a line from the worker, in bytes.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class WorkerProcess(Generic[Message]):
         status = self._process.wait()
         if self._nonsense:
             return self._nonsense
-        first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR_CHARACTERS)
-        words = os.pread(self._stderr.fileno(), MAX_STDERR_CHARACTERS, first).decode(errors="replace").strip()
+        first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR_BYTES)
+        words = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, first).decode(errors="replace").strip()
         if status >= 0:
             reason = words.splitlines()[-1] if words else f"exit status {status}"
         else:

@@ -27,9 +27,10 @@ ReadUsed = Callable[..., Used]
 
 
 class CaseBounds:
-    """Bounds for the cases of one run, with the reasons why there are none.
+    """Lower bounds on the mean squared error of each example, for the cases of one run.
 
-    seconds: time budget. A case whose expected time exceeds what is left has no bound.
+    seconds: time budget. A case whose expected time exceeds what is left has no bound. The attribute `reasons` is a dict from the
+    key of each case without a bound to the reason.
     """
 
     def __init__(self, recording: Recording, data: Dataset, read_used: ReadUsed, *, seconds: float = float("inf")) -> None:
@@ -43,7 +44,7 @@ class CaseBounds:
     def find(self, key: str, observed: Sequence[Use]) -> dict[int, float]:
         """Return a dict from the data set index of each example of a case to the bound on its mean squared error.
 
-        key: of the case, under which `reasons` stores why the result is empty.
+        The result is empty if there is no bound. key: key of the case, under which `reasons` then stores the reason.
         """
         uses = tuple(observed)
         if uses not in self._found:
@@ -78,7 +79,10 @@ class CaseBounds:
         return dict(zip(indices, found.mse.tolist(), strict=True))
 
     def _check_time(self, information: FisherInformation) -> None:
-        """Measure one product, and raise NotBounded if all would take more time than is left."""
+        """Raise NotBounded if the expected time of the bound exceeds what is left.
+
+        The expected time is that of one product of the information with a vector, measured here, times the number of products.
+        """
         started = monotonic()
         information.multiply(torch.ones(information.size, dtype=torch.float64))
         needed = information.size if information.size <= MAX_DENSE else PROBES * MAX_ITERATIONS

@@ -88,7 +88,8 @@ def _add_client_ranges(described: dict[str, Any]) -> dict[str, Any]:
 def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
-    beside: folder of a client's own part, if the client's folder was copied to another place.
+    beside: folder with the client's part of a data set, next to its truth; it is used if the folder that truth names does not
+    exist, as after copying the client's folder to another machine.
     """
     name, arguments = described["name"], described["arguments"]
     if given:

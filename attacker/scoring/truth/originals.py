@@ -56,11 +56,12 @@ def list_originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
 
 
 def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
-    """Return a dict from an example's index to how many reconstructions it may have: the most uses in one epoch of one round.
+    """Return a dict from an example's index in the data set to how many reconstructions it may have.
 
-    used: truth of each round. epochs: epochs per round. The number is 1 for most examples. It is larger if a round's steps
-    continued beyond the end of the client's data, or if several clients of a secure sum hold the same example. An attack that
-    returns as many examples as were reported then rightly returns such examples more than once.
+    The number is the largest one over rounds of the example's uses in the round, divided by the number of epochs and rounded up.
+    It is 1 for most examples. It is larger if a round's steps continued beyond the end of the client's data, or if several
+    clients of a secure sum hold the same example: an attack that returns as many examples as were reported then has to return
+    such examples more than once. used: truth of each round. epochs: epochs per round.
     """
     places: Counter[int] = Counter()
     for one in used:
