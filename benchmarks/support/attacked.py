@@ -62,23 +62,15 @@ def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
 
 
-def measure_attack(
-    attack: GradientMatching | ClosedForm, cases: Sequence[Case], x: Sequence[Tensor], y: Sequence[Tensor], asked: Options
-) -> dict[str, Any]:
-    """Attack the cases and return one row of results. x, y: true examples of each case, (N, *shape) and (N,).
-
-    asr_c, asr_l: shares of all examples whose content and label are recovered; low, high: the 95 % interval of asr_c over cases.
-    median_mse: of all examples. mse, ssim: means over those with content.
-    iterations: until the paper's tolerance or the end of the search, mean over the same. cpu_seconds: per example.
-    """
-    found, seconds = run_attack(attack, cases, asked)
-    return make_row(found, x, y, seconds, cases[0].observations[0].data)
-
-
 def make_row(
     found: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
 ) -> dict[str, Any]:
-    """Return the row of `measured` from the reconstructions."""
+    """Return one row of results. x, y: true examples of each case, (N, *shape) and (N,). seconds: CPU-seconds of the attack.
+
+    asr_c, asr_l: shares of all examples whose content and label are recovered; low, high: the 95 % interval of asr_c over cases.
+    median_mse: of all examples. mse, ssim: means over the recovered ones.
+    iterations: until the paper's tolerance or the end of the search, mean over the recovered ones. cpu_seconds: per example.
+    """
     pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
     success = is_recovered(guesses, truth, data)

@@ -16,11 +16,6 @@ RECORDED_KEY = "recorded"
 """Key of the app's configuration that names the folder of the run, as templates of `fedsim init` have it."""
 
 
-def is_project(folder: Path) -> bool:
-    """Return whether a folder holds a Flower app."""
-    return (folder / PROJECT_FILE).is_file()
-
-
 def find_recorded(folder: Path) -> Path:
     """Return the folder that a Flower app records to. Raises ValueError, with advice, if its configuration names none."""
     config = _read_app(folder).get("config", {})

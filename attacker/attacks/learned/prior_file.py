@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,6 @@ from fedsim.recording.files import write_tensors
 from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json
 
 PriorKind = Literal["enhancer", "autoencoder"]
-KINDS: tuple[PriorKind, ...] = get_args(PriorKind)
 NETWORKS: Mapping[PriorKind, Callable[..., nn.Module]] = {"enhancer": UNet, "autoencoder": Autoencoder}
 FILE_ENDING = ".safetensors"
 """Suffix of the files of learned priors."""

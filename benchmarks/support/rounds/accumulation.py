@@ -5,7 +5,7 @@ Every client holds one image, uses it in every round, and trains one step; the g
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
 
 import torch
@@ -84,15 +84,6 @@ def _attack_clients(asked: Options, cases: Sequence[Case], images: Images) -> Re
 
 def _measure_psnr(found: Tensor, x: Tensor) -> float:
     return float(psnr(found.nan_to_num().clamp(0, 1), x[None])[0])
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseSetting:
-    """A row of `private`. multiplier: standard deviation of the noise over the norm to which updates are clipped."""
-
-    multiplier: float
-    rounds: int
-    trials: int
 
 
 def make_private_rows(asked: Options) -> list[ResultRow]:

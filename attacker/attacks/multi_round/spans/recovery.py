@@ -21,8 +21,6 @@ from attacker.attacks.multi_round.spans.row_space import (
 )
 from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ReluBatch, separate
 
-ReluForward = Callable[[], Tensor]
-"""Returns [W, b] (width, F + 1) of the layer before the step."""
 RANGE_SLACK = 0.02
 """Largest distance of an example's values to [0, 1], besides its estimated error."""
 MAX_SCREENED_DISTANCE = 0.1
