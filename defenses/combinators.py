@@ -40,8 +40,9 @@ def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
     """Apply a defense to update / (-learning_rate), and convert the result back into an update.
 
     defense:       defense in units of the gradient, as in in_gradient_units(clip(4) | gaussian(0.01), 0.1).
-    learning_rate: learning rate of the clients' training; positive. Experiments fill in their own. For several local steps the
-                   quotient is the sum of their gradients.
+    learning_rate: learning rate of the clients' training; positive. In the specification of an experiment's defense it may be
+                   left out, and the experiment's learning rate is used. For several local steps, update / (-learning_rate) is the
+                   sum of the gradients of these steps.
     Source: Wei et al. 2020, algorithm 1.
     """
     if not isinstance(defense, Defense):

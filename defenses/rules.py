@@ -75,10 +75,12 @@ class GradientRule(NamedTuple):
     """A client's way to compute the gradient of one batch, and the functions by which an attacker simulates it.
 
     gradient: maps (problem, weights, x, y, rng) to the gradient by name and the mean loss, 0-d. The weights require gradients.
-    expected: maps (problem, weights, x, y) to the expectation of that gradient over its noise, as far as the batch determines it;
-              differentiable and compatible with `vmap`. Attackers use it.
-    channel:  returns the channel (the attacker's model of a defense) that the attacker applies to the whole update in addition.
-    omitted:  returns the names of tensors that the attacker leaves out when it compares simulated and observed gradients.
+    expected: maps (problem, weights, x, y) to the expectation of that gradient over its noise, for attackers; differentiable and
+              compatible with `vmap`. Effects that are known only from the received update, such as which columns Soteria zeroed,
+              are left to `channel` and `omitted`.
+    channel:  maps `Facts` to the channel (the attacker's model of a defense) that the attacker applies in addition, to the whole
+              update.
+    omitted:  maps `Facts` to the names of tensors that the attacker leaves out when it compares simulated and observed gradients.
     separate: whether the gradient of each example is computed separately.
     """
 

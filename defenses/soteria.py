@@ -1,4 +1,4 @@
-"""Soteria: a gradient rule that zeroes the columns of a linear layer's gradient that leak most (Sun et al. 2021)."""
+"""Soteria: a gradient rule that zeroes columns of a linear layer's gradient that help reconstruction most (Sun et al. 2021)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,14 @@ DERIVATIVES_PER_PASS = 64
 
 
 def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
-    """Zero those columns of a linear layer's gradient whose absence misleads a reconstruction most.
+    """Zero those columns of a linear layer's gradient that help a reconstruction most, by the criterion of the paper.
 
-    prune: share of the layer's R input features whose columns are zeroed, those with the smallest `scores`; in [0, 1).
+    prune: share of the layer's R input features whose columns are zeroed, those with the smallest values of `compute_scores`; in
+           [0, 1). A small score means that a change of the feature requires a large change of the input.
     layer: name of the layer; "" for the last linear one.
     All other gradients and the network stay unchanged. A step costs R additional backward passes.
-    The attacker's model compares the columns that were sent; if zeros are not visible, it leaves the layer out.
+    Attackers compare only the columns that were sent. If zeros of a gradient do not arrive as zeros (`Facts.exact` is False),
+    they leave this layer's weight out of the comparison.
     Source: Sun et al. 2021, with the magnitude of the feature in the denominator.
     """
     if not 0 <= prune < 1:

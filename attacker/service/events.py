@@ -1,4 +1,4 @@
-"""Feed of server-sent events about changes. A page that reconnects receives the events that it missed."""
+"""Feed of server-sent events about changes. A page that reconnects receives the events that it missed if all are still stored."""
 
 import asyncio
 import json
@@ -83,12 +83,14 @@ class Feed:
     ) -> AsyncGenerator[Event | None, None]:
         """Yield events as they are published, and None after `beat` seconds without one.
 
-        The first event is a `hello`; events after the one with id `last` that are still kept follow it.
+        The first event is a `hello`, whose field `resumed` tells whether missed events follow: all events after the one with id
+        `last`, or none if some of them are no longer stored or `last` is unknown.
 
         last:   id of the last event that the listener received on an earlier connection, if any; see `make_id`.
         wanted: selects events; None takes all of them.
 
-        Stops when the feed is closed, and when the listener is too slow. Raises TooMany at the first step.
+        Stops when the feed is closed, and when more than `MAX_WAITING_EVENTS` events wait for the listener. Raises TooMany when
+        the first event is requested, if the maximum number of listeners is reached or the feed is closed.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:

@@ -38,11 +38,12 @@ class Budget(BaseModel):
 class Rule(BaseModel):
     """An attack that runs automatically on new rounds.
 
-    name:       identifies the rule in its history; a renamed rule begins again with the first round.
+    name:       identifies the rule in its history; a renamed rule has none, as if no round had been attacked yet.
     attack, arguments, seed, null, priority: as in `JobSpec`.
     recordings, clients: shell patterns; a recording or client is attacked if it matches any of them.
-    rounds:     "all", "first" (the earliest round in the recording), "last" (the newest; rounds that it skips are left out),
-                "every=K" (rounds 1, 1 + K, ...), or a selection such as "1-3,7".
+    rounds:     "all", "first" (the earliest round in the recording), "last" (the newest round each time that new rounds are
+                found; older ones found at the same time are never attacked), "every=K" (rounds 1, 1 + K, ...), or a selection
+                such as "1-3,7".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -87,6 +87,7 @@ class TrainingRows(TypedDict):
 class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
+    source: name of the folder with these results.
     examples: number of distinct examples in finished and scored cases. success: share of them that was recovered, or null.
     labels: share of their labels that was recovered; null if an oracle supplied the labels. psnr: their mean PSNR in dB.
     scored: number of scored cases. waiting: number of waiting cases, including those that are being attacked.
@@ -154,8 +155,8 @@ class Grid(TypedDict):
 class CaseTold(TypedDict):
     """One case of an attack.
 
-    attack: the attack's source. null: whether it is a null. loss: the attack's own final loss. reason: why there is no
-    reconstruction. null_success, null_psnr: of the attack's null on the same case; null if there is none.
+    attack: name of the folder with the attack's results. null: whether it is a null. loss: the attack's own final loss. reason:
+    why there is no reconstruction. null_success, null_psnr: of the attack's null on the same case; null if there is none.
     """
 
     attack: str
@@ -252,7 +253,7 @@ class CaseWhole(TypedDict):
 
 
 class ShownExample(TypedDict):
-    """An example with the case that it belongs to. attack: the attack's source."""
+    """An example with the case that it belongs to. attack: name of the folder with the attack's results."""
 
     attack: str
     case: str
@@ -264,7 +265,8 @@ class ShownExample(TypedDict):
 class Headline(TypedDict):
     """The conclusion from all attacks on a recording.
 
-    sentence: the verdict, as in the report. attack: the source of the attack that it is about; null if nothing is scored.
+    sentence: the verdict, as in the report. attack: name of the folder with the results of the attack that it is about; null if
+    nothing is scored.
     updates: number of updates that can be attacked. attacked: how many of them were. absent: number of replies without an update.
     cases, finished, failed: numbers over all attacks, nulls excluded.
     psnr, null_psnr: means of the attack and of its null, over `examples` examples.
@@ -307,7 +309,7 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the paper. arguments: those that a job may set, with their defaults."""
+    """A registered attack. source: the paper that it is from. arguments: those that a job may set, with their defaults."""
 
     name: str
     summary: str

@@ -130,7 +130,10 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
 
 
 def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
-    """Return a server of the application for a socket of `listening`. Raises ValueError if the TLS files cannot be used."""
+    """Return a server of the application, to be run with the socket that `open_listener` returned.
+
+    Raises ValueError if the TLS files cannot be used.
+    """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,

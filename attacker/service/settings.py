@@ -100,7 +100,7 @@ class ServiceSettings:
 
     @cached_property
     def folder(self) -> Path:
-        """Absolute path of the root without links; every file that the service opens lies below it."""
+        """Absolute path of the root with links resolved. All recordings that the service reads lie below it."""
         return self.root.resolve()
 
     @cached_property

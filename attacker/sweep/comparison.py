@@ -19,10 +19,11 @@ TrainingKey = tuple[int, str, int]
 class AttackOnSetting:
     """The scores of one attack on one setting, over all seeds.
 
-    rmse:      root mean squared error of the reconstructions, data in [0, 1]; a small value means that much leaks.
-    null_rmse: mean of the null. recovered, null_recovered: shares of recovered examples. psnr: mean in dB; None for tables.
+    rmse:      mean over examples of the root mean squared error of the reconstruction, data in [0, 1]; a small value means that
+               much leaks. null_rmse: the same for the attack's null, which does not read the update.
+    recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
     knows:     whether the attack models the defense. refused: why it could not run, or "".
-    errors, cases: dicts from an example to its RMSE, and to its case.
+    errors, cases: dicts from an example (`ExampleKey`) to its RMSE, and to the key of its case.
     """
 
     name: str
@@ -79,10 +80,12 @@ class SettingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """A paired comparison of the winner with another setting, by the RMSE of the strongest attack on the same examples.
+    """A paired comparison of the winner (see `compare_settings`) with another setting, by the RMSE on the same examples.
 
-    difference: winner minus other. Its interval holds for all comparisons of the same training together (Bonferroni).
-    adjusted:   two-sided p-value, adjusted for the number of comparisons (Holm 1979); None with too few batches.
+    difference: mean of winner minus other, each under its strongest attack; positive if less leaks under the winner. Its interval
+    holds for all comparisons of the same training together (Bonferroni).
+    adjusted:   two-sided p-value, adjusted for the number of comparisons (Holm 1979); None if the examples form fewer than
+    `MIN_INTERVAL_CLUSTERS` clusters of examples that were attacked together.
     """
 
     winner: SettingResult
@@ -188,7 +191,10 @@ def _protection(one: SettingResult) -> float:
 
 
 def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
-    """Compare the winner among settings of one training with all others that are acceptable."""
+    """Return comparisons of the winner among settings of one training with all others that are acceptable.
+
+    A setting is acceptable if it is audited and its accuracy is at most `max_loss` below that of the undefended federation.
+    """
     plain = next((one.accuracy for one in settings if one.defense == UNDEFENDED), None)
     able = [
         one
@@ -207,7 +213,10 @@ def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> 
 
 
 def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> PairedComparison | None:
-    """Return the comparison with its p-value before adjustment, or None if both share no example."""
+    """Return the comparison with its p-value before adjustment, or None if no example was attacked in both settings.
+
+    number: number of comparisons of the training, by which the error level of the interval is divided (Bonferroni).
+    """
     mine, its = winner.leak, other.leak
     assert mine is not None  # both are audited
     assert its is not None

@@ -24,18 +24,22 @@ RECONSTRUCTIONS_FOLDER, TUNING_FOLDER = "reconstructions", "tuning"
 
 
 class OutOfTime(Exception):
-    """Raised before work that would begin after the time budget is used up. Finished parts are kept."""
+    """Raised when a part of the work would begin after the deadline. Finished parts are kept.
+
+    Parts are the training of a federation, and each replay of an attack or its null (for each candidate, if it is tuned).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackScores:
     """The scores of one attack on one federation, one entry per example.
 
-    spec:      the attack with the settings that were used. knows: whether it models the defense.
+    spec:      the attack with its arguments, those that were best on the tuning clients. knows: whether it models the defense.
     refused:   why the attack could not run; "" if it ran.
     outcome:   verdict against the null, see `attacker.scoring.verdict`.
     examples:  one mapping per distinct example: `index` in the data set, `case`, `rmse` and `null_rmse` (root of the mean squared
-               error, data in [0, 1]), `psnr` (None for rows of tables), `success` and `null_success`, `labels`.
+               error, data in [0, 1]), `psnr` (None for rows of tables), `success` and `null_success` (whether it was recovered,
+               in [0, 1]), `labels` (whether its label was recovered, in [0, 1]).
     """
 
     spec: str
@@ -79,8 +83,8 @@ def measure_federation(
 ) -> FederationResult:
     """Train, record, attack and score one federation, and store the result. Finished parts are not done again.
 
-    deadline: value of `time.monotonic` after which no further part begins. ray: address of a Ray cluster for the attacks.
-    Raises OutOfTime if a part is left.
+    deadline: value of `time.monotonic` after which no further part begins, see `OutOfTime`; a part that has begun is finished.
+    ray: address of a Ray cluster for the attacks. Raises OutOfTime if a part is left.
     """
     if (found := read_result(grid, federation, out)) is not None:
         return found

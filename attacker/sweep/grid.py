@@ -119,7 +119,7 @@ class SweepGrid:
 
     @property
     def trials(self) -> int:
-        """Return the number of settings that each tuned attack may try."""
+        """Return the largest number of settings of an attack; all attacks with more than one setting have the same number."""
         return max(len(one.candidates) for one in self.attacks)
 
     def digest(self, federation: GridFederation) -> str:
@@ -137,7 +137,7 @@ def describe_local_work(experiment: Experiment) -> str:
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return the keys of a defense as text; an update's defense is printed without its key."""
+    """Return settings as text: key=value for each, and only the value for the key `defense`; separated by commas."""
     return ", ".join(str(value) if key == "defense" else f"{key}={value}" for key, value in settings.items())
 
 

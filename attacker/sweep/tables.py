@@ -120,7 +120,10 @@ def list_cells(one: SettingResult) -> list[str]:
 
 
 def format_estimate(one: Estimate | None) -> str:
-    """Return a value with its interval as text, or with the range of the values if there are too few batches for an interval."""
+    """Return a value with its interval as text, such as "0.120 (0.100 to 0.140)"; "" for None.
+
+    If the examples form too few clusters for an interval, the range of the values is given, with the word "range".
+    """
     if one is None:
         return ""
     return f"{one.value:.3f} ({'' if one.is_interval else 'range '}{one.low:.3f} to {one.high:.3f})"

@@ -20,8 +20,8 @@ def clip_each(max_norm: float) -> Channel:
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Channel:
     """Return the channel of Gaussian noise: power n * std ** 2 for n coordinates.
 
-    With a signal-to-noise ratio r, the power is estimated as the share 1 / (1 + r) of the received power, since the powers of
-    uncorrelated signal and noise add up in expectation.
+    With `snr_db`, the power is estimated as the share 1 / (1 + r) of the received power, where r = 10 ** (snr_db / 10), since the
+    powers of uncorrelated signal and noise add up in expectation. It is the same for each `scope`, as it is the total power.
     """
     if std is not None:
         return _make_noise_channel(std**2)

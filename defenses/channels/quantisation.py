@@ -11,8 +11,9 @@ from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     """Return the channel of `sign`: a soft sign s (1 - max(0, -s u / c)) for the received sign s and the simulated value u.
 
-    c is the mean magnitude of the tensor. At the true update the soft sign equals s. With scale="mean" it is multiplied by the
-    mean magnitude of the simulated update, or of the received one with error feedback, whose residual is not simulated.
+    c is the mean magnitude of the simulated tensor. At the true update the soft sign equals s. With scale="mean" it is multiplied
+    by c; with error feedback by the mean magnitude of the received tensor instead, since the client computed it from the update
+    plus a residual that `expect` does not simulate.
 
     Yue et al. 2022, section 4.3, use tanh(u) instead, which is nearly linear for the small values of an update, and tanh(u / c)
     does not equal the sign at the true update.
@@ -102,8 +103,9 @@ def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
     """Return the expected squared norm of the rounding error of one tensor, 0-d.
 
     A value at the fraction p between two steps adds p (1 - p) squared steps; for uniform p the mean is 1/6. Between zero and the
-    first step, the mean of p is estimated from the number of values that were rounded up to the first step, minus those that were
-    rounded down to it. For that mean, p (1 - p) / (1 + p) is exact at 1/2 and for small values.
+    first step, the mean m of p is estimated as the share of values there that were rounded up. Their number is that of the values
+    received at the first step, minus those rounded down to it, which are half as many as the values at the second step. The mean
+    of p (1 - p) is then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
     """
     if seen.numel() == 0:
         return seen.new_zeros(())

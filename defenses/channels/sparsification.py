@@ -18,7 +18,10 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
-    """Return the channel of `top_k`: the sent coordinates. With fewer than k nonzero values, zeros were sent as well."""
+    """Return the channel of `top_k`: the sent coordinates, those received with at least the k-th largest magnitude.
+
+    If fewer than k values are received that are not zero, the client sent zeros as well, and all coordinates count as sent.
+    """
 
     def learn(seen: Update) -> ChannelFacts:
         sent = choose_masks(seen, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel())))

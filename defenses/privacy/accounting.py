@@ -3,8 +3,8 @@
 Everything follows from the noise multiplier: the standard deviation of the noise divided by the sensitivity, which is the largest
 norm of what the noise hides. Two relations between neighbouring inputs are used:
 
-* replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity. `epsilon`
-  and `compute_epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
+* replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity.
+  `compute_epsilon` and `compute_epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
 * add-or-remove-one: the hidden part is present or absent, so that the message moves by at most the sensitivity.
   `compute_epsilon_poisson` uses it.
 
@@ -55,8 +55,9 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
     """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`.
 
     The relation is replace-one: two runs are compared, in which one client is replaced by another. This holds
-    against an observer who sees only the sums: neither which clients were sampled nor their messages. Gaussian noise.
-    Returns the smaller of the epsilon without amplification and Wang, Balle & Kasiviswanathan 2019, theorem 27.
+    against an observer who sees only the sums: neither which clients were sampled nor their messages. The noise must be Gaussian,
+    which is not checked. Returns the smaller of the epsilon without amplification and that of Wang, Balle & Kasiviswanathan 2019,
+    theorem 27.
     Raises ValueError if `drawn` is not in 1 .. population.
     """
     if not 0 < drawn <= population:
@@ -71,7 +72,8 @@ def compute_epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: flo
     """Return epsilon of `times` sums that include each example independently with probability `rate`.
 
     The relation is add-or-remove-one: two runs are compared, with and without one example. Poisson sampling is
-    an assumption: batches of shuffled epochs are sampled differently. Gaussian noise; Mironov, Talwar & Zhang 2019.
+    an assumption: batches of shuffled epochs are sampled differently. The noise must be Gaussian, which is not checked. Source:
+    Mironov, Talwar & Zhang 2019.
     Raises ValueError if `rate` is not in (0, 1].
     """
     if not 0 < rate <= 1:
@@ -159,8 +161,10 @@ def bound_reconstruction(prior: float, mu: float) -> float:
     prior: success probability of the best guess without seeing any message; in (0, 1).
     mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma; not negative.
 
-    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. The alternative is a message of noise
-    only, at a distance of at most C. Composition by Dong, Roth & Su 2022, section 3.
+    What counts as success is arbitrary, as long as `prior` is computed for the same criterion.
+
+    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. The bound follows from comparing the
+    message with one that consists of noise only, whose mean differs by at most C. Composition by Dong, Roth & Su 2022, section 3.
     """
     _check_guess(prior, mu)
     if mu == math.inf:

@@ -24,10 +24,12 @@ GUESS_COUNTS = (100, 300, 1000, 3000, 10_000)
 
 
 def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float = 1e-5) -> int:
-    """Return how many canaries to guess, those that the auditor is surest of. The number must not depend on the outcome.
+    """Return how many of `canaries` canaries to guess, those that the auditor is surest of.
 
-    epsilon: as declared; the number is then the one of `GUESS_COUNTS` for which the bound is expected to be largest if Gaussian
-    noise hides each canary exactly as well as declared. The larger epsilon, the more guesses are worthwhile.
+    The number is chosen without regard to which guesses are right, as the bounds require. epsilon: as declared; the number is
+    then the one of `GUESS_COUNTS` for which the bound is expected to be largest if Gaussian noise hides each canary exactly as
+    well as declared. The larger epsilon, the more guesses are worthwhile. None: one in a thousand canaries, at least 100 if there
+    are so many.
     """
     usual = min(canaries, max(100, canaries // 1000))
     if epsilon is None or not 0 < epsilon < MAX_EPSILON:
@@ -43,7 +45,10 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 
 
 def _expect_right(share: float, shift: float) -> float:
-    """Return the expected share of right guesses if the share `share` of canaries with the largest absolute scores is guessed."""
+    """Return the expected share of right ones among the guesses, if only canaries with the largest absolute scores are guessed.
+
+    share: share of canaries that are guessed. shift: as in `is_refuted`.
+    """
 
     def count_above(score: float) -> float:
         return float(ndtr(shift / 2 - score) + ndtr(-shift / 2 - score))
@@ -58,7 +63,8 @@ def bound_gaussian_epsilon(
     """Return a lower confidence bound on epsilon, if the mechanism is one of Gaussian noise, or its composition over rounds.
 
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
-    the others. With 10,000 canaries of full gradient norm, the bound is at least 0.6 of an epsilon from 2 to 10.
+    the others. With 10,000 canaries of full gradient norm and `choose_guesses`, the bound is typically at least 0.6 of the true
+    epsilon, if that is from 2 to 10.
     Source: Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run", for the trade-off function of
     Gaussian noise. Raises ValueError if `right` is not in 0 .. guesses, or `guesses` not in 1 .. canaries.
     """
@@ -103,13 +109,13 @@ def inflate_variance(share: float, overlap: float) -> float:
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether `right` of `guesses` right guesses are too many for the declared Gaussian noise.
+    """Return whether `right` right ones of `guesses` guesses have a probability below 1 - confidence under Gaussian noise.
 
     shift: distance between the messages with the two versions of a canary, in standard deviations of the noise.
 
-    Assume that so many right guesses have at least the probability 1 - confidence. The recursion bounds from below, for each
-    number i of right guesses from `right` down, the expected shares of canaries that are guessed right and wrong while at least i
-    guesses are right. If both sum to more than the share of guessed canaries at i = 0, the assumption is wrong.
+    Assume that so many right guesses have at least the probability 1 - confidence. For each number i from `right` down to 0, the
+    recursion bounds from below two shares of all canaries: the expected share that is guessed right while at least i guesses are
+    right, and the same for wrong guesses. If the two sum to more than the share of guessed canaries, the assumption is wrong.
     """
     if right == 0:
         return False

@@ -153,4 +153,5 @@ NORM_BOUNDS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "sign": lambda length, given, tensors: length if given["scale"] == "mean" else math.inf,
     "withhold": _keep_length,
 }
-"""Largest norm of an update after a defense, as a function of the one before; without error feedback, which adds a residual."""
+"""For each defense, a function that returns a bound on the norm of the update after it, given a bound on the norm before it, the
+defense's arguments, and the number of tensors of the update. It holds without error feedback, which adds a residual."""

@@ -177,9 +177,10 @@ def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
 
 
 def _split_weights(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights in a message and the buffers to train with: those sent, the client's own, or none.
+    """Return the weights in a message, and the buffers to train with, by name.
 
-    Without buffers, the model's initial ones are used.
+    The buffers are those that the client stored after its last training, or else those in the message. The dict is empty if there
+    are neither; training then begins with the model's initial buffers.
     """
     record, own = message.content[records.WEIGHTS_KEY], context.state.get(records.BUFFERS_KEY)
     assert isinstance(record, ArrayRecord)

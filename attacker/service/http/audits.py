@@ -29,7 +29,7 @@ PAGE_RESPONSES = VERDICT_RESPONSES | {200: {"content": {"text/html": {"schema": 
 
 
 class AuditRequest(BaseModel):
-    """Request of an audit. seconds: budget of processor time on one core for its attacks. priority: as of other jobs."""
+    """Request of an audit. seconds: budget of processor time on one core for its attacks. priority: as in `JobSpec`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,8 +81,8 @@ async def verdict_page(request: Request, service: Service, id: Name) -> Response
 def _find_verdict(service: Parts, id: str) -> AuditPaths:
     """Return the files of an audit's verdict.
 
-    Raises UnknownJob or UnknownName, and RequestError if the job is not an audit or not done, or if its verdict was computed from
-    truth that the service was not given.
+    Raises UnknownJob if there is no such job, UnknownName if its recording no longer exists, and RequestError if the job is not
+    an audit, if it has no verdict, or if the verdict shows scores although the service was started without `--truth`.
     """
     job = service.queue.get(id)
     if not isinstance(job.spec, AuditSpec):

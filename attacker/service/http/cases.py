@@ -40,7 +40,10 @@ router = APIRouter(
 AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
 CaseVersion = Annotated[
     str | None,
-    Query(pattern="^[0-9a-f]{1,16}$", description="Version for caches; the response is always the newest state of the case."),
+    Query(
+        pattern="^[0-9a-f]{1,16}$",
+        description="Ignored; a new value makes browsers request the image again. The response is always the newest state.",
+    ),
 ]
 IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"content": {PNG_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
@@ -117,7 +120,7 @@ def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> Case
 async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
-    """Return a reconstruction as PNG, by its index in the attack's result."""
+    """Return the reconstruction with index `n` in the attack's result as PNG. `version` is ignored, see `CaseVersion`."""
     run = service.catalogue.get_run(id)
 
     def make() -> bytes:
@@ -131,7 +134,7 @@ async def image(
 async def assigned(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
-    """Return as PNG the reconstruction that scoring assigned to the true example with this index."""
+    """Return as PNG the reconstruction that scoring assigned to the true example with index `n` in the case."""
     return await _respond_half(request, service, id, source, case, n, original=False)
 
 
@@ -139,7 +142,7 @@ async def assigned(
 async def original(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
-    """Return as PNG the true example with this index, if the service has the truth."""
+    """Return as PNG the true example with index `n` in the case, if the service has the truth."""
     return await _respond_half(request, service, id, source, case, n, original=True)
 
 

@@ -19,7 +19,8 @@ from attacker.service.settings import ServiceSettings
 class Parts:
     """The objects that all routes share: catalogue, queue, feed and caches of one service.
 
-    keys: None if no token is required. replies: cache of responses. reporting: lock that lets only one report be made at a time.
+    keys: the token and the open sessions; None if no token is required. replies: cache of responses. reporting: lock that lets
+    only one report be made at a time.
     """
 
     settings: ServiceSettings

@@ -44,7 +44,7 @@ async def _stream_all(service: Parts, first: Event | None, feed: AsyncIterator[E
 
 @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def of_job(service: Service, id: Name) -> StreamingResponse:
-    """Stream a `job` event now and at each change, and a `preview` event for each new preview; the stream ends with the job."""
+    """Stream a `job` event now and at each change, and a `preview` event for each new preview, until the job has ended."""
     feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=PREVIEW_POLL_SECONDS)
     await anext(feed)
     job = await run_in_threadpool(service.queue.get, id)

@@ -69,12 +69,12 @@ def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
     openapi_extra=REQUIRED_BODY,
 )
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Put a job that failed, was cancelled or was set aside back into the queue."""
+    """Put a job back into the queue that failed, was cancelled, or was set aside since its workers died several times."""
     return service.queue.retry(id)
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raise RequestError if the recording, a client, or every round that a job names does not exist."""
+    """Raise RequestError if the job's recording or one of its clients does not exist, or none of its rounds does."""
     runs = service.catalogue.list_runs()
     try:
         run = service.catalogue.get_run(spec.recording)

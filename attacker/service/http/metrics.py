@@ -49,7 +49,10 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Count new rounds. The lag is measured only for rounds that arrived while the service was running."""
+        """Count new rounds, and record `Arrived.lag`, the seconds from the last reply of a round to its detection.
+
+        Lags of `GAUGE_SECONDS` and more are left out, as of rounds that were recorded while the service was not running.
+        """
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
             if lag is not None and 0 <= lag < GAUGE_SECONDS:
@@ -94,7 +97,10 @@ class _Asked:
 
 
 def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """Return by how many rounds the newest result of any attack, nulls excluded, is behind the newest recorded round."""
+    """Return the number of the newest recorded round minus that of the newest round with a reconstruction by any attack.
+
+    Nulls are not counted. Without a reconstruction, the number of the newest round is returned.
+    """
     attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
     return max(0, (run.told["last_round"] or 0) - max(answered, default=0))

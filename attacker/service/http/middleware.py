@@ -45,7 +45,10 @@ class TooSlow(Exception):
 
 
 class ServiceParts(Protocol):
-    """The attributes of the application's `state.parts` that the middleware reads. keys: None if no token is required."""
+    """The attributes of the application's `state.parts` that the middleware reads.
+
+    keys: the token and the open sessions; None if no token is required.
+    """
 
     @property
     def settings(self) -> ServiceSettings: ...
@@ -121,9 +124,10 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """Raise Refused for a changing request that comes from another site's page.
+    """Raise Refused for a changing request that may come from another site's page, or whose body is too large.
 
-    Without permission by CORS, browsers let such a page send forms and plain text, but neither JSON nor DELETE requests.
+    The headers Origin and Sec-Fetch-Site must not name another site, and the content type must be JSON (a DELETE may have none).
+    Without permission by CORS, browsers let other sites' pages send forms and plain text, but neither JSON nor DELETE requests.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):

@@ -22,7 +22,12 @@ router = APIRouter(
 )
 
 PreviewVersion = Annotated[
-    int | None, Query(ge=0, lt=2**53, description="Version for caches; the response is always the newest preview.")
+    int | None,
+    Query(
+        ge=0,
+        lt=2**53,
+        description="Ignored; a new value makes browsers request the image again. The response is always the newest preview.",
+    ),
 ]
 
 
@@ -52,7 +57,7 @@ def preview(service: Service, id: Name) -> PreviewTold:
 
 @router.get("/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion = None) -> Response:
-    """Return one image of the preview as PNG."""
+    """Return the image with index `n` of the preview as PNG. `version` is ignored, see `PreviewVersion`."""
     seen = _read_preview(service, id)
     if n >= len(seen.images):
         raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
@@ -62,7 +67,10 @@ def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion
 
 
 def read_stamp(service: Parts, id: str) -> int:
-    """Return a number that changes with each preview of a job; 0 if there is none. The preview itself is not read."""
+    """Return the time of the last change of a job's preview file in ns; 0 if there is none.
+
+    It is cheaper than `read_version`, since the file is not opened.
+    """
     try:
         return os.stat(previews.make_preview_path(service.settings.state_folder, id)).st_mtime_ns
     except (OSError, ValueError):
@@ -70,7 +78,7 @@ def read_stamp(service: Parts, id: str) -> int:
 
 
 def read_version(service: Parts, id: str) -> int | None:
-    """Return the version of a job's preview; None if there is none."""
+    """Return `Preview.version` of a job's preview, which its image addresses hold as `version`; None if there is no preview."""
     seen = previews.read(service.settings.state_folder, id)
     return seen.version if seen else None
 

@@ -102,7 +102,7 @@ async def observations(
 
 @router.get("/{id}/training", response_model=TrainingRows)
 async def training(request: Request, service: Service, id: Name) -> Response:
-    """Return the server's log of each round: held-out loss and accuracy, and bytes."""
+    """Return the server's log of each round: held-out loss and accuracy, and the bytes that all clients sent and received."""
     return await _respond_of_run(
         request, service, id, lambda run: TrainingRows(items=service.catalogue.get_training(run), next=None)
     )
@@ -162,7 +162,8 @@ def _find_worst(
 
 @router.get("/{id}/grid", response_model=Grid)
 async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
-    """Return a table of clients by rounds with the leak of each observation, `leak`, from 0 to 1.
+    """Return a table of clients by rounds. `leak`, from 0 to 1, is the share of examples that an attack recovered from the
+    observation, or, without scores, the attack's mean confidence.
 
     attack: name of the attack or null that is shown. By default, each cell shows the attack with the highest leak, nulls
             excluded.

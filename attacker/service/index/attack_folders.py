@@ -30,7 +30,8 @@ ShownState = Literal["none", "waiting", "running", "interrupted", "done", "faile
 class CaseFacts(NamedTuple):
     """A case (observations that are attacked together) as described in attack.json.
 
-    examples: number of examples, if the client reported it. status, reason: of the observation.
+    examples: number of examples, if the client reported it. status, reason: those of the observation in the recording; of the
+    first one if the case has several.
     """
 
     key: str

@@ -84,7 +84,7 @@ class Changes:
 
 
 class Catalogue:
-    """The recordings below `settings.root`. All methods may be called from several threads."""
+    """The recordings below `settings.root`, as of the last scan. All methods may be called from several threads."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings

@@ -102,7 +102,10 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 
 
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean confidence of an attack over these cases, with 0 for cases that failed; None if none is finished."""
+    """Return the mean confidence of an attack over those of these cases that have a reconstruction or failed.
+
+    A failed case counts as 0. None if there is no such case, or none with a known confidence.
+    """
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 

@@ -17,16 +17,20 @@ NUM_HEADLINE_EXAMPLES = 6
 
 
 def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
-    """Return the attack that the headline describes: the strongest scored one, or else the first one with a reconstruction."""
+    """Return the attack that the headline describes; None if no attack has a reconstruction or scores.
+
+    It is the strongest scored one, by `attacker.report.words.find_strongest`, or else the first one in `sources` that is not a
+    null and has a reconstruction.
+    """
     scored = (source for source in sources if source.name == verdicts.strongest)
     return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
 
 
 def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
-    """Return case and index of the examples that an attack reconstructed best, each distinct example once.
+    """Return case and index of the `NUM_HEADLINE_EXAMPLES` examples that an attack reconstructed best, each distinct one once.
 
-    Recovered examples come first, then those with higher PSNR. For an attack without scores, it is the first example of the cases
-    with the highest confidence.
+    Recovered examples come first, then those with higher PSNR. For an attack without scores, one example is returned, the first,
+    of each of the cases with the highest confidence.
     """
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:

@@ -49,7 +49,11 @@ def encode_pair(run: Path, file: str, data: DataSpec) -> Halves:
 
 
 def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
-    """Return a dict from number to table row for the first rows of a reconstruction; rows that cannot be read are left out."""
+    """Return the first reconstructed examples of a case with tabular data, at most `MAX_ROWS`.
+
+    The result is a dict from the index of an example in the reconstruction to its values, without an original. It ends before
+    the first example that cannot be read.
+    """
     found = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
         try:
@@ -60,7 +64,10 @@ def read_rows(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, E
 
 
 def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
-    """Return a dict from number to table row beside its original, for the first rows; rows that cannot be read are left out."""
+    """Return the first true examples of a case with tabular data, each with its reconstruction, at most `MAX_ROWS`.
+
+    The result is a dict from the position of an example in `scores` to the pair. Pairs that cannot be read are left out.
+    """
     found = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
         try:
@@ -84,9 +91,9 @@ def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePai
 
 
 def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
-    """Return the pair in `file`, if it has the size that scoring writes.
+    """Return the pair in `file`. Raises NoImage if it cannot be read, or if an image has not the size in pixels of a pair.
 
-    The size is checked first, since a file of a few bytes can declare an image of any size.
+    The declared size is checked before decoding, since a file of a few bytes can declare an image of any size.
     """
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)

@@ -15,14 +15,14 @@ MAX_ROUND = 2**53
 
 
 Place = tuple[tuple[int, ...], int, int, int]
-"""Rounds, batch, position and index of a true example, which are equal in the rows of an attack and of its null."""
+"""Rounds, batch, position and index of a true example, see `attacker.scoring.rows.ScoreRow`; equal for an attack and its null."""
 
 
 class ShownScore(NamedTuple):
     """The fields of a score row that the page shows: a true example, and the scores of its reconstruction.
 
-    state: of the case when it was scored; shares are over finished cases only. pair: image file, relative to the run.
-    example: index in the client's data set, which identifies the example in several rounds.
+    state: state of the case when it was scored; means are computed over rows of finished cases only. pair: image file, relative
+    to the run. example: index in the data set, by which rows of different rounds are known to be about the same example.
     """
 
     case: str

@@ -14,7 +14,7 @@ from fedsim.recording.safe_files import open_file, parse_json, read_exactly
 
 MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
-"""Largest size in bytes of the header of a reconstruction file; the slots take most of it."""
+"""Largest size in bytes of the header of a reconstruction file; most of it is the list of places that the examples fill."""
 MAX_VALUES = 10**8
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 MAX_CURVE_POINTS = 200
@@ -27,7 +27,8 @@ TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 class ReconstructionSummary(NamedTuple):
     """One case's reconstruction in numbers.
 
-    loss: the final loss. confidence: the mean. Both are None if they are not finite.
+    loss: the attack's final loss. confidence: the mean over the examples of the attack's estimate of the probability that an
+    example is recovered. Both are None if they are not finite.
     """
 
     examples: int

@@ -41,10 +41,10 @@ RoundMarks = Mapping[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The numbers of an index.
+    """The state of a recording's index, without its rows.
 
-    rounds:   see `RoundMarks`. complete: dict from round to the number of observations that hold an update. clients: names of all
-              clients, sorted, without the secure sum.
+    rounds:   see `RoundMarks`.
+    clients:  names of all clients, sorted. The name under which sums of secure aggregation are recorded is left out.
     damage:   dict from round to messages about rows that cannot be read; under 0, messages about the whole index.
     """
 
@@ -109,7 +109,10 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
 
 
 def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
-    """Return all rows of the index; only rounds that changed since `before` are read again. rounds: of `read_index`."""
+    """Return all rows of the index; only rounds that changed since `before` are read again.
+
+    rounds: `Index.rounds` as returned by `read_index`.
+    """
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
     kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}

@@ -68,9 +68,10 @@ def _walk_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_mark(now: float, *paths: Path) -> Mark:
-    """Return a value that changes when one of these files or folders changes; they may be missing.
+    """Return a value that is different whenever one of these files or folders has changed; they may be missing.
 
-    now: the present time, in seconds.
+    now: the present time in seconds. A file changed less than `CLOCK_RESOLUTION_SECONDS` ago may change again without a new time
+    stamp; `now` is then part of the value, which is different at each call.
     """
     marks: list[object] = []
     for path in paths:
@@ -86,9 +87,9 @@ def read_mark(now: float, *paths: Path) -> Mark:
 
 
 def read_work_mark(now: float, folder: Path, *files: Path, alive: float) -> Mark:
-    """Return a value that changes when one of these files or the folder changes, as `mark` does.
+    """Return a value that is different whenever one of these files or the folder has changed, see `read_mark`.
 
-    It also changes when nothing was written into `folder` for `alive` seconds.
+    It also changes once nothing was written into `folder` for `alive` seconds. now: the present time in seconds.
     """
     try:
         still = now - os.lstat(folder).st_mtime < alive

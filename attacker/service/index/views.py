@@ -199,8 +199,9 @@ def describe_found(
     """Yield the reconstructed examples of a case without scores, that is without originals to compare them with.
 
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
-    cells:  dict from the number of an example of a table to its values.
-    nulls:  dict from the number of an example to what the attack's null reconstructed in the same case.
+    cells:  dict from the index of a reconstructed example to its values; empty for images.
+    nulls:  dict from the index of a reconstructed example to the null's reconstruction with this index, see
+    `describe_found_nulls`.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -234,7 +235,9 @@ def describe_scored(
 ) -> Iterator[ExampleTold]:
     """Yield the true examples of a case, each with the reconstruction assigned to it.
 
-    nulls: dict from the key of the true example to the reconstruction of the attack's null.
+    scores: one row for each true example. links: addresses of the case's images. cells: dict from the position of a row in
+    `scores` to the values of reconstruction and original; empty for images. images: whether the data are images.
+    nulls: dict from `ShownScore.place` to the reconstruction that the attack's null has for this example.
     """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
@@ -261,7 +264,10 @@ def describe_scored(
 def describe_scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[Place, NullTold]:
-    """Return a dict from the key of each true example of a case to the null's reconstruction of it."""
+    """Return a dict from `ShownScore.place` of each true example of a case to the null's reconstruction of it.
+
+    scores, links, cells: those of the null, otherwise as in `describe_scored`.
+    """
     return {
         row.place: NullTold(
             image=links.to("pairs", n) if row.pair is not None and images else None,
@@ -277,7 +283,11 @@ def describe_scored_nulls(
 def describe_found_nulls(
     whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[int, NullTold]:
-    """Return a dict from index to the null's reconstruction in a case without scores; for `describe_found`."""
+    """Return a dict from index in the null's reconstruction of a case to the example, for `describe_found`.
+
+    Without scores, the examples of attack and null with equal indices are shown side by side, although they need not belong to
+    the same original. whole, links, cells: those of the null.
+    """
     return {
         n: NullTold(
             image=links.to("images", n) if images else None,
@@ -296,7 +306,7 @@ def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
 
 
 def list_values(pair: ExamplePair) -> list[ValueTold]:
-    """Return the variables of a table row."""
+    """Return, for each column of a table row, its name, the reconstructed and the true value, and whether they agree."""
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
         for cell in pair.cells

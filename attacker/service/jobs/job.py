@@ -126,9 +126,10 @@ class Attacked(FrozenModel):
 
     source:  name of the folder with the results, below `reconstructions/`.
     null:    whether this was the null: the same attack without the clients' messages, for comparison.
-    done:    number of cases that this job answered. skipped: number of cases that had been answered before it.
-    failed:  dict from the key of a case to the reason of failure.
-    routes:  dict from route (the method that answered: a closed form, a search, or the prior alone) to number of cases.
+    done:    number of cases with a reconstruction by this job. skipped: number of cases that had one before.
+    failed:  dict from the key of a case to the reason of failure; failed cases are not part of `done`.
+    routes:  dict from the method that reconstructed a case (a closed form, a search, or a guess from the prior without reading
+             the update) to the number of cases.
     notes:   remarks on the replay.
     """
 
@@ -156,7 +157,8 @@ class Job(BaseModel):
     """A job as the API returns it.
 
     attempts: number of workers that began it. crashes: number of those that died. origin: `request`, or `rule NAME`.
-    version: increases with each change of any job. created, started, ended: UTC, ISO 8601.
+    version: value of a counter at the last change of this job; the counter increases by 1 with each change of any job.
+    created, started, ended: UTC, ISO 8601.
     error: the reason of a failure in one line, followed by a traceback if there is one.
     """
 

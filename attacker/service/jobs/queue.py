@@ -46,9 +46,10 @@ class NotNow(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a queue. max_queued: maximum number of waiting jobs.
+    """Limits of a queue.
 
-    Crashes: number of workers that may die before a job is set aside.
+    max_queued: maximum number of waiting jobs.
+    crashes:    number of deaths of a job's workers at which it is set aside, that is, not tried again without a request.
     """
 
     max_queued: int = 1000
@@ -189,10 +190,10 @@ class Queue:
     # --- actions of the supervisor ---
 
     def recover(self, owner: str) -> int:
-        """Put the running jobs of other owners back into the queue, or mark them as cancelled if they were; return their number.
+        """Put the running jobs of other owners back into the queue, and return the number of these jobs.
 
-        It does not count as a crash of these jobs. owner: the id of the present owner. Call it only while no other owner can be
-        alive.
+        Those whose cancellation was requested are marked as cancelled instead. It does not count as a crash of these jobs. owner:
+        the id of the present owner. Call it only while no other owner can be alive.
         """
         with self.store.open_transaction() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
@@ -241,7 +242,10 @@ class Queue:
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, format_now()))
 
     def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """Mark a job as failed; a second attempt would not avoid the error. Raises Fenced if the claim is no longer valid."""
+        """Mark a job as failed, for good: it is not tried again without a request.
+
+        result: what was finished before the error. Raises Fenced if the claim is no longer valid.
+        """
         with self.store.open_transaction() as db:
             end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
 

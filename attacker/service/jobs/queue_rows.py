@@ -24,7 +24,7 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to work on a job and to set its final state, valid until another attempt claims the job."""
+    """The right to work on a job and to set its final state, until the job is no longer running or another attempt claims it."""
 
     id: str
     attempt: int

@@ -35,8 +35,9 @@ class Ledger:
     def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
         """Assign entries of old versions, which did not store the identity of recordings, to this recording.
 
-        Entries made before the recording was created are left out. attempts: of its rounds.
-        created: creation time according to the recording, ISO 8601; if it is invalid, all entries are assigned.
+        Only entries with the recording's id are assigned, and only those made after the recording was created.
+        created: creation time according to the recording, ISO 8601; if it is invalid, all entries with the id are assigned.
+        attempts: dict from each round of the recording to its attempt, see `Taken`, which is stored in the entries.
         """
         if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
             return
@@ -51,9 +52,9 @@ class Ledger:
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
         """Submit one job of a rule for rounds of a recording, and store these rounds as taken by the rule.
 
-        If all `rounds` were taken before, nothing happens. If some were, the job is submitted as `spec` says, and the other
-        rounds are stored.
-        spec: the job; None stores the rounds as left out, without a job.
+        If all `rounds` were taken before, nothing happens. If only some were, the job is still submitted for all rounds of
+        `spec`, and the rounds that were not taken before are stored.
+        spec: the job; None submits no job and stores the rounds as left out by the rule.
         Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
         """
         with self._store.open_transaction() as db:

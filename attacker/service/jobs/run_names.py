@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 MAX_FOLDER_DEPTH = 3
-"""Largest number of folders between the root and a recording."""
+"""Largest depth of a recording's folder below the root: with 3, ROOT/a/b/c may be a recording."""
 FOLDER_NAME_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
 ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DEPTH - 1}}}$"
 """Pattern of an id: names of nested folders. None begins with a dot, so that `..` and hidden folders are excluded."""

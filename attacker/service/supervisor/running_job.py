@@ -87,7 +87,11 @@ class RunningJob:
         return max(0.0, self._seen.cpu_seconds - self._before.cpu_seconds)
 
     def settle(self) -> bool:
-        """Write the job's final state into the queue, and return whether it has one."""
+        """Write the end of the job into the queue, and return True; return False if it has not ended.
+
+        The end is a final state, or a return to the queue. Nothing is written, but True is returned, if the claim is no longer
+        valid.
+        """
         if self.end is None:
             return False
         try:

@@ -51,7 +51,7 @@ class Supervisor:
 
     @cached_property
     def size(self) -> int:
-        """Number of jobs that run at once."""
+        """Maximum number of jobs that run at the same time."""
         if self.settings.workers is not None:
             return self.settings.workers
         if self.settings.ray is not None:

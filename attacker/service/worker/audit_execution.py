@@ -36,7 +36,10 @@ class AuditWork:
 
     @property
     def result(self) -> Result:
-        """Return what has been attacked so far. The verdict is in files, which are only served if the truth is."""
+        """Return the results of the attacks that have run so far.
+
+        The verdict is in files. One that shows scores is served only if the service is started with truth.
+        """
         note = None if self.scored else "the service was given no truth of this recording"
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=note)
 

@@ -16,7 +16,10 @@ def main() -> None:
 
 
 def prepare_work(channel: WorkerChannel) -> Work:
-    """Import the modules that jobs need, more of them while no job is waiting, and return the function that runs a job."""
+    """Return the function that runs a job.
+
+    The modules that every job needs are imported first. If no job is waiting then, those that only some jobs need follow.
+    """
     from attacker.service.jobs.job import JobProgress
     from attacker.service.worker.execution import import_modules, run_job
     from attacker.service.worker.messages import JobTask

@@ -23,7 +23,7 @@ MAX_IMAGES = 48
 
 
 class ImagePlace(NamedTuple):
-    """The slot of an image in the recording, see `Slot`, and the label that the attack found for it."""
+    """The place of an image in the recording, with the local step as `batch` and the position in it, and the recovered label."""
 
     round: int
     client: str
@@ -36,8 +36,8 @@ class ImagePlace(NamedTuple):
 class Preview:
     """The best images of a running job so far.
 
-    images: (n, H, W, C), 8 bit, C 1 or 3. places: of each image. loss: median over the running searches, if finite.
-    iteration: the current one of `most`, within one restart. version: increases with each preview of a job.
+    images: (n, H, W, C), 8 bit, C 1 or 3. places: place of each image. loss: median over the running searches; None if not
+    finite. iteration: the current one of `most`, within one restart. version: increases with each preview of a job.
     """
 
     images: NDArray[np.uint8]
@@ -67,7 +67,7 @@ def read(state: Path, job: str) -> Preview | None:
 
 
 class Painter:
-    """Observer of a replay, see `Memory`, which writes a preview to a file and replaces the previous one."""
+    """Callback for intermediate results of a replay (`Replay.look`) that writes a preview file and replaces the previous one."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._version = path, 0

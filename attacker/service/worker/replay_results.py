@@ -15,7 +15,7 @@ CHECKPOINT_SECONDS = 20.0
 MAX_MESSAGES = 500
 """Largest number of reasons and of notes in a result; the files hold all of them."""
 MAX_MESSAGE = 300
-"""Largest number of characters of each."""
+"""Largest number of characters of a reason or note in a result."""
 
 
 def make_replay_options(task: JobTask) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def make_replay_options(task: JobTask) -> dict[str, Any]:
 
 
 def count_done(replay: Replay) -> int:
-    """Return the number of cases of a replay that are done."""
+    """Return the number of cases of a replay that have a finished reconstruction, by this or an earlier job."""
     return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
 
 
