@@ -18,9 +18,9 @@ COVARIANCE_SHRINKAGE = 0.1
 """Share of the features' covariance that is replaced by a multiple of the identity (shrinkage)."""
 
 COARSE_ERROR, FINE_ERROR, FINEST_ERROR = 0.3, 0.1, 0.02
-"""Assumed standard deviation of the gradient's error in successive fits, in units of its root mean square. A small value has more
-local minima, so that fits begin with a large one. The last is used for fewer examples than classes, whose features the gradient
-nearly determines."""
+"""Assumed standard deviation of the gradient's error in successive fits, in units of the gradient's root mean square. A small
+value has more local minima, so that fits begin with a large one. The third fit is made only for fewer examples than classes,
+whose features the gradient nearly determines."""
 
 START_SPREAD = 0.1
 """Distance between the starting features of examples with equal labels, in standard deviations; equal ones would remain equal."""
@@ -32,7 +32,7 @@ MAX_TRIED_CHANGES, TRIAL_STEPS = 8, 3
 """Number of changes of a label that are tried at once, most promising first, and number of steps of each trial fit."""
 
 MAX_WORK = 5e7
-"""Largest number of multiplications in one step of one candidate for which this method is used."""
+"""Largest number of multiplications in one step of the fit of one candidate (labels of a batch) at which labels are fitted."""
 
 
 @dataclass(frozen=True, eq=False)

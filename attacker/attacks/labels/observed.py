@@ -13,14 +13,15 @@ from fedsim import models
 PROBE_COUNT = 64
 """Number of random inputs with which the attacker measures typical features and predictions of the model."""
 MAX_MISFIT = 0.5
-"""Largest unexplained share of the last layer's gradient at which inferred features are used."""
+"""Largest distance between the last layer's gradient and that of the inferred features, relative to the norm of the former, at
+which these features are used."""
 
 
 def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
-    """Return the labels (N,), int64, that a label rule infers for case i.
+    """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `seen`.
 
-    With several local steps, gradients are computed at weights between those sent and those returned. The rule then gets the
-    model's predictions at the middle of both, unless a defense changed the update.
+    The rule gets the features and predictions of the model for random inputs, at the weights that were sent. With several local
+    steps, they are computed at the mean of the weights sent and returned instead, unless a defense changed the update.
     """
     row = seen.get_state(i)
     gradient = {name: g[i] for name, g in seen.gradients.items()}

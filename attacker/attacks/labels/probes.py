@@ -13,7 +13,8 @@ BRIGHTNESS_RANGE, CONTRAST_RANGE = (0.25, 0.75), (0.1, 0.3)
 """Ranges of the mean and of the standard deviation of the pixels of a random image."""
 
 CHANNEL_NOISE = 0.3
-"""Scale of the noise that each channel of a random image has of its own; the rest is shared, as in photographs."""
+"""Standard deviation of the noise that is drawn for each channel of a random image, relative to the noise that all channels
+share: the channels of photographs are similar."""
 
 
 def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:

@@ -31,7 +31,7 @@ INTEGER_TOLERANCE = 0.15
 
 
 class Head(NamedTuple):
-    """The head, the last linear layer: weight (K, F), bias (K,) or None, and its input features (M, F) for arbitrary inputs."""
+    """The head, the last linear layer: weight (K, F), bias (K,) or None, and its inputs (M, F) for M random examples."""
 
     weight: Tensor
     bias: Tensor | None
@@ -107,9 +107,10 @@ def llg(evidence: Evidence) -> Tensor:
 
 
 def ilrg(evidence: Evidence) -> Tensor:
-    """Infer labels from one feature vector per class (Ma et al. 2023, iLRG).
+    """Infer labels from the rows of the head's weight gradient, divided by the gradient of its bias (Ma et al. 2023, iLRG).
 
-    If the head has no bias, the gradient of one is estimated. Raises ValueError if the evidence lacks the head.
+    Each quotient is taken for the features of all examples of a class, see `count_by_class_features`. If the head has no bias,
+    the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
     """
     if evidence.head is None:
         raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head")
@@ -122,11 +123,14 @@ def ilrg(evidence: Evidence) -> Tensor:
 def infer_labels(evidence: Evidence) -> Tensor:
     """Infer labels by the best method for the evidence.
 
-    For one example, the bias's gradient is used, or the rows if there is no bias or it was not sent. For n examples, the most
-    probable counts are fitted to the head's gradient (see `fit`), starting from those of the bias and of iLRG; a shortened
-    gradient is rescaled first. If the fit is too expensive, iLRG is used for fewer than half as many examples as classes.
-    Otherwise the bias's gradient is used, or an estimate of it. That is also used if the head is not known, or if the rows do not
-    add up to 0, because of noise, signs or missing entries.
+    For one example, the label follows from the bias's gradient; if there is no bias or its gradient was not sent, from the rows.
+
+    For n examples of K classes, the most probable counts are fitted to the head's gradient (see `fit`), starting from the counts
+    of the bias's gradient and of iLRG. A shortened gradient is rescaled first. If the fit is too expensive, the counts of iLRG
+    are returned for n < K / 2, otherwise those of the bias's gradient.
+
+    Without a fit, the counts of the bias's gradient are returned if the evidence lacks the head, or if the rows do not add up to
+    0, because a defense added noise, sent only signs or left out entries. The gradient is estimated for a head without a bias.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)

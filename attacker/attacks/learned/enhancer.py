@@ -24,7 +24,8 @@ READY_FILE = Path(__file__).with_name("enhancer_small.safetensors")
 class Enhancer:
     """A map from images to enhanced ones.
 
-    name: for notes, with the hash of a learned prior. sharpen: maps images (N, C, H, W) to images of the same shape.
+    name: shown in the notes of a reconstruction; for a learned prior (a file) it includes a hash.
+    sharpen: maps images (N, C, H, W) to images of the same shape.
     """
 
     name: str

@@ -18,7 +18,7 @@ from attacker.attacks.learned.prior_file import PriorFacts, build_network
 CHECKPOINT_SECONDS = 30.0
 """Seconds between two checkpoints."""
 MIN_CROP = 0.5
-"""Smallest side of a random crop, relative to the shorter side of its image, unless the crop would have to be enlarged."""
+"""Smallest side of a random crop, relative to the shorter side of its image. No crop is smaller than the size in training."""
 ADAM_BETAS = (0.5, 0.999)
 
 TrainingProgress = Callable[[int, int, str], None]

@@ -1,6 +1,6 @@
-"""Linking: detection of slots in different rounds that hold the same example. It works on tensors, independent of attacks.
+"""Linking: detection of the same example in different rounds of a client. It works on tensors, independent of attacks.
 
-In this package, a place is the slot of an example in one round.
+In this package, a place is the position of one example in one observation (the update of one client in one round).
 """
 
 from attacker.attacks.linking.described import Described

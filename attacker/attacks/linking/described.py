@@ -60,8 +60,10 @@ class Likeness(NamedTuple):
 def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
     """Return costs of pairs, at least 0: 1 - cosine of features, or the squared distance of images after pooling by `kernel`.
 
-    If all usable observations have both, each cost is divided by its typical value for different examples, and they are added.
-    Raises ValueError if usable observations have nothing in common, or if sizes or values are invalid.
+    If all usable observations have features as well as images, both costs are divided by their typical values for different
+    examples, and averaged. The cost is infinite for pairs within one observation, for pairs with an observation that is not
+    usable, and for pairs that `rule` excludes by their labels (see `Filter`).
+    Raises ValueError if some usable observations have only features and others only images, or if sizes or values are invalid.
     """
     _check_rounds(rounds)
     owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
@@ -102,7 +104,10 @@ def _estimate_typical_cost(cost: Tensor, different: Tensor) -> Tensor:
 
 
 def _sample_costs(cost: Tensor, different: Tensor) -> Tensor:
-    """Return costs of pairs that are certainly different, of other labels or of one observation, in ascending order."""
+    """Return, in ascending order, the costs of a sample of pairs that are certainly different.
+
+    cost: (N, N). different: mask (N, N) of the pairs with different labels, and of those within one observation.
+    """
     at = torch.linspace(0, len(cost) - 1, min(SAMPLED_EXAMPLES, len(cost))).long()
     apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)
     chosen: Tensor = cost[at][:, at][apart].sort().values

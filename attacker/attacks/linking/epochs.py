@@ -12,13 +12,15 @@ from attacker.attacks.linking.described import Likeness
 FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""
 MIN_REPEATED_SHARE = 0.3
-"""Smallest share of a pass's examples that must occur in the pass before."""
+"""A pass is taken to end before an observation only if at least this share of the following examples, as many as the pass has,
+occur in the pass. Examples that rather occur again among the following ones are subtracted."""
 MIN_REPEATED = 2
-"""Smallest number of a pass's examples that must occur in the pass before."""
+"""Smallest number of such examples; both conditions must hold."""
 NEW_PENALTY = 0.1
 """Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
 NEAR_BEST_SHARE = 0.9
-"""Share of the best score from which an earlier end of a pass is preferred, since two passes together repeat as well as one."""
+"""Ends of a pass whose score is above this share of the best one count as equally good, and an early one is chosen. Otherwise two
+passes could be taken for one, since the next two passes repeat both."""
 
 
 class Passes(NamedTuple):
@@ -53,7 +55,12 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 
 
 def _measure_likeness(seen: Likeness) -> Tensor:
-    """Return how much nearer than expected by chance the nearest place of each earlier observation is, (P, R); 0 if it is not."""
+    """Return how clearly each of P places is repeated in each of R observations, (P, R).
+
+    It is a threshold minus the cost of the most similar place of the observation; 0 if that is negative, and for observations
+    that are not earlier. If all earlier examples are different, the cost of the most similar one is below the threshold with the
+    rate FALSE_MATCH_RATE.
+    """
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
     nearest = nearest.scatter_reduce(1, seen.owner.expand(len(seen.owner), -1), seen.cost, "amin")
@@ -69,8 +76,9 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
+    It is one at which the following examples resemble those of the current pass more than each other, see MIN_REPEATED_SHARE.
     A place is the position of one example in an observation; there are P places in R observations.
-    alike: (P, R) how much nearer than expected by chance the nearest place of each earlier observation is.
+    alike: (P, R) how clearly each place is repeated in each observation, as `_measure_likeness` returns it.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
     start: index of the observation that begins the current pass.
     ends:  for each observation, whether its size shows that it ends a pass.

@@ -25,7 +25,7 @@ ROUNDING_ERROR, ERROR_PER_MISFIT = 20 * 2.0**-24, 5.0
 MAX_STARTS = 3
 """Largest number of random starts of Levenberg-Marquardt."""
 MAX_ITERATIONS = 60
-"""Largest number of iterations of both solvers."""
+"""Largest number of iterations of the fixed-point iteration, and of each start of Levenberg-Marquardt."""
 MAX_RECOUNTS = 4
 """Largest number of corrections of the labels."""
 

@@ -55,7 +55,11 @@ def link(
 
 
 def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
-    """Return the number of the example at each place, its certainty, and the number of pairs that were too uncertain."""
+    """Return for all P places the number of the example there (P,) and the certainty of its link (P,), and a count.
+
+    The count is that of pairs that were not linked because their certainty was below `least`. found: the passes. count: number of
+    observations.
+    """
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
     usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else IMPOSSIBLE_COST, 0
@@ -94,7 +98,11 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
 def write_notes(
     rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
-    """Return remarks on the observations: passes, gaps, batch sizes, rounds left out."""
+    """Return remarks on the observations: passes, gaps, batch sizes, rounds left out.
+
+    found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
+    doubtful: number of pairs that were too uncertain to be linked.
+    """
     said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
     said += [
         f"round {one.round}: neither features nor images are known; its examples are not linked"

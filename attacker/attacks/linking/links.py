@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Links:
-    """The examples of a case, and the places of its observations that hold each.
+    """The examples of a case (observations that are attacked together), and the places at which each occurs.
 
-    places:     one tensor (N_o,) int64 per observation: the number of the example at each place. Numbers are contiguous from 0,
-                and none occurs twice in one observation.
+    places:     one tensor (N_o,) int64 per observation of N_o examples: the number of the example at each place. Numbers are
+                contiguous from 0, and none occurs twice in one observation.
     confidence: (examples,) in [0, 1]: certainty that all places of an example are correct; 1 for an example with one place.
     labels:     (examples,) int64 inferred labels, or None.
     epochs:     1-based epoch in which each observation began; empty if unknown.

@@ -9,7 +9,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 Filter = Literal["own", "lists", "none"]
-"""Pairs that are considered: equal labels ("own"), observations that share a label ("lists"), or all ("none")."""
+"""Rule that selects by labels the pairs of examples that can be the same: pairs with equal labels ("own"), all pairs of two
+observations that have a label in common ("lists"), or all pairs ("none")."""
 Pairs = list[tuple[int, int]]
 
 IMPOSSIBLE_COST = float("inf")
@@ -44,9 +45,10 @@ def make_comparable(
     """Whiten the features of rounds with different weights, so that their cosine distinguishes examples.
 
     features: (N_o, F) each. references: (P, F) features of the attacker's own inputs at the weights of each round, or None.
-    First, each round is centred and whitened by its reference, with `towards_plain` times the mean variance added. Then it is
-    whitened by the covariance of the NEIGHBOUR_COUNT examples nearest in time, with `ridge` times their mean variance added in
-    their span. With too small a ridge, all neighbours would become orthogonal, including equal ones.
+    First, each round that has a reference is centred and whitened by the mean and covariance of the reference. `towards_plain`
+    times the mean variance is added to all variances, so that a large value leaves features nearly as they are.
+    Then all are whitened in the same way by the NEIGHBOUR_COUNT examples nearest in time, with `ridge` times the mean variance
+    inside the span of these examples. With too small a ridge, all neighbours would become orthogonal, including equal ones.
     """
     plain = [
         f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)
@@ -80,7 +82,8 @@ def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
 def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a mask (N, M) of the pairs of examples with labels a (N,) and b (M,) that can be the same.
 
-    owners: for "lists", the observations of the examples, (N,) and (M,). Labels are then known per observation only (AGIC, IV-B).
+    rule: see `Filter`. "lists" is for labels of which it is known in which observation, but not at which place, they occur (AGIC,
+    IV-B). owners: for "lists", the indices of the examples' observations, (N,) and (M,).
     """
     equal = a[:, None] == b[None]
     if rule == "none":

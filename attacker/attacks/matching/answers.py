@@ -66,7 +66,10 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
 
 
 def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
-    """Return a note if a learned prior (the enhancer) changed the images, as it does in the null."""
+    """Return a note if the attack has an enhancer, a learned prior that sharpens its images and those of its null; else nothing.
+
+    The null is the same attack without the gradient.
+    """
     enhancer = batch.attack.enhancer
     return () if enhancer is None else (f"the images were enhanced by {enhancer.name}; compare with the enhanced null",)
 
@@ -105,7 +108,7 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
 
 
 def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
-    """Return one observation of case i with a function that simulates it, both without layer weights."""
+    """Return one observation of case i with a function that simulates it, without the objective's weights of layers."""
     row = view.get_case(i)
     return ComparedGradient(
         observed=_unweigh(row["observed"], row),
@@ -154,7 +157,7 @@ def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
 
 
 def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
-    """Return the slots of the o-th observation of case i, each with the index of the example that it holds."""
+    """Return the slots (positions in the client's batches) of the o-th observation of case i, with the index of their example."""
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
     own = len(places) // batch.epochs
     return [

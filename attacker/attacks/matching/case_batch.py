@@ -31,12 +31,13 @@ class CaseBatch:
     count:     number V of examples that are searched for per case.
     links:     for each case, which of these examples is at which position of each observation.
     epochs:    number of local epochs that have separate copies of the examples, all of which are searched for.
-    views:     the observations: the o-th entry holds the o-th observation of every case.
+    views:     the observations: the o-th entry stacks the o-th observation (usually round) of all cases.
     smoothing: weight of the total variation in the loss, (cases,).
-    enough:    losses (cases,) at which a search has converged. stuck: losses (cases,) above which it is restarted.
+    enough:    losses (cases,) at which a search has converged. stuck: final losses (cases,) above which a search is restarted.
     least:     losses (cases,) up to which a search is not given up.
-    in_order:  the rounds in order, compared with the simulated state of the clients' defense; None to compare each separately.
-    told_statistics: indices of the views whose clients returned statistics of batch norm that the loss includes.
+    in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
+               compare the simulated and the observed gradient of each round separately.
+    told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes.
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
     told:      whether an oracle (information that no server has) supplies the logits of the true examples.
     """
@@ -93,9 +94,11 @@ class CaseBatch:
     def _set_thresholds(self) -> None:
         """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
-        A search whose final loss is the power of known noise is not stuck. It does not stop early there either: the examples at
-        the minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. A
-        null is never restarted, since it has no gradient to compare with.
+        The thresholds are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the
+        first two are at least `Stop.tolerance`. If the noise is known, `stuck` is at least its power, since the true examples
+        have that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to the true ones than
+        those at which the loss first reaches the power of the noise. A null (the same search without the gradient) has no loss of
+        a gradient, and is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
@@ -112,7 +115,8 @@ class CaseBatch:
     def _compute_smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
 
-        The weight is relative to the loss of a zero gradient. A null does not know that loss, and uses 1 instead.
+        The weight is relative to the loss of a zero gradient. A null, which does not see the gradient, knows that loss only if the
+        distance is bounded. Otherwise its weight is 1; without a gradient the weight does not change the minimum.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -224,10 +228,10 @@ class CaseBatch:
         return (made - aim).square().sum()
 
     def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the factor by which a defense reduces the squared norm of the simulated gradient, at the starting point z.
+        """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z.
 
-        The loss is multiplied by it, so that a search does not stall because clipping made all values small. It is 1 without a
-        defense, if nothing is left after the defense, and for a null.
+        The loss is multiplied by this ratio, so that a search does not stall because clipping made all values small. It is 1
+        without a defense, if nothing is left after the defense, and for a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -278,9 +282,10 @@ def _one_hot(y: Tensor, num_classes: int) -> Tensor:
 
 
 def get_links(case: Case, epochs: int) -> Links:
-    """Return the links of a case; without given links, no two slots hold the same example.
+    """Return the links of a case: those given, or links in which no two positions of its observations hold the same example.
 
-    epochs: number of local epochs with separate examples. Each slot is repeated for every epoch.
+    epochs: number of local epochs that are simulated with separate examples. The positions are repeated for every epoch, and hold
+            other examples in each: those of epoch e have numbers from e times the number of examples on.
     """
     links = case.links
     if links is None:

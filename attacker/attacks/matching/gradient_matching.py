@@ -83,11 +83,11 @@ class MatchingRun:
         return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
 
     def _needs_restart(self, i: int, restart: int) -> bool:
-        """Return whether case i needs this restart.
+        """Return whether case i needs the start with the index `restart`, from 0.
 
-        The first start is always needed. After a warm start, the first regular start is needed unless the search has converged
-        (loss at most `enough`), or, if the warm start is `alone`, only if the search was stuck (loss above `stuck`). Further ones
-        are needed only if the search was stuck.
+        Start 0 is always needed: the warm start if the case has one, otherwise a random start. The first random start after a
+        warm start is needed if the loss is above `enough`, or above `stuck` if the warm start is marked `alone` (see `Given`).
+        Every later random start is needed if the loss is above `stuck`.
         """
         given = self.given[i]
         own = restart - (given is not None)

@@ -34,9 +34,10 @@ def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
 
 
 def coarse(side: int) -> Init:
-    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels; one per value for rows.
+    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels of an image.
 
-    The decoder `bicubic4` encodes it, for side 4, as a small image of independent values, which is ROG's start.
+    For table rows, each value is drawn separately.
+    The decoder `bicubic4` encodes the start, for side 4, as a small image of independent values, which is ROG's start.
     """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -82,9 +83,9 @@ def solid(*colour: float) -> Init:
 
 
 def insider(path: str) -> Init:
-    """Return a start of images of the same class that the attacker owns (CPL-optimal).
+    """Return a start of images that the attacker owns, each of the class that was inferred for an example (CPL-optimal).
 
-    This is an oracle (information that no server has), which every row of the scores names.
+    This is an oracle: information that no server has, and that the score file names in the row of each reconstruction.
     path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
     """
     if not Path(path).exists():

@@ -75,12 +75,12 @@ class Objective:
     """The objective of a search without priors: the sum over observations o of `get_weight(o) * apply_robust_loss(distance(o))`.
 
     distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
-    relative: whether each tensor is compared in units of its own mean square, so that the squared distance from a zero gradient
-              is 1. Rounding errors are proportional to a tensor's values. Noise of known variance is the same in all tensors, and
-              with it tensors are compared as they are.
+    relative: whether each tensor is divided by its root mean square before it is compared, since rounding errors are proportional
+              to a tensor's values; the squared distance of all tensors from zero is then 1. It has no effect if the gradient has
+              noise of known variance, which is the same in all tensors.
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
-    later:    weight of observations after a client's first epoch; the others have weight 1.
+    later:    weight of observations after a client's first epoch; those in it have weight 1.
     batch_norm: weight of the statistics of batch norm that clients returned (`batch_statistics`), relative to the loss of a zero
               gradient; 0 leaves them out. It has no effect for clients that return no buffers.
     """

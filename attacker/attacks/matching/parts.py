@@ -66,11 +66,12 @@ class MatchingParts:
     objective:  distance between simulated and observed gradients, with the weights of layers and observations.
     simulation: how a client's update is simulated. parametrisation: the optimised variable, its start and its box.
     prior:      assumptions about examples. labels: how labels are found. search: optimiser, steps, stopping, restarts, precision.
-    warm_start: maps the cases to an additional first start for each, such as the answer of a closed form, or None. Examples that
-                it lacks are filled in from the parametrisation's start. If the search from it does not converge, that start is
-                tried as well, since noise can spoil an answer.
-    held:       known examples of the cases with these keys, which the search leaves as they are. A null must get none.
-    enhancer:   sharpens the images of the answer after the search, of the null as well; None for none.
+    warm_start: function that returns for each case an additional first start, such as the answer of a closed form, or None. If
+                the start has too few examples, the parametrisation's start supplies the others. If the search from it does not
+                converge, the parametrisation's start is tried as well, since noise can spoil an answer.
+    held:       dict from a case's key to examples of the case that are known, and that the search leaves as they are. It must be
+                empty for a null.
+    enhancer:   sharpens the images after the search, for the null as well; None for none.
     sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """
 

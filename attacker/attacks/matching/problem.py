@@ -37,7 +37,9 @@ Decode = Callable[[Tensor, ProblemRow], tuple[Tensor, Tensor]]
 class View(ObservedGradients):
     """One observation of every case, stacked, with functions that compare simulated gradients with it.
 
-    places:   index of the example that each slot of the observation holds, (cases, N). examples: number V of examples per case.
+    A case is the observations that are attacked together. The o-th view of a search holds the o-th observation of each case.
+    places:   (cases, N) index of the example at each of the N positions of the observation, among the V examples of the case.
+    examples: V.
     gamma:    weight of the observation in the objective, (cases,).
     compiled: whether to compile the evaluation by `torch.compile`.
     """
@@ -113,7 +115,10 @@ class View(ObservedGradients):
             }
 
     def measure_statistics(self, row: ProblemRow, x: Tensor) -> Tensor:
-        """Return the mismatch of a candidate's batch norm statistics, a 0-d tensor. x: all examples of the case (V, *shape)."""
+        """Return how much a candidate's statistics of batch norm differ from those that the client returned, a 0-d tensor.
+
+        It is `measure_mismatch`, times the observation's weight. x: all examples of the case (V, *shape).
+        """
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         own = x[row["places"]]
         found = compute_statistics(self.model, self.data, self.training.loss, weights, buffers, own, self.sizes)
@@ -252,7 +257,10 @@ class View(ObservedGradients):
         return slope, value.detach()
 
     def compute_gradients(self, x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
-        """Return the gradients (P, *shape) of all problems, before the defense, from all their examples and labels."""
+        """Return the gradients (P, *shape) of this observation for all problems, before the defense.
+
+        x, y: all examples (P, V, *shape) and labels of the problems, of which those in this observation are used.
+        """
         if self.at_once is not None:
             found = self.at_once(self.weights, *self._select_placed(x, y, row), self.buffers)
             return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}

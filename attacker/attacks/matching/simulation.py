@@ -17,13 +17,15 @@ class Simulation:
     """The attacker's assumptions on what a client computed.
 
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
-    surrogate:       compute that one step at weights between those sent and those returned, at an optimised position (SME).
-    order_invariant: if above 0, each simulated local epoch gets separate examples, with a prior of this weight that their mean is
-                     equal in all epochs (Dimitrov et al. 2022).
+    surrogate:       for "one_batch", compute the gradient not at the weights sent, but at a point between these and the weights
+                     returned, which is optimised together with the examples (SME).
+    order_invariant: if above 0, each simulated local epoch gets separate examples. A prior of this weight asks that the mean of
+                     the examples is equal in all epochs, since a client shuffles them (Dimitrov et al. 2022).
     in_order:        compare the rounds of a client in order, with the simulated state of a defense such as error feedback,
                      instead of each separately.
-    knows_defense:   use the defense's gradient rule and the model of its effect on the update, leave out parameters that it makes
-                     misleading, and do not restart searches whose final loss is at the level of its noise.
+    knows_defense:   compute gradients as the defense does (for example clipped per example), simulate its effect on the update,
+                     leave out parameters whose gradients it replaces by random or wrong ones, and do not restart searches whose
+                     final loss is at the level of its noise.
     """
 
     local_steps: LocalSteps = "one_batch"

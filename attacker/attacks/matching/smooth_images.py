@@ -14,7 +14,7 @@ Spread = Callable[[Tensor], Tensor]
 PIXEL_DEVIATION = 0.25
 """Standard deviation of the pixels of an image."""
 SPECTRAL_DECAY = 1.5
-"""Exponent of the squared frequency in the decay of the variance of images; about 1 for photographs."""
+"""Exponent a of the prior's spectrum: the variance at frequency f is proportional to (f^2)^-a. For photographs a is about 1."""
 CUTOFF_FREQUENCY = 0.01
 """Squared frequency below which the variance is constant."""
 COLOUR_VARIANCE = 0.1
