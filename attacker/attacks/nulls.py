@@ -62,12 +62,12 @@ def _blind_observation(observation: Observation) -> Observation:
 
 
 def link_by_sizes(observations: Sequence[Observation]) -> Links:
-    """Return which slots of a client's rounds hold the same example, inferred from the reported numbers of examples alone.
+    """Return which positions of a client's observations hold the same example, from the reported numbers of examples alone.
 
     A client that trains for whole epochs uses the same examples in every round. For a client that takes one step per round, a
-    batch that is not full ends an epoch, and the next round starts again at the first example. In all other cases, and in secure
-    sums whose cohort changes, every slot is taken to hold an example of its own. Observations that do not report a number of
-    examples have no slots.
+    batch with fewer examples than the prescribed batch size ends an epoch, and the next round starts again at the first example.
+    In all other cases, and in secure sums whose cohort changes, no two positions are linked. Observations that do not report a
+    number of examples have no positions.
     """
     training, start = observations[0].training, 0
     changing = observations[0].client == SUM_CLIENT and len({observation.cohort for observation in observations}) > 1

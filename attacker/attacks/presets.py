@@ -31,9 +31,10 @@ MAX_PLAIN_CONVOLUTIONS = 7
 def find_family(model: nn.Module) -> NetworkFamily:
     """Return the family of a network, which selects its settings in a preset.
 
-    Only the types of its modules are inspected, so every PyTorch network has a family. The first that applies of:
-    dense: no convolution. batch_norm: any normalisation layer. sigmoid: a smooth activation (sigmoid, tanh, GELU, ...).
-    residual: more than MAX_PLAIN_CONVOLUTIONS convolutions. relu: all others, also if activations are called as functions.
+    Only the types of its modules are inspected, so every PyTorch network has a family; activations that are called as functions
+    are not seen. The first that applies of:
+    dense: no convolution. batch_norm: any normalisation layer. sigmoid: a module with a smooth activation (sigmoid, tanh, GELU,
+    ...). residual: more than MAX_PLAIN_CONVOLUTIONS convolutions. relu: all others.
     """
     modules = list(model.modules())
     convolutions = sum(isinstance(module, _CONVOLUTIONS) for module in modules)
@@ -47,9 +48,10 @@ def find_family(model: nn.Module) -> NetworkFamily:
 
 
 def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
-    """Return the arguments that a preset sets for an attack on a model; empty if the preset is equal to the attack's defaults.
+    """Return the arguments that a preset sets for an attack on a model.
 
-    The weight of the total variation is 0 for data that are not images. Raises ValueError for an unknown preset.
+    The result is empty if the preset sets none for this attack, so that the attack's defaults apply. If it sets `tv`, the weight
+    of the total variation, this is 0 for data that are not images. Raises ValueError for an unknown preset.
     """
     settings = get_settings(attack)
     if preset not in settings:

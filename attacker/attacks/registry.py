@@ -1,4 +1,4 @@
-"""The registry of attacks, and `AttackSpec`, an attack's name with arguments, which is written into every row of the scores."""
+"""The registry of attacks, and `AttackSpec`, an attack's name with its arguments, as every row of a score file states it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -22,14 +22,19 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedAttack:
-    """The results of one attack on a sample of updates.
+    """The results of one attack on a sample of updates. The null is the same attack without the gradient.
 
-    outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
-    recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `MIN_CONFIDENCE`.
+    updates:        number of updates in the sample.
+    outcome:        outcome of the comparison with the null, see `Verdict`; "" without truth (the true examples).
+    words:          the same as a sentence.
+    examples:       number of distinct examples compared. recovered, null_recovered: how many of them the attack and the null
+                    recovered, see the glossary.
+    confident:      number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
     psnr, null_psnr: means in dB; None for data that are not images.
     leaked:         names of the scores that show a leak.
-    efficiency:     lower bound on the mean squared error over that of the attack; None if no bound is known.
-    picture:        path of the best example beside its original, one with contrast if there is any; relative to the run.
+    efficiency:     lower bound on the mean squared error, divided by the error of the attack; None if no bound is known.
+    picture:        path of the picture that shows the best example beside its original, relative to the run. Examples that are
+                    nearly of one colour are shown only if there are no others.
     """
 
     spec: str
@@ -58,7 +63,10 @@ class AuditedAttack:
 
     @classmethod
     def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AuditedAttack":
-        """Return the result of a scored attack. rows: those of the attack, without its null."""
+        """Return the result of a scored attack.
+
+        summary: of the scores of the attack and its null. rows: scores of the attack alone. updates: number of updates attacked.
+        """
         verdict = summary.verdict
         shown = [row for row in rows if row.pair and (row.success or not verdict or not verdict.recovered)]
         best = min(shown, key=lambda row: (bool(row.flat), row.mse or 0.0), default=None)
@@ -79,15 +87,21 @@ class AuditedAttack:
         )
 
 
-def confident(folder: Path, cases: Sequence[str]) -> int:
-    """Count reconstructed examples of the cases with the keys `cases` that have a confidence of at least `MIN_CONFIDENCE`."""
+def count_confident(folder: Path, cases: Sequence[str]) -> int:
+    """Count reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
+
+    folder: the folder with the attack's reconstructions. cases: keys of the cases to count.
+    """
     paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
 
 
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
-    """Yield one finding for the strongest attack, since privacy is only as good as under the best attack.
+    """Yield one result, that of the strongest attack, since privacy is only as good as under the best attack.
 
+    It is a finding if that attack reveals examples or labels, and otherwise a check that was passed, or, without scores, one that
+    could not be made. Nothing is yielded without attacks.
+    scored:  whether the attacks were scored by the true examples; without scores, their confidence decides.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
@@ -107,7 +121,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
 
 
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
-    """Return rule, grade and title for what an attack achieved; None if it achieved nothing."""
+    """Return rule (identifier of the check), grade and title of a finding on an attack; None if its outcome shows no leak."""
     if strongest.outcome == "recovered":
         source = "the recorded rounds together" if strongest.is_joint else "one update of one client"
         return RECOVERED_RULE, "severe", f"Private examples can be reconstructed from {source}."
@@ -140,11 +154,11 @@ def _count(number: int, noun: str) -> str:
 
 
 def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
-    """Return the attack that achieved most, or None if there is none."""
+    """Return the attack with the best outcome, and among equals with most recovered examples; None if there are no attacks."""
     return max(attacks, key=_measure_strength, default=None)
 
 
 def _measure_strength(one: AuditedAttack) -> tuple[int, int, int]:
-    """Return a key that orders attacks by what they achieved."""
+    """Return a sort key, larger for stronger attacks: rank of the outcome, number of recovered examples, number of leaks."""
     outcomes = ("no verdict", "not distinguishable from the null at this sample", "partly leaked", "recovered")
     return outcomes.index(one.outcome), one.recovered, len(one.leaked)

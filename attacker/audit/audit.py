@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import AuditedAttack, confident, find_strongest_attack, judge_results
+from attacker.audit.attack_findings import AuditedAttack, count_confident, find_strongest_attack, judge_results
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense, check_support
@@ -100,12 +100,15 @@ def audit(
 ) -> Audit:
     """Check and attack a recorded run, and return the graded findings.
 
-    seconds:  budget of processor time on one core for the attacks and their nulls.
-    truth:    folders of the clients' true examples; without them, the confidence of the attacks decides.
+    seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
+              chosen; a running attack is not stopped.
+    truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
     model:    a network with its own code as `module:function`.
-    replayed: function that runs one replay, for a display of progress.
-    told:     callback that receives the plan before the first attack.
-    Raises ValueError if `run` holds no recording. Finished cases of an earlier audit are not attacked again.
+    replayed: function that runs a `Replay`, an attack on the recording, and returns its result; one that also shows progress can
+              be given.
+    told:     callback that receives the plan, the attacks to be run and those left out, before the first attack.
+    Raises ValueError if `run` holds no recording. Cases that were attacked before, with reconstructions in the run's folder, are
+    not attacked again.
     """
     started = monotonic()
     folder = run if (run / "manifest.json").is_file() else run / "recording"
@@ -150,7 +153,7 @@ def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path
     cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
     """
     if scorer is None:
-        found = confident(folders[0], cases)
+        found = count_confident(folders[0], cases)
         return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
     rows = [row for folder in folders for row in scorer.score(folder) if row.case in cases]
     (summary,) = summarise(rows)

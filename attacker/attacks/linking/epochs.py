@@ -13,9 +13,9 @@ FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""
 MIN_REPEATED_SHARE = 0.3
 """A pass is taken to end before an observation only if at least this share of the following examples, as many as the pass has,
-occur in the pass. Examples that rather occur again among the following ones are subtracted."""
+repeat examples of the pass. Examples that rather repeat one of the following ones are subtracted."""
 MIN_REPEATED = 2
-"""Smallest number of such examples; both conditions must hold."""
+"""Smallest number of examples that must repeat those of the pass, in addition to MIN_REPEATED_SHARE."""
 NEW_PENALTY = 0.1
 """Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
 NEAR_BEST_SHARE = 0.9

@@ -115,8 +115,8 @@ class CaseBatch:
     def _compute_smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
 
-        The weight is relative to the loss of a zero gradient. A null, which does not see the gradient, knows that loss only if the
-        distance is bounded. Otherwise its weight is 1; without a gradient the weight does not change the minimum.
+        The weight is relative to the loss of a zero gradient. A null, which does not see the gradient, knows that loss only if
+        the distance is bounded. Otherwise its weight is 1; without a gradient the weight does not change the minimum.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])

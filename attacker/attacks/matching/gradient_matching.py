@@ -85,9 +85,9 @@ class MatchingRun:
     def _needs_restart(self, i: int, restart: int) -> bool:
         """Return whether case i needs the start with the index `restart`, from 0.
 
-        Start 0 is always needed: the warm start if the case has one, otherwise a random start. The first random start after a
-        warm start is needed if the loss is above `enough`, or above `stuck` if the warm start is marked `alone` (see `Given`).
-        Every later random start is needed if the loss is above `stuck`.
+        Start 0 is always needed: the warm start if the case has one, otherwise the regular start, that of the parametrisation.
+        The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
+        `alone` (see `Given`), above `stuck`. Every later one is needed if the loss is above `stuck`.
         """
         given = self.given[i]
         own = restart - (given is not None)

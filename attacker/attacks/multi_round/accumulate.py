@@ -35,22 +35,24 @@ def accumulate(
     closed_forms: bool = True,
     knows_defense: bool = True,
 ) -> Agic:
-    """Search for a client's examples in all its rounds together, each with its own weights.
+    """Search for a client's examples in all its rounds together; each round is simulated with the model that was sent in it.
 
-    Every round adds its distance to one objective with the same weight. For Gaussian noise of the same power in every round and
-    tensor, squared distances are the negative log-likelihood of all messages up to a factor; other noise is not weighed. For
-    top_k, prune, DGC and signs with error feedback the residual of the client is simulated as well: a coordinate that was sent
-    equals the sum of the simulated updates since it was sent last, and one that was not sent is smaller than the smallest sent
-    one.
+    The objective is the sum of the distances of all rounds, none weighted more than others. For Gaussian noise of the same power
+    in every round and tensor, squared distances are the negative log-likelihood of all messages up to a factor; noise whose power
+    differs between rounds is not taken into account. For top_k, prune, DGC and signs with error feedback the residual of the
+    client is simulated as well: a coordinate that was sent equals the sum of the simulated updates since it was sent last, and
+    one that was not sent is smaller than the smallest sent one.
 
     search: distance, optimiser and prior are those of cpl (L-BFGS, squared distance), inverting_gradients or agic (Adam, cosine).
     compare: `same` if the client uses all its examples in every round; otherwise how rounds are linked, as in `agic`.
-    steps: maximum number of iterations. tv: weight of the total variation, as in `cpl`. decoder: as in `cpl`, not for agic.
+    steps: maximum number of iterations. tv: weight of the total variation, as in `cpl`. decoder: as in `cpl`; ignored for
+    search=agic.
     restarts: maximum number of starts. pre_steps: iterations of the separate reconstructions for compare=images.
-    robust: distance from which a round has less weight, against wrong links and bad rounds, see `Objective`.
+    robust: as in `agic`.
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
-    closed_forms: as in `agic`; not used where a residual is simulated, which needs all rounds.
-    knows_defense: as in `dlg`.
+    closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies. They are
+    not tried if a residual is simulated, since that needs all rounds.
+    knows_defense: whether the attacker knows the clients' defense and models it.
     """
     if search not in SEARCHES:
         raise ValueError(f"unknown search {search!r}. Known: {', '.join(SEARCHES)}")

@@ -36,7 +36,7 @@ from attacker.attacks.multi_round.remaining import (
     select_rounds,
 )
 from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
-from attacker.attacks.multi_round.usable_rounds import drop_unusable, hide_gradient
+from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
@@ -49,7 +49,11 @@ COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do for a case. usable: its rounds without unusable ones. known: examples that closed forms certify."""
+    """What to do for a case.
+
+    usable: the case without rounds that no attack can use, see `find_problem`. remaining: what is left to the search.
+    known:  examples that closed forms certify, see `Agic`; None if there are none.
+    """
 
     usable: Case
     remaining: Remaining
@@ -60,20 +64,22 @@ class _Plan:
 class Agic:
     """An attack that links the rounds of a client, and then reconstructs its examples from all rounds at once.
 
-    Closed forms are tried on each round first. Only rounds that hold examples which no closed form certifies are searched.
-    Links state which slots of different rounds hold the same example. Candidates that were not linked but turn out to be the same
-    example are merged at the end.
+    Closed forms are tried on each round first. A closed form certifies the examples of a round if they explain its gradient
+    exactly and the gradient alone determines them, see `ClosedForm.certify`. Only the other rounds are searched.
+    Links state which positions in the batches of different rounds hold the same example. Candidates that were not linked but turn
+    out to be the same example are merged at the end.
 
     matching:  the joint search over all rounds.
     compare:   how examples of different rounds are compared. "features": by the features computed from the last layer's gradient.
-               "images": each round is first reconstructed separately, and images are matched by a global assignment.
-               "published": the same with greedy matching among batches that share labels, as in the paper. "same": not at all,
-               since the client uses all its examples in every round. "none": no links.
+               "images": each round is first reconstructed separately, and the images of each pass over the data are assigned to
+               the known examples so that the sum of their distances is smallest. "published": as "images", but pairs are matched
+               greedily, among batches that share labels, as in the paper. "same": not at all, since the client uses all its
+               examples in every round. "none": no links.
     pre_steps: iterations of the separate reconstructions.
-    closed_forms: whether closed forms are tried first. They are not if links are given, or if the search simulates a state of the
-               defense, for which it needs all rounds.
-    sees_gradient: False gives the null, which uses the prior alone and links only by reported numbers of examples, see
-               `link_by_sizes`.
+    closed_forms: whether closed forms are tried first. Even if true, they are skipped for a case with given links, and if the
+               search simulates a state of the defense, for which it needs all rounds.
+    sees_gradient: False gives the null, the same attack without the gradient: it uses the prior alone, and links only by reported
+               numbers of examples, see `link_by_sizes`.
     """
 
     name: str
@@ -98,14 +104,15 @@ class Agic:
     ) -> list[Reconstruction]:
         """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
 
-        Ctrl-C before the search raises KeyboardInterrupt. Later, cases whose search has not begun are left out.
+        Ctrl-C before the search raises KeyboardInterrupt. Later, the cases whose search had begun are returned with their best
+        results so far, and the others are missing in the returned list.
         """
         if self.closed_forms and has_earlier_search(memory):
             return replace(self, closed_forms=False)(cases, rng=rng, progress=progress, memory=memory)
         if self.sees_gradient:
             plans = [self._plan(case, rng, progress, memory) for case in cases]
         else:
-            plans = [_plan_search(hide_gradient(case, same=self.compare == "same")) for case in blind_cases(cases)]
+            plans = [_plan_search(link_for_null(case, same=self.compare == "same")) for case in blind_cases(cases)]
         held = {key: own for plan in plans if plan.known is not None for key, own in plan.remaining.hold(plan.known).items()}
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device, held=held)
         found: dict[str, Reconstruction] = {}
@@ -238,6 +245,7 @@ def agic(
 ) -> Agic:
     """Link all rounds of a client and match their gradients by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
+    steps, restarts, knows_defense: as in `dlg`.
     beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
     tv: weight of the total variation, as in `cpl`. If the noise variance is known and distance is euclidean, more is added, as in
     `cpl` with denoised.
@@ -245,12 +253,14 @@ def agic(
     wolfe with euclidean suit small sigmoid networks. learning_rate: 0 for the optimiser's default. signed: adam uses only the
     sign of the gradient.
     label_rule: as in `cpl`, but not joint.
-    local_steps: one_batch treats all local steps as one, simulated simulates each. surrogate: compute that one step at weights
-    between those sent and those returned, at an optimised position (SME).
+    local_steps: one_batch treats all local steps as one, simulated simulates each. surrogate: for one_batch, compute the gradient
+    at a point between the weights sent and those returned, which is optimised together with the images (SME).
     order_invariant: weight of the prior that couples simulated local epochs (Dimitrov et al. 2022).
     compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of
     separate reconstructions for images and published.
-    later: weight of observations after the first epoch. robust: distance from which a round has less weight. See `Objective`.
+    later: weight of observations after the first epoch.
+    robust: if above 0, the distances of rounds that are much larger than this, for example because of wrong links, have less
+    influence (Cauchy's loss, see `Objective`).
     coarse: share of the steps, at the beginning, in bfloat16 if the device supports it: faster, but recovers slightly less.
     compiled: as in `dlg`.
     closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies.

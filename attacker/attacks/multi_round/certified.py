@@ -21,13 +21,15 @@ MAX_SAME_ERROR = 1e-4
 
 @dataclass(frozen=True)
 class CertifiedExamples:
-    """The examples of a client that closed forms certify, each once, and the rounds that they open.
+    """The examples of a client that closed forms certify (see `ClosedForm.certify`), each once, and the rounds that hold them.
 
+    A round is certified if a closed form certifies all of its examples.
     x, y, confidence, explained: (E, ...), as in `Reconstruction`, of the round in which each example is most certain.
-    evidence:    by name, (E,) each; NaN for examples without it.
-    slots:       the places in the opened rounds, with the index of their example.
-    routes:      name of the closed form by opened round.
-    missed:      largest squared distance between the gradient of an answer and the observed one, relative to the norm.
+    evidence:    features for the confidence, by name as in `Reconstruction`, (E,) each; NaN for examples without the feature.
+    slots:       the positions in the batches of the certified rounds, with the index of their example.
+    routes:      dict from the number of each certified round to the name of its closed form.
+    missed:      largest squared distance between the gradient of an answer and the observed one, relative to the squared norm of
+                 the latter.
     evaluations, seconds: sums over all rounds. oracles: names of the oracles that were used.
     """
 
@@ -44,7 +46,7 @@ class CertifiedExamples:
     oracles: tuple[str, ...]
 
     def describe(self) -> tuple[str, ...]:
-        """Return a note that says which rounds were opened by which closed forms, and how many examples they hold."""
+        """Return a note on how many rounds each closed form certified, and how many examples these hold."""
         names = ", ".join(f"{count} by {route}" for route, count in Counter(self.routes.values()).most_common())
         return (f"closed forms certify {len(self.x)} examples in {len(self.routes)} rounds without a search: {names}",)
 
@@ -72,7 +74,7 @@ def certify_rounds(
         if size not in opened and failed[size] >= MAX_FAILURES:
             continue
         if progress is not None:
-            progress(i, len(case.observations), f"closed forms: {len(found)} of {i} rounds opened")
+            progress(i, len(case.observations), f"closed forms: {len(found)} of {i} rounds certified")
         answer = closed.certify(Case((observation,), labels), rng=rng)
         if answer is None:
             failed[size] += 1

@@ -52,8 +52,9 @@ class Describer:
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
     def _add_features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
-        """Return the description with features from the last layer's gradient and corrected labels; unchanged if they do not fit.
+        """Return the description with features from the last layer's gradient and corrected labels.
 
+        It is returned unchanged if features are not compared, or if they leave more than MAX_MISFIT of the gradient unexplained.
         probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain.
         """
         if self.compare != "features":

@@ -1,8 +1,8 @@
 """Merging of candidates from several rounds that were not linked but are the same example.
 
-A search without links returns one candidate for each slot of each round, so that an example that was used in several rounds
-occurs several times. Candidates count as the same example if they have the same label, come from different rounds, and are much
-nearer to each other than candidates that are certainly different.
+A search without links returns one candidate for each slot (position in a batch) of each round, so that an example that was used
+in several rounds occurs several times. Candidates count as the same example if they have the same label, come from different
+rounds, and are much nearer to each other than candidates that are certainly different.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ def merge(
 ) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
-    The candidate with the highest confidence of a group is kept and fills the slots of all. If confidence is equal, it is the one
-    that leaves the least unexplained in its best round, then the earliest.
-    missed: dict from round to the unexplained share of the observed gradient. same: largest relative distance, see
-            MAX_SAME_DISTANCE.
+    The candidate with the highest confidence of a group is kept, and is assigned to the slots of all candidates of the group. Of
+    candidates with equal confidence, the one with a round of smaller `missed` is kept, then the earlier one.
+    missed: dict from round to the distance between the gradient of the round's candidates and the observed one, relative to the
+            norm of the latter. same: largest relative distance of equal candidates, see MAX_SAME_DISTANCE.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
     rounds = _list_rounds(found)

@@ -26,13 +26,13 @@ known ones in batches of 2, 4 and 8 on CPL's untrained LeNet, and named none wro
 
 @dataclass(frozen=True)
 class Remaining:
-    """The search that is left for a client.
+    """The search that is left for a client after closed forms have certified some examples, which are called known.
 
-    case:   the rounds to be searched, with links; None if there are none.
-    held:   (V,) int64, for each example of the links the index of the known example that it is, or -1 if it is unknown.
-    slots:  places of rounds whose examples are all known although no closed form opened them, each with the index of its example.
-    labels: of the known examples. x: the known examples.
-    notes:  remarks.
+    case:  the rounds to be searched, with links; None if there are none.
+    held:  (V,) int64, for each of the V examples of the links its index among the known examples, or -1 if it is unknown.
+    slots: positions in the batches of rounds that no closed form certified, but whose examples are all known from other rounds,
+           each with the index of its known example. These rounds are not searched.
+    notes: remarks.
     """
 
     case: Case | None
@@ -41,7 +41,7 @@ class Remaining:
     notes: tuple[str, ...] = ()
 
     def hold(self, known: CertifiedExamples) -> Mapping[str, Held]:
-        """Return the examples that the search must not change, by the key of its case."""
+        """Return a dict from the key of `case` to the known examples that its search must not change; empty if there are none."""
         if self.case is None or not bool((self.held >= 0).any()):
             return {}
         return {self.case.key: Held(known.x[self.held.clamp(min=0)].float(), self.held >= 0)}
@@ -69,7 +69,10 @@ def _select_places(links: Links, at: Sequence[int]) -> tuple[Links, Tensor]:
 
 
 def mark_notes(linked: Case) -> Case:
-    """Return a case of some of a client's rounds, whose notes on links say so, and say nothing on gaps between these rounds."""
+    """Return a case with its notes on links changed to say that they concern only the rounds that are searched.
+
+    linked: some of a client's rounds, with links. Notes on gaps between these rounds are left out.
+    """
     assert linked.links is not None
     gaps = describe_gaps([observation.round for observation in linked.observations])
     notes = tuple(f"of the searched rounds: {note}" for note in linked.links.notes if note not in gaps)
@@ -97,7 +100,7 @@ def explain_rounds(
 def find_known_examples(
     linked: Case, described: Sequence[Described], known: CertifiedExamples, knows_defense: bool, device: str
 ) -> Remaining:
-    """Find known examples at the places of rounds that no closed form opened, by the features that their gradients give away.
+    """Find known examples in rounds that no closed form certified, by the features that follow from the rounds' gradients.
 
     An example of the links is a known one if the features at all of its places are those of the known one. The gradient of a
     round whose examples are all known must be theirs; otherwise they are searched for as if they were unknown.
@@ -180,7 +183,10 @@ def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defe
 
 
 def has_earlier_search(memory: Memory | None) -> bool:
-    """Return whether a checkpoint holds a search of all rounds, begun without closed forms, that is to go on in this way."""
+    """Return whether a checkpoint holds a search of all rounds that began without closed forms.
+
+    Such a search must be resumed without closed forms as well.
+    """
     return memory is not None and any(memory.recall(f"joint 0/{key}") is not None for key in ("restart 0", "best"))
 
 

@@ -37,8 +37,12 @@ def find_problem(observation: Observation) -> str:
     return ""
 
 
-def hide_gradient(case: Case, *, same: bool) -> Case:
-    """Return the case as a null may know it: linked by the numbers of examples, without rounds that report no examples."""
+def link_for_null(case: Case, *, same: bool) -> Case:
+    """Return the case with links for the null, the attack without the gradient, and without rounds that report no examples.
+
+    The links follow from the reported numbers of examples alone. Given links are kept.
+    same: whether the client is taken to use the same examples in every round, see `link_same`; else see `link_by_sizes`.
+    """
     if case.links is not None:
         return case
     kept = [observation for observation in case.observations if observation.num_examples]

@@ -34,7 +34,7 @@ def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
 
 
 _FOUND: dict[str, InputLayer | None] = {}
-"""Cache of the input layers of models, since it is computed for every row of a recording."""
+"""Cache of `find_input_layer`, by the text of its arguments, since it is called for every update of a recording."""
 
 
 def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:

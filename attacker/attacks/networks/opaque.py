@@ -44,7 +44,10 @@ class _Call(torch.autograd.Function):
 
 
 class _Pullback(torch.autograd.Function):
-    """The vector-Jacobian product of a function: maps derivatives by its outputs to those by the inputs that are `wanted`."""
+    """The vector-Jacobian product of a function: maps derivatives by its outputs to those by some of its inputs.
+
+    wanted: for each input, whether its derivative is returned.
+    """
 
     @staticmethod
     def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:

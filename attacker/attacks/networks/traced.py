@@ -71,7 +71,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Return whether foreign code runs before or after a module; the hook of `return_logits` changes no tensor."""
+    """Return whether a module has hooks or a replaced `forward`, besides the hook of `return_logits`, which changes no tensor."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
 

@@ -22,11 +22,11 @@ class History:
     limit:          maximum number of pairs per problem.
     least:          a pair is stored if <step, change> > least * ||step|| * ||change||.
     steps, changes: differences of latents and of gradients, (P, C, D), stored as a ring buffer per problem; the next pair of
-                    problem p is written at index `count[p] % limit`.
+                    problem p is written at index `count[p] % limit`. C is increased before an index reaches it.
     products:       inner products <step i, change j>, (P, C, C); valid only if pair i is not newer than pair j.
     count:          number of pairs added so far, (P,).
     scale:          initial inverse Hessian of L-BFGS, a multiple of the identity, (P, 1).
-    width:          largest number of pairs that any problem stores.
+    width:          number of the C indices in use: the largest `count` of a problem, at most `limit`.
     """
 
     limit: int

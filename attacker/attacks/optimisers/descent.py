@@ -14,7 +14,8 @@ from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, S
 
 Nested = Mapping[str, Any]
 Checkpoint = Callable[[Callable[[], OptimiserState]], None]
-"""Callback that is called after every iteration with a function that returns the state of the search, to be saved if wanted."""
+"""Callback that is called after every iteration with a function that returns the state of the search. The callback decides
+whether to call that function and save the state."""
 
 
 MIN_GIVE_UP_STEPS = 30
@@ -22,8 +23,9 @@ MIN_GIVE_UP_STEPS = 30
 GIVE_UP_SHARE = 0.1
 """Share of the steps after which Inverting Gradients stops hopeless problems."""
 MIN_HOPELESS_LOSS = 0.2
-"""Share of the loss at the start above which a problem is hopeless. It and the two above were chosen on the tuning part of
-benchmarks/support/splits.py (benchmarks/tuning.py give_up)."""
+"""Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS. This share,
+MIN_GIVE_UP_STEPS and GIVE_UP_SHARE were chosen on the tuning part of benchmarks/support/splits.py (benchmarks/tuning.py
+give_up)."""
 MIN_UNEXPLAINED_LOSS = 0.05
 """Share of the loss of a zero gradient up to which no problem is hopeless; with batch norm, a start may be below it."""
 
@@ -32,8 +34,8 @@ MIN_UNEXPLAINED_LOSS = 0.05
 class Stop:
     """The rules that stop the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
 
-    tolerance: absolute loss at which a problem has converged.
-    precision: loss at which a problem has converged, relative to the loss of a zero gradient.
+    tolerance: a problem has converged if its loss is at most this, or at most `precision`.
+    precision: the same relative to the loss of a zero gradient.
     patience:  number of iterations without progress after which the search for a problem stops.
     decrease:  relative decrease of the best loss that counts as progress.
     stuck:     a final loss above `tolerance` and above this share of the loss of a zero gradient leads to a restart, if any is
@@ -41,8 +43,9 @@ class Stop:
     give_up:   share of the maximum number of steps after which hopeless problems are stopped, but not before `MIN_GIVE_UP_STEPS`;
                0 (the default) never stops them early.
     hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
-               `unexplained`, a share of the loss of a zero gradient. With the defaults it stopped none of 189 successful searches
-               of Inverting Gradients on images that did not choose them (benchmarks/results).
+               `unexplained`, a share of the loss of a zero gradient. With these shares and `GIVE_UP_SHARE`, none of 189
+               successful searches of Inverting Gradients was stopped, on images that were not used to choose the shares
+               (benchmarks/results).
     """
 
     tolerance: float = 0.0

@@ -80,9 +80,9 @@ class LBFGSStepper:
 class SearchingStepper:
     """A running L-BFGS optimisation with a line search.
 
-    lines: the state of the line searches, scalars per problem.
-    at:    their vectors, each (P, D): `origin`, where the line begins, `direction`, `low`, the lowest point found on the line,
-           and the gradients `uphill` at the origin and `low_uphill` at the lowest point.
+    lines: the scalar state of the line searches, one entry per problem.
+    at:    their vectors by name, (P, D) each. origin: the point where the line begins. direction: that of the line.
+           low: the point of lowest loss found on the line. uphill, low_uphill: the gradients at `origin` and at `low`.
     """
 
     settings: LBFGS
@@ -155,7 +155,8 @@ def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Te
     """Return search directions (P, D) that descend.
 
     A problem whose L-BFGS direction does not descend has its memory cleared and uses its negative gradient instead.
-    asked: mask (P,) of the problems to which this applies; None for all.
+    asked: mask (P,) of the problems that need a direction; the others keep their memory, and their rows of the result are not
+           used. None for all.
     """
     direction = history.compute_direction(gradient)
     uphill = norm(gradient)

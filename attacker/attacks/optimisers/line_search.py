@@ -18,7 +18,8 @@ MAX_TRIALS = 20
 MIN_MARGIN = 0.1
 """Smallest distance of a trial point from the ends of the bracketing interval, relative to its length."""
 EXTRAPOLATION = (1.1, 4.0)
-"""While no upper end of the interval is known, the step length grows by between these multiples of its last increase."""
+"""While no upper end of the bracketing interval is known, the next step length is the current one plus between these multiples of
+its distance to the step length of the lowest point before it."""
 
 
 @dataclass
@@ -27,9 +28,9 @@ class Lines:
 
     loss, slope: at the beginning of the line.
     length:      step length to be evaluated next.
-    low_*:       at the lowest point so far that fulfils the first Wolfe condition.
-    high_*:      at the other end of the interval that contains a solution.
-    bounded:     whether that end is known yet.
+    low_*:       at the lowest point so far that fulfils the first Wolfe condition, that of sufficient decrease.
+    high_*:      at the other end of the interval that contains a step length that fulfils both conditions.
+    bounded:     whether that other end is known yet; before, the values high_* are not used.
     trials:      number of points evaluated.
     """
 

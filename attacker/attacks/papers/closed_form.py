@@ -38,13 +38,15 @@ def exact(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> ClosedForm:
-    """Try closed forms, check each answer, and search from the best if none is exact.
+    """Try closed forms, check each answer by its gradient, and if none is exact, search from the best answer.
 
-    An answer is exact if its gradient differs from the observed one by at most a thousandth of its norm.
-    route: auto tries all closed forms (linear, layers, peeled, features, layer_input); or the name of one; or optimisation,
-    the search alone.
+    An answer is exact if its gradient differs from the observed one by at most a thousandth of the norm of the latter.
+    route: auto tries all closed forms; or the name of one: linear (the input of a first linear layer), layers (R-GAP, layer by
+    layer), peeled (equations of several layers at once), features (the inputs of the last layer), layer_input (the input of a
+    hidden linear layer); or optimisation, the search alone.
     fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
     agic (for one round), or none. steps, restarts: of the fallback.
+    knows_defense: whether the search models the clients' defense; closed forms use the gradient as received.
     """
     known = ["auto", *ROUTES, "optimisation"]
     if route not in known:
@@ -119,10 +121,11 @@ def cocktail_party(
 ) -> CocktailParty:
     """Separate a batch behind a linear layer by independent component analysis ("Cocktail Party", Kariyappa et al. 2023).
 
-    criterion: how sources are told apart: likelihood (of sparse differences between pixels), or published, the paper's loss.
-    steps: iterations of the paper's loss. restarts: searches, of which the one of least loss is kept. refine: solve for exact
-    examples by the zeros that ReLU causes in the gradient, starting from the separated ones. inversion_steps: iterations of the
-    search for images whose features, the inputs of a linear layer behind other layers, are those that were separated.
+    criterion: objective by which the examples are separated: likelihood (of sparse differences between pixels), or published, the
+    paper's loss. steps: iterations with criterion=published; likelihood ignores it. restarts: number of random starts for either
+    criterion; the one with the lowest loss is kept. refine: solve for exact examples by the zeros that ReLU causes in the
+    gradient, starting from the separated ones. inversion_steps: iterations of the search for images whose features, the inputs of
+    a linear layer behind other layers, are those that were separated.
     """
     if criterion not in ("likelihood", "published"):
         raise ValueError(f"unknown criterion {criterion!r}. Known: likelihood, published")

@@ -84,18 +84,20 @@ def cpl(
     """Match gradients by L-BFGS from a patterned start, with labels inferred first (Wei et al. 2020, CPL, algorithm 1).
 
     init: start: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, smooth (grey with
-    faint smooth differences), or insider with auxiliary=FILE.npz, an archive of images of the same class.
+    faint smooth differences), or insider with auxiliary=FILE.npz, an archive of images from which one of each inferred class is
+    drawn.
     optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
     the optimiser's default. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg, or
     joint (optimised together with the images).
-    steps: maximum number of iterations; one is 20 gradient evaluations for L-BFGS and one for the others. patience: number of
-    iterations without progress after which a search stops, in units of 20 evaluations.
+    steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
+    patience: a search stops after 20 * patience gradient evaluations without progress, with every optimiser.
+    restarts: maximum number of starts.
     tolerance: loss at which a search has converged. The paper uses 1e-4, which stops before the image is at its best. 0 continues
     until the loss is 1e-8 of that of a zero gradient.
     tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
     the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
     parts of the gradient were not sent.
-    decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, smooth (cosine
+    decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
     transform, scaled by the spectrum of images), or another decoder by its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
@@ -151,12 +153,14 @@ def inverting_gradients(
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
-    signed: use only the sign of the gradient, as the paper does, which also has tv=1e-4 (--preset published). The defaults were
-    chosen on the tuning images listed in benchmarks/tuned.json, and recovered more of them.
+    steps: maximum number of iterations, of one gradient evaluation each. restarts: maximum number of starts.
+    signed: use only the sign of the gradient. The paper does this, with tv=1e-4 (--preset published). The defaults were chosen on
+    the tuning images listed in benchmarks/tuned.json, and recovered more of these than the paper's settings.
     learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its loss is still above a fifth of that at
-             its start, and above 0.05; 0 never stops it. The null always takes all steps.
+             its start, and above 0.05 of that of a zero gradient; 0 never stops it. The null (the search without the gradient)
+             always takes all steps.
     batch_norm: weight of the statistics of batch norm, if clients train in mode "train" and return them (`buffers="shared"`).
     """
     attack = GradientMatching(

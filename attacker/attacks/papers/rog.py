@@ -37,22 +37,22 @@ def rog(
     denoised: bool = True,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Search for images of a quarter of the resolution by Adam with cosine annealing (Yue et al. 2022, ROG, section 4.1).
+    """Search for images of a quarter of height and width by Adam with cosine annealing (Yue et al. 2022, ROG, section 4.1).
 
     steps: number of iterations. restarts: maximum number of starts.
     decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
     one, as in `cpl`.
     init: start, as in `cpl`; coarse4 draws each value of the small image of bicubic4.
     distance: euclidean (squared), as in the paper; cosine or absolute.
-    local_steps: one_batch treats all local steps as one, and the paper's simulated is about as many times slower as there are
-    steps.
+    local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
+    about n times as long for n local steps.
     enhancer: sharpens the images after the search, and those of the null: none, small (shipped), a file that attacker train-prior
     wrote, or `module:function`, see `learned.enhancer`.
     learning_rate: at the start; a tenth of it is left at the end. boxed: keep latents in the decoder's box, which the paper does
     not.
     tv, denoised: as in `cpl`; the paper uses no total variation (--preset published), and the default was better on four tuning
     images.
-    knows_defense: as in `dlg`; what was sent is compared through the channel of each defense.
+    knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
     """
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}
     return GradientMatching(

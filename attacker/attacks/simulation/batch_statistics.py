@@ -72,7 +72,11 @@ def compute_statistics(
 
 
 def measure_mismatch(found: Statistics, told: Statistics) -> Tensor:
-    """Return the mean squared difference of means and deviations, in units of `told`'s deviation, over channels and layers."""
+    """Return how much statistics `found` differ from those returned by a client, `told`, a 0-d tensor.
+
+    For each channel, the squared differences of mean and deviation are added, and divided by the square of `told`'s deviation.
+    The result is the mean over the channels of a layer, and then over layers.
+    """
     layers = []
     for name, aim in told.items():
         unit = aim["deviation"].square() + MIN_VARIANCE
@@ -100,7 +104,11 @@ def _measure_batch(
 
 
 def _average(layer: nn.modules.batchnorm._BatchNorm, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the means of the moments over batches, later ones with larger weights, as the momentum gives them."""
+    """Return the weighted averages over batches of their means and of their variances, (C,) each.
+
+    batches: mean and variance of each batch, in order. The weights add up to 1; a batch has 1 - momentum times the weight of the
+    next one, as in the running statistics.
+    """
     shares = [(1 - (layer.momentum or 0.0)) ** (len(batches) - 1 - i) for i in range(len(batches))]
     mean, variance = (sum(share * batch[k] for share, batch in zip(shares, batches, strict=True)) for k in (0, 1))
     total = sum(shares)

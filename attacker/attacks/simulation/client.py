@@ -76,9 +76,10 @@ def build_facts(observation: Observation, model: nn.Module) -> Facts:
 
 
 def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
-    """Return the sizes of the batches that the update was computed from, and the number of local steps.
+    """Return the batch sizes that the attacker assumes, and the number of local steps.
 
-    For a secure sum, one batch holds the examples of all its clients; all clients are assumed to have made equally many steps.
+    There is one size per step if the sizes follow from the number of examples. Otherwise, and for a secure sum, all examples form
+    one batch, whatever the number of steps; the clients of a secure sum are assumed to have made equally many steps.
     """
     count, training = observation.num_examples or 0, observation.training
     if observation.client == SUM_CLIENT:
@@ -93,9 +94,9 @@ def _split_evenly(count: int, steps: int) -> tuple[int, ...]:
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:
-    """Return the channel, the attacker's model of the defenses on the update, if the attacker knows all of them.
+    """Return the channel, the model of the defenses on the update, of an attacker that knows all of them.
 
-    It does not include the gradient rule itself, which the simulated gradient follows already.
+    It does not include the rule by which clients compute gradients, which the simulated gradient follows already.
     """
     own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.build_channel()]
     return compose_channels(*(channel for channel in own if channel is not transparent))
@@ -144,7 +145,7 @@ def simulate_channel(
 ) -> Gradient:
     """Return what `convert_to_gradient` would recover from the client's update, given its true `gradient` and its defense.
 
-    channel: model of the defense. known: what it learned from the received update.
+    channel: the attacker's model of the defense. known: what `channel.learn` returned for the received update.
     """
     update = _convert_to_update(gradient, weights, training, steps)
     return convert_to_gradient(channel.expect(update, known), weights, training, steps)

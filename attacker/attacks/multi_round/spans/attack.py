@@ -27,8 +27,8 @@ CERTAIN = 0.99
 """Confidence in an example that is clear of noise and known up to rounding. On the validation part of CIFAR-10 none of 128 such
 examples was wrong (benchmarks/rounds.py)."""
 MAX_CERTAIN_ERROR = 1e-4
-"""Largest estimated error of the values of an example that counts as certain. Rounding stays far below it. Behind noise of 40 dB
-two of 41 examples were mixtures although their intersections were clear, so that nothing is certain there."""
+"""Largest estimated error of the values of an example that counts as certain. Errors by rounding are far smaller, errors by noise
+at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples that met MIN_CLEARANCE were mixtures of examples."""
 
 
 @dataclass(kw_only=True)

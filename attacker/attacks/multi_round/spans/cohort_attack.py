@@ -33,7 +33,7 @@ from fedsim.recording.observation import Observation
 
 COHORT_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM, Need.INPUT_LAYER})
 UNKNOWN_OWNER = SUM_CLIENT
-"""Client of the slots of an example whose owner is not known."""
+"""Client that is named in the slots (positions) of an example whose owner is not known."""
 
 
 @dataclass(kw_only=True)
@@ -146,7 +146,10 @@ def _describe(
 
 
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
-    """Return a dict from the name of each isolated client to its span (dimensions, F) in units of noise."""
+    """Return a dict from the name of each client whose span can be isolated to a basis of that span, (dimensions, F).
+
+    The span is that of the client's examples [x, 1]. The entries of the basis have noise of standard deviation 1.
+    """
     layer = require_input_layer(case.observations[0])
     bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))
     spaces, cohorts = compute_spaces(bounded, layer, rng), [one.cohort for one in case.observations]

@@ -34,7 +34,7 @@ class IsolatedClient:
 def isolate_clients(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
 ) -> dict[str, IsolatedClient]:
-    """Return, by name, the span of each client that is the only one in all cohorts (clients of one sum) that it took part in.
+    """Return, by name, the span of each client for which no other client took part in all sums that it took part in.
 
     spaces, cohorts, rounds: row space, clients and number of each sum. Sums of full rank are left out: any two of them intersect.
     """
@@ -56,7 +56,10 @@ def isolate_clients(
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
 ) -> dict[str, RowSpace]:
-    """Return the rows of each isolated client's parts of all sums whose clients are all isolated, in its own coordinates."""
+    """Split the sums whose clients are all isolated, and return the parts of each client as one matrix in factorised form.
+
+    Its rows, one per neuron and sum, are coordinates times the client's span `y`; those of all its sums are stacked.
+    """
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for space, cohort in zip(spaces, cohorts, strict=True):
         if space.saturated or not all(name in clients for name in cohort):
@@ -79,10 +82,11 @@ def split_sums(
 
 
 def separate_by_zeros(space: RowSpace) -> Tensor:
-    """Return vectors (n, F) in units of noise of the examples of a client, from rows where only one of them turns a neuron on.
+    """Return the examples of a client from rows (neurons) that only one of them turns on, as vectors (n, F) in units of noise.
 
-    space: the client's parts of several sums. Nothing is returned unless there are as many directions as dimensions, and their
-    zeros explain the rows. The weights are not used, since they move during the local steps.
+    space: the client's parts of several sums, see `split_sums`. Rows that only one example turns on are parallel. All examples or
+    none are returned: n is the dimension of the span, or 0 if fewer directions were found, or if examples in these directions do
+    not explain all rows. The weights are not used, since they change during the local steps.
     """
     rank, basis = space.rank, _normalise(space.y)
     nothing = basis.new_zeros(0, basis.shape[1])

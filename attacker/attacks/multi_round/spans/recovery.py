@@ -24,7 +24,7 @@ from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ReluBatch
 RANGE_SLACK = 0.02
 """Largest distance of an example's values to [0, 1], besides its estimated error."""
 MAX_SCREENED_DISTANCE = 0.1
-"""Largest part of a unit vector outside of a row space at which it is tested whether the vector lies in it."""
+"""A unit vector is tested for membership in a row space only if the norm of its part outside of that space is at most this."""
 MAX_EQUAL_DISTANCE = 1e-4
 """Largest distance of unit vectors of the same example, whatever their estimated errors."""
 MAX_MEMBERS = 8
@@ -169,7 +169,8 @@ def add_separated(
     """Return the examples found, and those that follow from the zeros of ReLU in batches of which some examples are known.
 
     forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
-    before the step. Batches with the fewest unknown examples come first, and each new example makes others of its batches known.
+    before the step. Batches with the fewest unknown examples come first. Every example that is found is then known in all other
+    batches that contain it, and these are tried again.
     """
     tried: dict[int, int] = {}
     while True:

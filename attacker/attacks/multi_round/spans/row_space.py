@@ -140,7 +140,8 @@ def compute_threshold(features: int) -> float:
 def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
     """Return row spaces y (rank, F), padded with rows of zeros to the largest rank, after one random projection: (N, rank, d).
 
-    The projection has orthonormal columns and is scaled by 1, so that noise keeps its standard deviation.
+    The projection (F, d) has orthonormal columns, so that noise keeps its standard deviation. d is SKETCH_FACTOR times the
+    largest rank, but at least 64 and at most F.
     """
     rank, features = max(len(y) for y in spaces), spaces[0].shape[1]
     dimensions = min(features, max(64, SKETCH_FACTOR * rank))

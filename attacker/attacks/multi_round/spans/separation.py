@@ -65,7 +65,11 @@ def separate(batch: ReluBatch, known: Tensor) -> Tensor:
 
 
 def _find_directions(inner: Tensor, noise: Tensor, live: Tensor) -> Tensor:
-    """Return independent directions (n, unknown) of rows that are on for a single unknown example."""
+    """Return independent directions (n, unknown) of rows to which only one unknown example contributes.
+
+    inner: (width, unknown) part of each neuron's row that known examples do not explain. noise, live: (width,) standard deviation
+           of each row's noise, and mask of the rows to use. n is smaller than `unknown` if some examples have no such rows.
+    """
     if inner.shape[1] == 1:
         return inner.new_ones(1, 1)
     groups = group_parallel_rows(inner, noise, live)
