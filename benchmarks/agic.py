@@ -3,11 +3,14 @@
     layers    equal weights compared with layer weights on single images, 1,000 iterations with step decay (--short: 500,
               --long: 3,000)
     shapes    the weight functions of AGIC's table I, on batches of 4
-    epochs    one round compared with two linked rounds of different epochs (table VI)
-    matching  linking of two shuffled epochs: by features with optimal assignment, and as published by images, greedily (table V)
-    fedavg    the one-batch approximation compared with simulation, for 1, 2, 4 and 8 local steps on 8 images (figure 8)
-    clients   two clients of 24 rounds on CPL's LeNet, with closed forms before the joint search and without (14 CPU-minutes)
-    beyond    surrogate weights, the order-invariant prior and robust weights, on CPL's LeNet
+    epochs    one round compared with two rounds that use the same image in different epochs, attacked together (table VI)
+    matching  finding the same image in two shuffled epochs: by features with optimal assignment, and as published by images,
+              greedily (table V)
+    fedavg    local training treated as one step on one batch, compared with its simulation, for 1, 2, 4 and 8 local steps on 8
+              images (figure 8)
+    clients   two clients of 24 rounds each on CPL's LeNet: one search over all rounds, with closed forms tried before it, and
+              without (the table takes 14 CPU-minutes)
+    beyond    three options that AGIC lacks (support/agic/beyond.py), on CPL's LeNet
 
 Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
 of layer weights, so `--quick` only checks that everything runs. If no table is named, all tables except shapes, clients and
@@ -64,7 +67,7 @@ def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare the weight functions of AGIC's table I on batches of 4, with weights between 1 and 2 or 0.5."""
+    """Compare the layer-weight functions of AGIC's table I on batches of 4: weights from 1 to 2 or from 1 to 0.5 by depth."""
     count, steps = (1, 5) if asked.quick else (2, 300)
     found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)
     cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
@@ -94,9 +97,9 @@ PAPER_SHAPES = (
 
 
 def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare an attack on one round of an image with one on two rounds, between which the global model trained on other images.
+    """Compare an attack on one round of a client with one image to an attack on two rounds with the same image.
 
-    The attack is given the information that both rounds contain the same image.
+    Between the two rounds, the global model is trained on other images. The attack is told that both rounds hold the same image.
     """
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
@@ -152,7 +155,7 @@ def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> Local
 
 
 def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
-    """Return the results of the closed forms alone, which the router tries before the same search."""
+    """Return the results of the closed forms alone, which the attack `exact` tries before a search such as those above."""
     with measure_cpu() as clock:
         try:
             found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))

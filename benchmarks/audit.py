@@ -1,14 +1,17 @@
 """Detection of planted faults by audits, their false alarms, and a lower bound on the error of attacks.
 
-    faults     six federations with a planted fault each: a check of the audit must report it, without any attack
+    faults     six federations with a planted fault each: one of the audit's checks, which run no attack, must report it
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     canaries   lower bounds on epsilon from guesses about canaries, beside the accountant's epsilon
     sound      twelve federations with sound defenses: no check may be graded serious or worse
 
 Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
-aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio
-(median, with 10,000 canaries, worst noise) at least 0.8, epsilon_above (share of runs) about 0.05.
+`worst_ratio` is the largest ratio of the best attack's error to the bound, `below_bound` the number of attacks below it.
+`epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries at the worst noise level;
+`epsilon_above` is the share of repetitions whose lower bound exceeds the accountant's epsilon.
+aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio at least 0.8, epsilon_above
+about 0.05.
 """
 
 import tempfile
@@ -78,7 +81,10 @@ def _measure_sound(asked: Options, settings: Mapping[str, Any], folder: Path) ->
 
 
 def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRow:
-    """Return the row of one recording: the rules of findings graded serious or worse, and whether they are as expected."""
+    """Return the row of one recording, with the rules of all findings graded serious or worse.
+
+    expected: function that takes the set of these rules and returns whether they are right. kind: "fault" or "sound".
+    """
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
     found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= MIN_ALARM_GRADE]

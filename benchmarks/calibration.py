@@ -1,13 +1,14 @@
 """Reliability of confidences, intervals and verdicts, measured on examples that were not used to choose any setting.
 
-    confidence   recovered share of examples compared with the attack's confidence, for each method that answered (route)
+    confidence   recovered share of examples compared with the attack's confidence, for each route: the method that gave the
+                 answer, such as a closed form or a search
     intervals    how often the nominal 95 % intervals of scoring contain the true value
     verdicts     how often the verdict is "no leak" although there is one, and "leak" although there is none
-    give_up      how many successful searches are given up early, by the rule that attacks have by default
+    give_up      how many searches that would succeed if they ran to their end are given up early by the default rule
     nulls        whether the result of any attack's null depends on the update, which it must not read
 
-Without a table it runs all of them. aims: ece 0.05 on the worst route, coverage 0.92 to 0.98, false_no_leak and false_leak 0.05,
-stopped_wrongly 0.02, null_reads_gradient 0.
+Without a table it runs all of them. aims: ece (expected calibration error) at most 0.05 on the worst route, coverage 0.92 to
+0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly at most 0.02, null_reads_gradient 0.
 """
 
 from importlib import import_module

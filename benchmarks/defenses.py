@@ -2,15 +2,18 @@
 
 Each row is one federation (support/defenses/federation.py). It trains with the defense, and epsilon is accounted over all rounds.
 The updates of its first round, one step on one example each, are attacked without and with knowledge of the defense. Every attack
-is listed with its null on the same cases. The last columns are the strongest attack of the row, and its verdict against the best
-of these nulls. With secure aggregation, sums over 2, 4, 6 and 8 clients are attacked; with MixUp, batches of two.
+is listed with its null on the same cases. The last columns are the attack with the highest mean PSNR in the row, and its verdict
+against the null with the highest mean PSNR. With secure aggregation, sums over 2, 4, 6 and 8 clients are attacked; with MixUp,
+batches of two.
 
-The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py. `as_declared` is
-the share of pairs (defense, attacker) whose change agrees, by equivalence tests with a margin (support/defenses/outcomes.py).
+The expected change of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py for each attack
+with and without knowledge of the defense. `as_declared` is the share of these pairs (defense, attack) whose measured change
+agrees with the declared one, by equivalence tests with a margin (support/defenses/outcomes.py).
 
 Clipping norms and noise levels are multiples of the norm of undefended updates. Results are stored in runs/benchmarks as soon as
 they are measured, and not measured again without `--fresh`; `--kept` prints stored results only. `--tuning` uses the part of the
-data on which settings are chosen. `--quick` is a smaller instance of the first defenses. A name as argument selects one defense.
+data on which settings are chosen. `--quick` measures only the first defenses, with smaller federations. A name as argument
+selects one defense.
 """
 
 import re
@@ -35,7 +38,10 @@ from attacker.scoring.statistics import Estimate
 from attacker.scoring.verdict import Verdict
 
 ATTACK_COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in DECLARED_PAIRS), "exact", "CPL tuned")
-"""Columns of attacks in the table; without a defense the column "ignoring" is used. The last one attacks sums only."""
+"""Columns of the table: attacks that ignore or know the defense, and attacks for which this makes no difference.
+
+Results without a defense stand in the columns "ignoring". "CPL tuned" attacks secure sums only.
+"""
 STRENGTH_NAMES = ("mild", "middle", "strong")
 NUM_ATTACKED, NUM_ATTACKED_QUICK = 16, 6
 """Number of updates of the first round that are attacked."""
@@ -46,7 +52,11 @@ QUICK_DEFENSES = ("clip", "top_k")
 
 @dataclass(frozen=True)
 class FederationJob:
-    """One federation to run. entry: None for no defense. value: of the entry's key. cohort: clients per round; None for all."""
+    """One federation to run.
+
+    entry: its defense, from the grid; None for no defense. value: what the experiment's key `entry.key` is set to.
+    cohort: number of clients drawn per round; None for all.
+    """
 
     entry: Entry | None
     strength: str
@@ -134,7 +144,10 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[FederationJob, Measured, Measured]]:
-    """Yield each setting with its result and that of the same federation without a defense; with `--kept` only stored ones."""
+    """Yield each setting with its result and that of the same federation without a defense.
+
+    With `--kept`, settings are skipped for which one of the two results is not stored.
+    """
     for job in (job for entry in _select_entries(asked) for job in _plan_jobs(entry, bench)):
         try:
             none, found = bench.measure(job.none), bench.measure(job)
@@ -210,7 +223,11 @@ def _format_verdict(verdict: Verdict) -> str:
 
 
 def _check_declarations(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
-    """Yield for each attacker the paired difference between the strongest setting and no defense, with the declaration."""
+    """Yield a row for each attack, ignoring and knowing the defense.
+
+    It holds the PSNR at the strongest setting minus that without a defense, paired by example, with a 95 % interval. It also
+    holds the declared change, and whether the measured one agrees with it.
+    """
     for (attack, knows), declared in zip(DECLARED_PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"
         before, after = none.attacked[attack], strong.attacked[label]

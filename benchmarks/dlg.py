@@ -1,11 +1,11 @@
 """CPL compared with DLG: success rate, iterations and cost, beside CPL's table 2.
 
 Both attack the gradient of one image on the untrained four-convolution LeNet, by the same L-BFGS with the same stopping
-rule, and with up to two restarts if a search got stuck; `one_start` is the share of images without restarts. The difference is
-what the CPL paper changed: the label is inferred from the gradient instead of optimised, and the search starts from a repeated
-pattern instead of noise. Iterations are outer L-BFGS steps until the paper's D < 1e-4, those of a stuck start included, mean over
-successes; median_mse is that of all images. Images of --data are of the report split; the embedded photographs are not.
-`--quick` is two of the photographs.
+rule, and with up to two restarts if a search got stuck; `one_start` is the share of images recovered without a restart. The
+difference is what the CPL paper changed: the label is inferred from the gradient instead of optimised, and the search starts from
+a repeated pattern instead of noise. Iterations are outer L-BFGS steps until the paper's D < 1e-4, summed over the starts of an
+image, mean over recovered images; median_mse is over all images. Images of --data are of the report split; the embedded
+photographs were also used to choose settings. `--quick` is two of the photographs.
 """
 
 from statistics import mean

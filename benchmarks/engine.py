@@ -1,19 +1,21 @@
-"""Speed of gradient matching compared with breaching 0.1.2 and with a plain loop: same gradients, same arithmetic, one thread.
+"""Speed of gradient matching compared with breaching 0.1.2 and a plain loop, on the same gradients, in float32 on one thread.
 
 Speed is the number of iterations of all reconstructions per CPU-second, without the cost before the first iteration. On DLG's
 LeNet, 1, 8 and 64 images are reconstructed with the squared distance and Adam; on ResNet20-4, 1 and 8 images by Inverting
 Gradients (cosine distance, total variation, signed Adam in a box). The plain loop is eager PyTorch with a double backward pass
-and reconstructs one image after the other. The three programs run alternately, and ratios are medians over the repetitions.
+and reconstructs one image after the other. Ours, breaching and the plain loop run alternately, and ratios are medians over the
+repetitions.
 
 breaching is not a dependency of this project, and needs older packages. Install it in a separate folder:
     pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
     PYTHONPATH=FOLDER python benchmarks/engine.py
-Without it, the rows and keys that need it are left out.
+Without breaching, the rows and the keys of the summary that need it are left out.
 
-By default the tables `lenet` and `resnet` run. `--full` adds the table `quality`, which takes long: both programs reconstruct the
-same eight images of the report part with equal settings. They have the same objective (cosine), weight of total variation (1e-4),
-optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at 3/8, 5/8 and 7/8), number of iterations (100), given labels
-and start (normal noise). Both run all iterations and return the iterate with the smallest loss; neither sees the truth. They
+By default the tables `lenet` and `resnet` run. `--full` adds the table `quality`, which takes long: ours and breaching
+reconstruct the same eight images of the report part with equal settings. They have the same objective (cosine), weight of total
+variation (1e-4), optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at 3/8, 5/8 and 7/8), number of iterations
+(100), given labels and start (normal noise). Both run all iterations and return the iterate with the smallest loss; neither sees
+the truth. They
 differ in two ways: breaching's total variation includes the differences to zeros beyond two edges, and ours reconstructs all
 images in one batch. `resnet_equal_time` is the ratio of our CPU time to breaching's, and `resnet_equal_quality_db` the mean
 difference in PSNR with its 95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have;
@@ -21,7 +23,8 @@ difference in PSNR with its 95 % interval over images. A separate row adds AGIC'
 
 On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
 search with convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number of
-iterations after which it pays. `--quick` measures a few iterations once, and compiles for a single reconstruction only.
+iterations after which it pays. `--quick` measures a few iterations once, and
+measures compilation only for one reconstruction at a time.
 
 The tables `positions`, `queue` and `pool` compare our codec, job queue and worker pool with libraries
 (support/library_comparison.py).
@@ -66,7 +69,9 @@ QUALITY_IMAGES, QUALITY_STEPS = 8, 100
 
 @dataclass(frozen=True)
 class EngineSetting:
-    """The settings of one table. counts: numbers of reconstructions at once, each with the iterations of quick and full runs.
+    """The settings of one table.
+
+    counts: dict from a number of simultaneous reconstructions to the numbers of iterations (with --quick, otherwise).
 
     compiles: whether our search is compiled; the uncompiled one is then measured separately as "eager".
     """
@@ -262,7 +267,7 @@ def _compute_gradient(observation: Observation) -> list[Tensor]:
 
 
 def _read_label(case: Case) -> Tensor:
-    """Return the label (1,) of a case, the negative entry of the last bias's gradient."""
+    """Return the label (1,) of a case: the index of the negative entry in the gradient of the last bias."""
     return _compute_gradient(case.observations[0])[-1].argmin()[None]
 
 

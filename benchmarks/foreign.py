@@ -7,12 +7,12 @@ finished with an answer.
 
 `gradient_error` is the largest relative error, over networks, of the gradient that attacks compare with the observed one. The
 reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float64. In float32
-rounding switches some ReLUs: PyTorch's own gradient of densenet121 then differs from that in float64 by 3e-4. Each route that a
-search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` lists those that exist for
-                             the network.
+rounding switches some ReLUs: PyTorch's own gradient of densenet121 then differs from that in float64 by 3e-4. The largest error
+is taken over the ways in which a search can compute gradients of the network, which the column `route` lists: batched over
+reconstructions (`at_once`), one by one with torch.func, or with plain PyTorch.
 
-`literal_quickstart` is of the app of Flower's quickstart with one step on one example, as in the table `quickstart`: how far
-the reconstruction of one client's image is above the null, in dB. It is left out where one table or network is selected.
+`literal_quickstart` is about the app of Flower's quickstart with one step on one example, as in the table `quickstart`: the PSNR
+of the reconstruction of one client's image minus that of the null, in dB. It is only measured if no table or network is selected.
 
 `seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
 both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written to
@@ -146,7 +146,11 @@ def _compute_relative_error(found: Mapping[str, Tensor], expected: Mapping[str, 
 def attack_imported(
     name: str, model: nn.Module, data: DataSpec, attacks: Mapping[str, Mapping[str, int]], folder: Path, device: str
 ) -> tuple[int, str]:
-    """Import a step, attack it and write the report; return the number of attacks without failure, and the first failure."""
+    """Import a step, attack it and write the report.
+
+    attacks: dict from the name of an attack to its arguments.
+    Returns the number of attacks without failure, and the first line of the first failure; "" if there was none.
+    """
     reference = f"support.foreign.networks:{name}"
     try:
         _save_step(model, data, folder)

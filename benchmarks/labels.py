@@ -1,12 +1,14 @@
-"""Accuracy of the label rules: the share of the true multiset of labels that each infers from a gradient before any search.
+"""Accuracy of the label rules, which infer the labels of a batch from its gradient before any search.
 
-Overlap is the share of a batch's labels that were recovered, counting repetitions: the sum of min(n_c, recovered n_c) over n.
-Half of the batches have many duplicates (at most half as many classes as examples, and at most half of all classes); the others
-have as few as possible. Models are untrained, or trained by 300 steps of Adam on examples of the tuning split. The updates are
-single gradients of 1 to 64 examples, and FedAvg updates of 1, 2, 4 and 8 local steps on 4 examples each.
+Overlap is the share of a batch's labels that a rule recovers, counting repetitions: the sum over classes c of min(true n_c,
+inferred n_c), divided by n. Half of the batches have many duplicates: the number of their classes is at most half the number of
+examples, and at most half the number of all classes. The other batches have as few duplicates as possible. Models are untrained,
+or trained by 300 steps of Adam on examples of the tuning split. The updates are single gradients of 1 to 64 examples, and FedAvg
+updates of 1, 2, 4 and 8 local steps on 4 examples each.
 
-`bias` requires a last layer with a bias, and `rows` at most as many examples as classes; a cell is empty if a rule does not
-apply. `--quick` uses fewer batches, sizes and models.
+There is a column for each rule of `attacker.attacks.labels.rules`; `inferred` is the default of attacks. The rule `bias` requires
+a last layer with a bias, and `rows` at most as many examples as classes; a cell is empty if a rule does not apply. `--quick` uses
+fewer batches, sizes and models.
 """
 
 from collections.abc import Sequence
@@ -60,7 +62,11 @@ def main() -> None:
 
 
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the mean overlap of the default rule over models, for single gradients."""
+    """Return mean overlaps over models for updates of one step, by key of the summary.
+
+    batch1, batch16, batch64: of the default rule `inferred` on untrained models, by batch size. trained16: on trained models;
+    trained16_RULE: of another rule.
+    """
 
     def average_overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
         chosen = [row[rule] for row in rows if row["trained"] == trained and row["batch"] == size and row["steps"] == 1]

@@ -1,11 +1,11 @@
 """Closed forms on the sigmoid LeNets of DLG and CPL, without any search, compared with CPL's search on some of the same pairs.
 
-There are 200 pairs of an image and random weights, for DLG's and CPL's LeNet alternately, with ten classes and cross-entropy.
-Half of the images are photographs, and half CIFAR-10. An attack gets the float32 gradient of one image and the weights. `success`
-is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is the ratio of CPU time per recovered image,
-CPL's L-BFGS with one start to the closed form, on the same pairs (recovered: `attacker.scoring.metrics.is_recovered`). The closed
-form attacks one pair at a time; the search attacks all of its pairs at once, which favours the search. `--quick` is four pairs,
-of which two are searched.
+There are 200 pairs of an image and random weights, for DLG's and CPL's LeNet alternately; the loss is the cross-entropy of ten
+classes. Half of the images are photographs, and half CIFAR-10. An attack gets the float32 gradient of one image and the weights.
+`success` is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is CPL's CPU time per recovered
+image (L-BFGS with one start) divided by that of the closed form, on the same pairs (recovered:
+`attacker.scoring.metrics.is_recovered`). The closed form attacks one pair at a time; the search attacks all of its pairs at once,
+which favours the search. `--quick` is four pairs, and CPL attacks two of them.
 """
 
 from collections.abc import Sequence

@@ -2,13 +2,14 @@
 
 `real.py NETWORK-PIXELS`, for example `real.py resnet18-64`. A client holds two batches of 1, 4 or 16 images and trains on them
 for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search without the
-update, its null. `above_null_db` is the mean difference in PSNR, `interval_db` half its 95 % interval over examples; an interval
-that covers 0 shows no leak. Closed forms are tried first: `closed_form` is their result, or the reason why none applies.
-A search whose loss hardly falls is given up after a tenth of `most_iterations`. cpu_seconds are those of the attack and its
-null together, on one thread. The networks are torchvision's, untrained, in evaluation mode.
+update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its 95 %
+interval; an interval that covers 0 shows no leak. Closed forms are tried first: `closed_form` is their result, or the reason why
+none applies. A search whose loss hardly falls is given up after a tenth of `most_iterations`, its maximum number of iterations.
+cpu_seconds are those of the attack and its null together, on one thread. The networks are torchvision's, untrained, in evaluation
+mode.
 
 Images are those of ImageNet in --data, of the report split, up to 128 pixels; above, and without --data, embedded photographs.
-`--quick` makes two iterations on batches of 1 and 4, with one batch per epoch, which only checks that everything runs.
+`--quick` makes two iterations, and a client holds one batch of 1 or 4 images, which only checks that everything runs.
 """
 
 from dataclasses import replace
@@ -33,7 +34,7 @@ IMAGE_SIDES = (64, 128, 224)
 TABLES = tuple(f"{network}-{pixels}" for network in NETWORKS for pixels in IMAGE_SIDES)
 BATCH_SIZES = (1, 4, 16)
 STORED_PIXELS = 128
-"""Side of the ImageNet images in --data; larger images would only be enlarged ones."""
+"""Side of the ImageNet images in --data. They are not enlarged: embedded photographs are used above this size."""
 NUM_CLASSES = 10
 
 

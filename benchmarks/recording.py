@@ -119,7 +119,11 @@ RUN_FUNCTIONS = {"plain": run_plain, "recorded": run_recorded}
 
 
 def _run_stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
-    """Run one round at each turn, and report its time and the peak memory of the process."""
+    """Run a federation in a child process, pausing after each round.
+
+    way: key of `RUN_FUNCTIONS`. turn: connection to the parent process. After a round, its wall time and CPU time in seconds and
+    the peak memory of the process in MB are sent through it; the next round begins when the parent answers.
+    """
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]
 
@@ -228,7 +232,10 @@ def _write_indexed(folder: Path, clients: int, rounds: int) -> Recording:
 
 
 def _measure_queries(recording: Recording) -> tuple[int, float]:
-    """Return the number of observations in the index, and the CPU-milliseconds of the slowest query, each made eleven times."""
+    """Return the number of observations in the index, and the CPU time of the slowest query in milliseconds.
+
+    The time of a query is the median of eleven repetitions.
+    """
     counts, clients = recording.count_replies(), recording.list_clients()
     rounds, rng = [own.round for own in counts], np.random.default_rng(0)
     kinds = {

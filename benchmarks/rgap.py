@@ -6,11 +6,11 @@ python benchmarks/rgap.py limits     noise on the gradient, defenses, and update
 python benchmarks/rgap.py imprint    a malicious server's imprint layer (Robbing the Fed), and the client's check of the model
 python benchmarks/rgap.py many       10,000 images in one batched run, with --device cuda
 
-Each gradient is of one image, in float32, on an untrained network whose logistic loss separates odd and even labels. The MSE is
-on values in [0, 1], without clamping. `rgap` and `exact` infer the label from the gradient. `rgap(paper_mode)` is given it, as
-in the paper, and uses the authors' weights of equations and float32 between layers. `same` is the share of images with an MSE
-of at most 1e-4, which the paper calls visually identical. The paper's table 1 is of 10,000 images and states no times. `--quick`
-uses a few images.
+Each gradient is of one image, in float32, on an untrained network with logistic loss; the two classes are odd and even labels.
+The MSE is on values in [0, 1], without clamping. `rgap` and `exact` infer the label from the gradient. `rgap(paper_mode)` is
+given the label, as in the paper, weighs its linear equations as the authors' code does, and passes float32 from layer to layer.
+`same` is the share of images with an MSE of at most 1e-4, which the paper calls visually identical. The paper's table 1 is of
+10,000 images and states no times. `--quick` uses a few images.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ from attacker.attacks.networks.chain import read_chain
 MAX_IDENTICAL_MSE = 1e-4
 MAX_SUCCESS_MSE = 1e-3
 PAPER_INDICES = (-484, 405, 405, -208, 316)
-"""Indices in the paper's table 2, of five networks; the second and the third are equal here."""
+"""Rank analysis index of the five networks in the paper's table 2. The second and the third network have the same index."""
 PAPER_RESULTS = {
     ("cifar10", "cnn6"): {"rgap": (0.010, 0.017), "dlg": (0.050, 1.4), "hgap": (6.9e-3, 7.9e-3)},
     ("cifar10", "cnn6_d"): {"rgap": (1.39, 0.73), "dlg": (0.053, 0.013), "hgap": (0.053, 0.013)},
@@ -176,7 +176,10 @@ def measure_many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def measure_batch(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run R-GAP on `count` images in one call; since there are fewer images, every second one is a mirror image."""
+    """Run R-GAP on `count` images in one call.
+
+    The data set has fewer images than `count`, so each image is used twice, the second time mirrored.
+    """
     half = load_images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]
     y = half.y.repeat_interleave(2)[:count]

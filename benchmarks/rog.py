@@ -1,11 +1,11 @@
-"""ROG beside Inverting Gradients and its search in pixels, with and without the enhancer, in the columns of figures 3 and 8.
+"""ROG beside Inverting Gradients and ROG's search in pixels, with and without the enhancer, in the columns of figures 3 and 8.
 
 Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
 head of 1,000 classes, and a defense. Every attack models the defense, and is given the labels, as in the paper. Nulls are
-enhanced in the same way. A positional argument runs one column alone, whose answers are kept in runs/benchmark-rog, and are
-reused by later runs unless --fresh is given.
+enhanced in the same way. A positional argument runs one column alone. Reconstructions are kept in runs/benchmark-rog, and
+later runs reuse them unless --fresh is given.
 
-    single     one CIFAR-10 image in one step behind PRECODE: the closed form of its encoder beside Inverting Gradients
+    single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
     weights    train the enhancer that the project ships (not run by default)
 """
@@ -42,7 +42,8 @@ RATIO_STEPS = (10, 20, 30, 40, 60)
 class Scale:
     """The size of the benchmark.
 
-    steps: of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients. long_steps_of_ig: of that in the raw column.
+    steps: iterations of ROG and of its search in pixels. steps_of_ig: of Inverting Gradients; long_steps_of_ig: in the first
+    column, which has no defense.
     """
 
     setting: BatchSetting
@@ -111,7 +112,11 @@ def measure_columns(asked: Options) -> TableAndSummary:
 
 @dataclass(frozen=True)
 class ColumnResult:
-    """The rows of one column, and whether ROG with the enhancer is better than both others, with or without it."""
+    """The rows of one column, with comparisons of ROG with the enhancer (by LPIPS, or PSNR if there is no LPIPS).
+
+    better_than_pixels: whether it is better than its search in pixels, both without and with the enhancer.
+    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, both without and with the enhancer.
+    """
 
     rows: list[ResultRow]
     better_than_pixels: bool
@@ -180,7 +185,9 @@ def share_of_labels(tools: ColumnTools, case: Case) -> float:
 
 
 def measure_iterations(tools: ColumnTools) -> ResultRow:
-    """Return the fewest iterations of ROG that reach Inverting Gradients in the raw column, relative to its iterations.
+    """Return how many iterations ROG needs for the score of Inverting Gradients in the first column, which has no defense.
+
+    Each value is the smallest such number divided by the number of iterations of Inverting Gradients.
 
     iterations_ratio: by PSNR, both without the enhancer. iterations_ratio_lpips: by LPIPS, both without the enhancer.
     iterations_ratio_enhanced: by LPIPS, both with it. None if no number of iterations suffices.
@@ -224,7 +231,10 @@ def measure_single(asked: Options) -> TableAndSummary:
 
 
 def measure_unseen(asked: Options) -> TableAndSummary:
-    """Measure degraded images of the report part before and after the enhancer, at sizes with LPIPS where it is defined."""
+    """Measure images of the report part that were shrunk, blurred and covered with noise, before and after the enhancer.
+
+    LPIPS is only measured for images that are large enough for it.
+    """
     enhancer, rows = read_enhancer(READY_FILE), []
     count = 4 if asked.quick else 100
     for name, side in (("lfw", 32), ("cifar10", 32), ("imagenet", 64)):

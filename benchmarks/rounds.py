@@ -1,17 +1,20 @@
 """What many recorded rounds give away that one does not: row spaces of first-layer updates, of clients and of secure sums.
 
-`spans`: one client trains an MLP of 256 neurons, one step on one batch a round, over two or three shuffled epochs.
-`overlap_exact` is the share of pairs of rounds whose number of shared images is counted exactly. `intersections` is the share of
-images recovered above 60 dB as intersections of row spaces, `with_relu` also from the zeros of ReLU in batches that are known in
-part. Beside them stand the null and `(1 - (B-1)/(N-1))^(B-1)`, the expected share of images that are alone in an intersection of
-two epochs. Nothing was tuned on these images; `certain_and_wrong` counts wrong answers among those that the attack calls certain.
+`spans`: one client trains an MLP of 256 neurons, one step on one batch a round, over two or three shuffled epochs. The rows of a
+first-layer update span the images of its batch. `overlap_exact` is the share of pairs of rounds whose number of shared images is
+counted exactly. `intersections` is the share of images recovered above 60 dB as intersections of such spans; `with_relu` also
+uses the zeros of ReLU in batches of which some images are known. Beside them stand the null and `(1 - (B-1)/(N-1))^(B-1)`, the
+expected share of images that are alone in an intersection of two epochs of N images in batches of B. Nothing was tuned on these
+images; `certain_and_wrong` counts wrong answers among those that the attack calls certain.
 
-`cohorts`: secure sums of changing cohorts, of which the server knows the sum and who took part. `isolated` is the share of
-clients whose own span was found, `exact` that of images above 60 dB, `exact_with_owner` of those whose owner is named rightly.
-Counter-measures stand beside it: cohorts that never mix, a layer with fewer neurons than a sum has images, noise.
+`cohorts`: secure sums over cohorts that change from round to round; the server knows the sum and who took part. `isolated` is the
+share of clients for which the span of their own images was separated from that of the others, `exact` the share of images above
+60 dB, `exact_with_owner` the share that is also assigned to the right client. Counter-measures stand beside it: fixed groups of
+clients that are never summed with others, a layer with fewer neurons than a sum has images, noise.
 
-`feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. The gaps are
-those to the uncompressed reconstruction of one round. `stochastic`: signs and QSGD in the same way.
+`feedback`: top-k of 1 % with and without error feedback, and DGC, attacked by `accumulate` over up to 100 rounds. A gap is the
+PSNR of the uncompressed reconstruction of one round minus that of the attack. `stochastic`: stochastic signs and
+QSGD, and the gain in PSNR of the largest number of rounds over one round.
 
 `private`: clipped updates with Gaussian noise. An attacker who knows that the image is one of 100 names the most likely one, and
 the accountant bounds how often that is right.
@@ -55,7 +58,11 @@ def main() -> None:
 
 
 def run_spans_table(asked: Options) -> TableAndSummary:
-    """Return the table of `spans` and its summary, of which the smallest value over untrained and trained networks counts."""
+    """Return the table of `spans` and its summary.
+
+    Each share in the summary is the smallest over untrained and trained networks without a defense; counts are sums over all
+    rows.
+    """
     rows = [make_span_row(asked, setting) for setting in list_settings(quick=asked.quick)]
     plain = [row for row in rows if row["defense"] == "none" and "dead" not in row["network"]]
     summary: ResultRow = {"span_overlap_exact": min(row["overlap_exact"] for row in plain)}
@@ -76,7 +83,8 @@ def run_spans_table(asked: Options) -> TableAndSummary:
 def run_cohorts_table(asked: Options) -> TableAndSummary:
     """Return the table of `cohort_spans`, and its summary.
 
-    `secagg_isolated` and `secagg_examples` are over the random cohorts with most rounds, the others over all rows.
+    `secagg_isolated` and `secagg_examples` are the smallest shares among random cohorts with the largest number of rounds,
+    `wrong_owner` is the largest value of all rows.
     """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
@@ -115,7 +123,12 @@ def run_stochastic_table(asked: Options) -> TableAndSummary:
 
 
 def run_private_table(asked: Options) -> TableAndSummary:
-    """Return the table of Gaussian noise, whether every rate is at most its bound, and the largest share of a bound."""
+    """Return the table of Gaussian noise and its summary.
+
+    dp_never_above_bound: whether the rate of rightly named images is nowhere above the accountant's bound by over two standard
+    errors.
+    largest_share_of_bound: largest ratio of such a rate to its bound.
+    """
     rows = make_private_rows(asked)
     summary: ResultRow = {
         "dp_never_above_bound": all(row["named_rightly"] - 2 * row["standard_error"] <= row["bound"] for row in rows),

@@ -123,7 +123,10 @@ def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
 
 
 def measure_lag(service: ServiceProcess, root: Path, rounds: int) -> dict[str, Any]:
-    """Measure how many rounds attacks lag behind a live federation of 20 clients, whose rounds a rule attacks."""
+    """Measure how many rounds attacks lag behind a running federation of 20 clients.
+
+    A rule of the service (see docs/service.md) starts an attack on each round as soon as it is recorded.
+    """
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE_EXPERIMENT.format(rounds=rounds))
     code = "from fedsim.cli import main; main()"
@@ -175,17 +178,19 @@ def is_answered(root: Path, job: dict[str, Any]) -> bool:
 
 
 def is_kill_allowed(left: list[dict[str, Any]]) -> bool:
-    """Return whether a worker may be killed, so that no job crashes more than twice: after three crashes the service sets it
-    aside.
+    """Return whether a worker may be killed: only if no unfinished job (`left`) has a recorded crash.
 
-    left: unfinished jobs. A crash may be recorded only after the next check, so that a second kill can
-    hit the same job. Its first crash is then known, and it is not hit again until it is finished.
+    Then no job crashes three times, after which the service would give it up ("set aside"). A job may crash twice, since the
+    service may record its first crash only after the second kill.
     """
     return not any(job["crashes"] for job in left)
 
 
 def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
-    """Return the number of jobs that are neither done, with their results on disk, nor set aside, which is counted separately."""
+    """Return the number of jobs that are lost: unknown, unfinished, failed, or done without their results on disk.
+
+    Jobs that the service set aside after repeated crashes are not counted here.
+    """
     kept = {job["id"] for job in jobs if job["state"] == "set_aside" or (job["state"] == "done" and is_answered(root, job))}
     return len(set(ids) - kept)
 

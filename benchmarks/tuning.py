@@ -37,7 +37,7 @@ NETWORK_EFFORT: dict[str, tuple[int, int]] = {
     "lenet_rog": (2, 600),
     "resnet20_4": (2, 600),
 }
-"""Number of images of each data set, and of steps, by network, for a few CPU-minutes."""
+"""Dict from a network to the number of images of each data set, and the number of steps, that take a few CPU-minutes."""
 SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
     {"signed": True, "tv": 1e-4},
     {"signed": False, "tv": 1e-4},
@@ -93,7 +93,7 @@ def measure_searches(asked: Options) -> TableAndSummary:
 
 
 def measure_beliefs(asked: Options) -> TableAndSummary:
-    """Measure the route `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
+    """Measure the closed form `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
     for data in draw_images(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):

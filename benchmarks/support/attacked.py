@@ -67,9 +67,9 @@ def make_row(
 ) -> dict[str, Any]:
     """Return one row of results. x, y: true examples of each case, (N, *shape) and (N,). seconds: CPU-seconds of the attack.
 
-    asr_c, asr_l: shares of all examples whose content and label are recovered; low, high: the 95 % interval of asr_c over cases.
-    median_mse: of all examples. mse, ssim: means over the recovered ones.
-    iterations: until the paper's tolerance or the end of the search, mean over the recovered ones. cpu_seconds: per example.
+    asr_c: share of all examples whose content is recovered. asr_l: share of right labels. low, high: 95 % interval of asr_c, with
+    cases as clusters. median_mse: of all examples. mse, ssim, iterations: means over examples with recovered content; iterations
+    count until the paper's tolerance or the end of the search. cpu_seconds: per example.
     """
     pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))

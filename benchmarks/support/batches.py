@@ -22,7 +22,11 @@ TRAINING_IMAGES, TRAINING_STEPS = 512, 300
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch:
-    """One row of the table. steps: local steps of the client, each on a batch of its own. defense: as in a run."""
+    """One row of the table.
+
+    batch: number of examples of a step. width: of the hidden layer. state: "untrained" or "trained". steps: local steps of the
+    client, each on a batch of its own. defense: as in an experiment. rate: learning rate.
+    """
 
     batch: int
     width: int

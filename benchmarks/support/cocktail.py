@@ -22,9 +22,10 @@ RATE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class SeparatedBatch:
-    """One row of the table. state: of the network, untrained or trained. criterion, refine: arguments of the attack.
+    """One row of the table.
 
-    skip: number of images of the part to leave out first, so that batches share none.
+    state: "untrained" or "trained" network. criterion, refine, steps: arguments of `cocktail_party`.
+    skip:  number of images at the beginning of the report part to leave out, so that two batches share no image.
     """
 
     batch: int

@@ -37,7 +37,10 @@ DEFENSE_SPECS = (
 )
 CODEC_NAMES = ("dense", "sparse", "bits", "levels")
 SUMMARY_KEYS = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio": "top_k(0.01"}
-"""Keys of the summary: the largest ratio of all defenses whose specification begins with this text, each with its codec."""
+"""Dict from a key of the summary to the beginning of defense specifications.
+
+The value of the key is the largest ratio of packed to dense bytes among these defenses, each with its codec.
+"""
 
 
 def measure_codecs(asked: Options) -> None:

@@ -148,7 +148,7 @@ def work(number):
 def measure_queues(asked: Options) -> list[ResultRow]:
     """Count jobs that are lost, and jobs that are done twice, after a process was killed during a job and another one continued.
 
-    late_ends: how many of two workers can finish the same job, if the first is slow and was considered dead.
+    late_ends: a slow worker is taken for dead, and its job is given to a second one; number of the two that can mark it as done.
     """
     rows = []
     for name, program in QUEUE_PROGRAMS.items():
@@ -262,7 +262,7 @@ serve(prepare)
 
 
 def measure_pools(asked: Options) -> list[ResultRow]:
-    """Count the tasks that are answered if the worker of one task is killed once."""
+    """Count how many of `NUM_TASKS` tasks return their result if a worker process is killed once, during one task."""
     rows = []
     for name in ("ours", *POOL_PROGRAMS):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Grid search over the settings of gradient-matching attacks, by family of networks, on images of the tuning part.
 
 For every family of `attacker.attacks.presets`, each setting attacks the same updates of an untrained network: one step on a
-single example, and one step on a batch of four. A preset takes the setting that recovers most examples over both; among equal
-ones, the setting with the smaller median error.
+single example, and one step on a batch of four. A preset takes the setting that recovers the largest number of examples in both
+together; among equal ones, the setting with the smaller median error.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ from fedsim.training.local import train
 
 @dataclass(frozen=True)
 class LocalClient:
-    """A client: a network, its weights and its training settings; `case` returns the observation for given examples."""
+    """A client: a network, its weights and its training settings. `make_case` returns what the server sees for given examples."""
 
     model: ModelSpec
     data: DataSpec

@@ -31,7 +31,7 @@ from support.contract import Options
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)
 PARTS_OF_TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
-"""The part of each tenth of the range of content hashes."""
+"""Part of an example, by the tenth of the range of hashes in which the hash of its content lies: 40, 20 and 40 % of examples."""
 TUNED_FILE = Path(__file__).parents[1] / "tuned.json"
 DATA_FILES = {
     "cifar10": "cifar10/train.npz",
@@ -111,7 +111,8 @@ def count_part(asked: Options, name: str, part: Part) -> int:
 def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source: str = "the data set") -> NDArray[np.int64]:
     """Return the indices of `count` examples of a part, in the order of their hashes.
 
-    values: (N, ...), as stored. Examples with the same content count once. Raises ValueError if there are too few.
+    values: examples (N, ...), as stored. Of examples with the same content, only one is used. skip: number of examples of the
+    part to leave out first. Raises ValueError if the part has too few.
     """
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")

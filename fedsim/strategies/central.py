@@ -40,8 +40,7 @@ def clip_adaptively(
     norm_learning_rate: float = 0.2,
     clipped_count_stddev: float | None = None,
 ) -> Flowers:
-    """Wrap `inner` so that the clipping norm adapts to the norms of the updates (Andrew et al. 2021), for `drawn` clients per
-    round.
+    """Wrap `inner` for `drawn` clients per round so that the clipping norm adapts to the updates (Andrew et al. 2021).
 
     noise_multiplier:     as in `clip_fixed`, for the mean and the count of clipped clients together: the mean gets a little more
                           noise, so that both cost as much privacy as the mean alone in `clip_fixed`.

@@ -1,4 +1,9 @@
-"""The effect of three options that AGIC lacks: surrogate weights, a prior over local epochs, and robust weights of rounds."""
+"""The effect of three options that AGIC lacks.
+
+surrogate:       evaluate the one-batch approximation at weights between those before and after the local training.
+order_invariant: simulate local epochs with separate examples, and a prior that their mean is the same in every epoch.
+robust:          give rounds whose gradient does not fit a small weight, in case they were linked wrongly.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +53,7 @@ def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
-    """Return cases of `passing` images each, trained on for several epochs in batches of one, in a new order every epoch."""
+    """Return one case per `passing` images, on which a client trains for `epochs` epochs, in batches of one and new order."""
     of = make_client("lenet_cpl", found.data, seed=seed)
     of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
     rng = torch.Generator().manual_seed(seed + 5)

@@ -26,7 +26,11 @@ MIN_PSNR = 20.0
 
 
 def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack two clients of 24 one-image rounds, and the same clients with batches of 4 in the second epoch."""
+    """Attack two clients of 12 images over two epochs: in batches of 1 (24 rounds), and with batches of 4 in the second epoch.
+
+    The first are attacked by a search with closed forms before it, by the search alone, and by its null; the second without the
+    search alone.
+    """
     images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
     rows, seconds = [], {}
     for name, sizes in {"1 and 1": (1, 1), "1 and 4": (1, 4)}.items():

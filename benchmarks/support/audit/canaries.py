@@ -20,7 +20,11 @@ from fedsim.recording.round_metrics import read_metrics
 
 DELTA = 1e-5
 MECHANISMS = ((0.7, 1), (1.0, 1), (2.0, 1), (4.0, 1), (6.0, 9), (30.0, 100))
-"""Noise multipliers and numbers of rounds. Every canary moves its own coordinate by one sensitivity, in every round."""
+"""Noise multipliers and numbers of rounds.
+
+In every round, each canary adds 1 or -1, by its coin, to a coordinate of its own; the noise multiplier is the standard deviation
+of the noise on it.
+"""
 NUM_CANARIES = (1000, 10_000)
 REPETITIONS = 200
 FEDERATIONS = (1.0, 2.0, 4.0)

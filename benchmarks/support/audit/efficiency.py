@@ -27,9 +27,10 @@ HIDDEN, STEPS, IMAGES = 64, 100, 40
 MAP_STOP = Stop(patience=8, decrease=1e-6)
 """The noise dominates the loss, so that much smaller decreases than by default matter."""
 HOP_SCALES = (1.0, 0.5, 0.25) * 10
-"""Standard deviations, in those of the prior, of the changes after which a MAP search starts again from the best image so far.
+"""Standard deviations of random perturbations of the best image so far, from which a MAP search starts again.
 
-The answer with the least own loss counts: the gradient of a ReLU network jumps between images, and single searches get stuck.
+They are multiples of the prior's standard deviation. The answer with the smallest loss counts. Restarts are needed because the
+gradient of a ReLU network is a discontinuous function of the image, so that single searches get stuck.
 """
 ALTERNATIONS = 20
 """Number of times that the start of a MAP search solves for the image and for the gradient by the first layer's output."""
@@ -48,7 +49,10 @@ MIN_ERROR = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothPrior:
-    """A Gaussian distribution of smooth images. belief: maps the noise's standard deviation to the term of a MAP search."""
+    """A Gaussian distribution of smooth images.
+
+    belief: maps the standard deviation of the noise to the prior term that is added to the loss of a MAP search.
+    """
 
     prior: GaussianPrior
     draw: Callable[[int, torch.Generator], Tensor]
@@ -109,7 +113,11 @@ def make_search() -> GradientMatching:
 
 
 def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Options) -> list[Reconstruction]:
-    """Return the MAP estimate of each case: a search from the first layer's estimate, then from changes of the best answer."""
+    """Return the MAP estimate of each case.
+
+    The first search starts from the estimate of the first layer alone, further ones from random perturbations of the best answer.
+    The answer with the smallest loss is returned.
+    """
     search = make_search()
     search = replace(search, prior=Prior(belief=drawn.belief(std)), search=replace(search.search, stop=MAP_STOP))
     start = replace(search, warm_start=lambda cases, rng: [_compute_map_start(case, drawn.prior, std) for case in cases])
@@ -130,8 +138,8 @@ def _search_map(cases: Sequence[Case], drawn: SmoothPrior, std: float, asked: Op
 def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
     """Return the MAP estimate of the image from the first layer alone, whose gradient is an outer product of rank 1.
 
-    The gradient by the layer's output and the image are estimated in turn, each as the solution of a linear system. Coordinates
-    that pruning removed are left out.
+    The gradient with respect to the layer's output and the image are estimated in turn, each as the solution of a linear system.
+    Coordinates that pruning removed are left out. The result is a start for the search.
     """
     gradient = {name: -u.double() for name, u in case.observations[0].update.items()}
     weight, bias = next((g, gradient[name.replace("weight", "bias")]) for name, g in gradient.items() if g.ndim == 2)

@@ -22,8 +22,9 @@ NOISE_DEFENSE = "clip(0.5) | gaussian(0.05)"
 class Fault:
     """A deliberate fault, and the identifier of the audit's check (`Finding.rule`) that must report it.
 
-    settings: changed keys of the experiment. faulty: dict from a defense's name to the implementation that clients run instead.
-    report:   function that edits metrics.jsonl in the folder of the run after it has finished.
+    settings: keys of the experiment that differ from the benchmark's base experiment. faulty: dict from a defense's name to the
+              implementation that clients run instead.
+    report:   function that falsifies metrics.jsonl in the folder of the finished run.
     """
 
     name: str
@@ -129,5 +130,5 @@ def plant_fault(fault: Fault) -> Iterator[None]:
 
 
 def replace_defense(kind: Any, made: Callable[..., Defense]) -> Any:
-    """Return a registered defense with another implementation."""
+    """Return a copy of `kind`, an entry of the registry of defenses, with the implementation `made`."""
     return kind._replace(defense=made)

@@ -30,14 +30,17 @@ TABULAR_DATA_SETS = ("breast_cancer", "adult")
 class Cell:
     """The settings of some cases of one kind.
 
-    network, arguments: of the model; one with a colon is code of `support.calibration.networks`.
-    data: of `splits.DATA_FILES`, a table, or noise.
-    batch, steps, epochs, rate: of the client: `steps` batches of their own, or one batch for so many epochs.
-    warm: steps that the weights have taken on other examples. rounds: above 1, rounds of one client, each with a batch, over
-    half as many batches, so that every example passes twice.
-    defense, attack, settings: as in an experiment and on the command line. null: withhold the gradient. cases: how many.
-    half: images of half the height and width. side: their height and width, averaged down to; 0: as they are.
-    claimed: number of examples that the client reports; 0: the true one.
+    network, arguments: name and arguments of the model; a name with a colon is code of `support.calibration.networks`.
+    data: name in `splits.DATA_FILES`, of a table, or "noise" for random pixels.
+    batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own. epochs: if
+            above 0, the client instead trains on one batch for this number of epochs.
+    warm:   number of steps on other examples that the global weights have taken before.
+    rounds: if above 1, a case has this number of rounds, each with one batch. There are half as many batches, so that each is
+            used twice.
+    defense, attack, settings: as in an experiment and on the command line. null: withhold the gradient. cases: number of cases.
+    two_classes: whether labels are replaced by their parity. half: whether images are reduced to half their height and width.
+    side:   height and width to which images are reduced; 0 for no change.
+    claimed: number of examples that the client reports; 0 for the true one.
     """
 
     attack: str
@@ -96,7 +99,7 @@ def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterato
 
 
 def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
-    """Score one reconstruction as `attacker.scoring` does, without surplus candidates."""
+    """Score one reconstruction as `attacker.scoring` does: only its first `len(truth)` examples are assigned to originals."""
     found = keep_first(found, len(truth))
     x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]

@@ -76,7 +76,10 @@ def _name_group(one: Answered) -> str:
 
 
 def _summarise_route(said: Floats, right: Floats, undecided: float) -> dict[str, Any]:
-    """Return the summary row of a route. ece_of_chance: the expected error of perfectly calibrated confidences, by chance."""
+    """Return the summary row of a route. said: confidences. right: outcomes, 0 or 1. undecided: share of undecided answers.
+
+    ece_of_chance: the expected `ece` if these confidences were perfectly calibrated; above 0 because the sample is finite.
+    """
     rng = np.random.default_rng(0)
     drawn = [measure_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
     return {

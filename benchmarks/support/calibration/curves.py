@@ -1,7 +1,8 @@
 """The fit of the calibration curves of confidence on the tuning part: attacker/attacks/confidence/calibration.json.
 
 Every curve is also cross-validated: its calibration error is measured on the cells of one network, data set and defense that were
-left out of the fit. If that error is large, the curve reports probabilities in the middle as undecided.
+left out of the fit. If that error is above `MAX_CALIBRATION_ERROR`, the curve reports probabilities in one of `UNDECIDED_BANDS`
+around 0.5 as undecided.
 """
 
 import json
@@ -32,7 +33,7 @@ SMOOTHING_ANSWERS = 1.0
 """Number of artificial answers, half of each outcome, that are added at the mean evidence, so that few answers give no extreme
 probability."""
 MIN_EVIDENCE, MAX_EVIDENCE = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
-"""Smallest and largest evidence that changes a probability; beyond it, errors of answers have other causes than the posterior."""
+"""Limits by feature to which evidence is clamped: beyond them, it no longer tells whether an answer is right."""
 LOWER_IS_BETTER_FEATURES = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
 SEARCH_FEATURES = ("misfit", "error", "step", "roughness", "outside", "equations")
 ROUTE_FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -47,13 +48,15 @@ ROUTE_FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("prior alone", "rows"): (),
 }
 ROUTES_FITTED_WITH_SEARCHES = ("optimisation from a closed form", "joint over rounds")
-"""Routes with few answers of their own. Answers of plain searches are added to their fit with a weight of one third."""
+"""Routes with few answers of their own. Answers of plain searches are added to their fit, each with a weight of one third."""
 RANGE_CHECKED_FEATURES = ("examples", "drift")
 """Evidence for which the range in the fit is stored with the curve."""
 MAX_DECIDED_EVIDENCE: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("linear", "rows"): {"misfit": -2.5},
 }
-"""Evidence above which answers are undecided, because the share of right answers does not carry over between settings.
+"""Dict from route and kind of data to the largest value of a feature; answers above it are reported as undecided.
+
+Above it, the share of right answers differs so much between settings that no curve predicts it.
 
 Of the linear answers with a larger misfit, between 0 and 60 % were right, depending on network, data set and defense.
 """
@@ -108,7 +111,10 @@ def _record_answers(asked: Options) -> None:
 
 
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
-    """Return the curve of a route in the form of calibration.json; None if there are no answers."""
+    """Return the curve of a route as an entry of calibration.json; None if there are no answers.
+
+    route: method that produced the answers, such as "optimisation". kind: "images" or "rows", of tables.
+    """
     features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
     if not own:
@@ -143,7 +149,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
 
 
 def _select_within(record: ResultRow, limits: Mapping[str, float]) -> ResultRow:
-    """Return the record without the answers whose evidence exceeds a limit of their route."""
+    """Return the record without the answers that exceed one of `limits`, the largest values by feature."""
     kept = [
         i for i in range(len(record["recovered"])) if all(record["evidence"][name][i] <= most for name, most in limits.items())
     ]
@@ -181,9 +187,11 @@ def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -
 def _predict_left_out(
     x: Floats, y: Floats, features: Sequence[str], kinds: NDArray[np.str_], count: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the cross-validated probabilities of a route's own answers, and the outcomes.
+    """Return the cross-validated probabilities of a route's own answers, and their outcomes, in the order of `y`.
 
-    Answers of each network, data set and defense (`kinds`) are predicted by a curve fitted to all other answers.
+    The answers of each kind (network, data set and defense, by name in `kinds`) are predicted by a curve fitted to all other
+    kinds.
+    count: weight of each answer; 1 for the route's own answers, less for those of plain searches that were added to the fit.
     """
     said = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):
@@ -197,9 +205,9 @@ def _predict_left_out(
 
 
 def _find_rough_band(said: Floats, right: Floats) -> tuple[float, float]:
-    """Return the narrowest band outside of which the calibration error is at most `MAX_CALIBRATION_ERROR`.
+    """Return the narrowest of `UNDECIDED_BANDS` outside of which the calibration error is at most `MAX_CALIBRATION_ERROR`.
 
-    If there is none, or there are too few answers, it is the widest band. said: probabilities. right: outcomes, 0 or 1.
+    If none is enough, or there are fewer than `MIN_OWN_ANSWERS` answers, return the widest. said: probabilities. right: outcomes.
     """
     for band in UNDECIDED_BANDS if len(said) >= MIN_OWN_ANSWERS else ():
         decided = ~_is_between(said, band)

@@ -1,8 +1,9 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
 `early` is the best loss after a share of the steps, relative to the loss at the start. The rule stops a search if `early` is
-above `hopeless` and the loss is above `unexplained` (`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it
-recovers an example. Full searches are enough to evaluate the rule, because it changes nothing in a search before it stops it.
+above `hopeless` and this best loss, relative to the loss of a zero gradient, is above `unexplained`
+(`attacker.attacks.optimisers.descent.Stop`). A search succeeds if it recovers an example. Searches that run to their end without
+the rule are enough to evaluate it, because it changes nothing in a search before it stops it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ STEP_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the steps after which a search may be given up, among which the tuning part chooses."""
 SEARCH_STEPS = (300, 1200)
 CASES_PER_CLIENT = 16
-"""Number of cases of each client and number of steps."""
+"""Number of cases for each pair of a client setting and a number of steps."""
 CONVNET_NAME, STRIDED_NAME, RESNET_NAME = (f"{NETWORKS_MODULE}:{name}" for name in ("convnet", "strided", "resnet8"))
 CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"data": "lfw"},
@@ -47,10 +48,11 @@ CLIENT_SETTINGS: Sequence[Mapping[str, Any]] = (
 
 @dataclass(frozen=True)
 class Watched:
-    """A full search.
+    """A search that ran to its end without the rule.
 
-    early: best loss after each of `STEP_SHARES`, relative to the loss at the start; None if the search had finished before.
-    first: the loss at the start, relative to that of a zero gradient. steps: maximum number of iterations.
+    early: dict from each of `STEP_SHARES` to the best loss after this share of the steps, relative to the loss at the start; None
+           for shares after the end of the search.
+    first: the loss at the start, relative to the loss if the guess had a zero gradient. steps: maximum number of iterations.
     recovered: whether the search recovered an example.
     """
 
@@ -60,7 +62,10 @@ class Watched:
     recovered: bool
 
     def is_given_up(self, after: float, hopeless: float) -> bool:
-        """Return whether the rule stops this search."""
+        """Return whether the rule stops this search at the share `after` of its steps.
+
+        That is: it is still running, and both losses are above `hopeless` and `MIN_UNEXPLAINED_LOSS` (see the module).
+        """
         early = self.early[after]
         return early is not None and early > hopeless and early * self.first > MIN_UNEXPLAINED_LOSS
 

@@ -13,7 +13,7 @@ UNSIGNED_SETTINGS = {"steps": 400, "signed": False, "tv": 1e-3}
 
 
 def format_noise(std: float) -> str:
-    """Return the specification of Gaussian noise on every entry of a gradient, for a learning rate of 1."""
+    """Return the specification of Gaussian noise with standard deviation `std` per gradient entry, for learning rate 1."""
     return f"in_gradient_units(gaussian({std}), 1.0)"
 
 

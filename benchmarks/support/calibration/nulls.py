@@ -41,7 +41,11 @@ UPDATE_CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Return a row for each null, with the changes that altered its result, and the number of nulls that read the update."""
+    """Replace the update in three ways (`UPDATE_CHANGES`) and check that the result of each attack's null stays the same.
+
+    Returns a row for each null, with the names of the changes that altered its result, and the number of nulls with such a
+    change.
+    """
     rows = [_measure_null(asked, spec) for spec in _list_specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 

@@ -38,7 +38,10 @@ def brier(said: Floats, right: Floats) -> float:
 
 
 def draw_diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
-    """Draw a reliability diagram: the share of successes by confidence, with one panel for each route."""
+    """Draw a reliability diagram: the share of successes by confidence, with one panel for each route.
+
+    of: dict from a route to the confidences of its answers and their outcomes (0 or 1), both (N,).
+    """
     import matplotlib
 
     matplotlib.use("Agg")

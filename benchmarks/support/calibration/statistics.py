@@ -1,9 +1,10 @@
 """Coverage of the confidence intervals of scoring, and the error rate of verdicts.
 
 Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
-each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak where a second null stands in for
-the attack. A false "no leak" is a verdict of no leak although the attack gains as much as the verdict itself states that the
-sample would show. No number here was chosen on these images: levels follow from theory, see `attacker.scoring`.
+each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak if the attack's scores are those of
+a second null. A false "no leak" is a verdict of no leak although the true gain of the attack is at least the smallest gain that
+the verdict states to be detectable. No number here was chosen on these images: significance levels are fixed in advance, see
+`attacker.scoring`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,10 @@ TRUE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.
 
 
 def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Return the coverage of nominal 95 % intervals by design; for shares the mean, minimum and maximum over true shares."""
+    """Return the coverage of nominal 95 % intervals, one row per sampling design: number, size and correlation of clusters.
+
+    Rows on shares hold the mean, the minimum and the maximum of the coverage over `TRUE_SHARES`.
+    """
     repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTER_COUNTS, CLUSTER_SIZES)
     rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
     for count, size, correlation in product(clusters, sizes, CORRELATIONS):
@@ -71,7 +75,11 @@ def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
-    """Return how many pairs of design and true share have a coverage below 0.92 and above 0.98; also for usual designs only."""
+    """Return how many pairs of sampling design and true share have a coverage below 0.92, and how many above 0.98.
+
+    every: number of clusters, true share and coverage of each pair. Keys `usual_cells...` are for at least 8 clusters and shares
+    from 0.1 to 0.9 only.
+    """
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
     found: ResultRow = {}
     for name, held in (("cells", [one[2] for one in every]), ("usual_cells", usual)):
@@ -81,7 +89,11 @@ def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
 
 
 def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:
-    """Draw successes (repetitions, clusters, size), with the share of each cluster from a beta distribution."""
+    """Draw successes, 0 or 1, of the given `shape` (repetitions, clusters, size), with mean `value`.
+
+    The success probability of each cluster is drawn from a beta distribution, so that two successes in a cluster have this
+    `correlation`.
+    """
     if correlation == 1:
         own = (rng.random(shape[:2]) < value).astype(float)
     elif correlation == 0:
@@ -143,12 +155,16 @@ class JudgedVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict is the opposite of the truth."""
+        """Whether the verdict states a leak, even a partial one, and there is none, or does not state one and there is one."""
         return self.verdict.leaks != (self.truth == "leak")
 
 
 def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
-    """Yield verdicts on random scores: of a null compared with itself, and of leaks that the verdict calls detectable."""
+    """Yield verdicts on random scores.
+
+    First, two nulls are compared, so the truth is "no leak". This verdict states the smallest detectable gain of a score; a
+    verdict on new scores that are larger by this gain follows, whose truth is "leak".
+    """
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
     for clusters, size, correlation in ((3, 1, 0.0), (8, 1, 0.0), (8, 4, 0.5), (30, 1, 0.0)):
@@ -196,10 +212,11 @@ def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: 
 
 
 def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
-    """Yield verdicts on federations attacked by a cheap search: null against null, and attacks with and without noise.
+    """Yield verdicts on federations: null against null, a cheap search on updates with and without noise, and a closed form.
 
-    The true gain of an attack is its mean difference to the null over all clients. If it is at least the gain that the verdict on
-    some clients calls detectable, by any score, the verdict must be a leak. The closed form recovers every image.
+    The true gain of an attack is its mean difference to the null over all clients. If for at least one score it is as large as
+    the gain that the verdict on some clients states to be detectable, this verdict must be a leak. The closed form recovers every
+    image of an MLP, so its verdict must always be a leak.
     """
     for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
         gallery = _load_gallery(asked, name)
@@ -224,7 +241,11 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
 def _judge_attack(
     clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
 ) -> Iterator[JudgedVerdict]:
-    """Yield verdicts on runs of an attack that leaks enough to be detected."""
+    """Yield verdicts on groups of clients for which the truth is "leak".
+
+    Groups are left out for which the true gain of the attack is below the smallest detectable gain in every score, except for the
+    closed form, which recovers everything.
+    """
     everyone = range(len(clients.x))
     whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}

@@ -51,7 +51,7 @@ def make_search_and_router(attack: Callable[..., GradientMatching], **settings: 
 
 
 def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return CPL with a total-variation prior of weight `tv`, which the paper does not use."""
+    """Return a dict with the attack "cpl tv": CPL with a total-variation prior of weight `tv`, which the paper does not use."""
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
@@ -67,12 +67,16 @@ def choose_max_iterations(asked: Options) -> int:
 
 
 def choose_count(asked: Options, on_two_cores: int, quick: int = 1) -> int:
-    """Return the number of images: a hundred with a GPU, as in the paper."""
+    """Return the number of images: `quick` with --quick, `on_two_cores` on a CPU, and 100 on a GPU, as in the paper."""
     return quick if asked.quick else on_two_cores if asked.device == "cpu" else 100
 
 
 def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
-    """Load the data sets that are available, each embedded substitute once; with `--quick` only the first."""
+    """Load `count` examples of each data set; with `--quick` of the first only.
+
+    Embedded images replace a missing image data set. They are listed once, even if they replace several. A
+    missing table is left out.
+    """
     found: dict[str, Images] = {}
     for name in names[:1] if asked.quick else names:
         one = load_table(asked, name, count) if name in ("adult", "breast_cancer") else load_images(asked, name, count)
@@ -99,7 +103,7 @@ def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalCl
 
 
 def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:
-    """Return cases of one example each."""
+    """Return cases of one example each, as observed for the client `seen`."""
     return make_batch_cases(data, seen, 1, defense)
 
 
@@ -112,7 +116,7 @@ def make_batch_cases(data: Images, seen: LocalClient, size: int, defense: str = 
 
 
 def make_squeezed_cases(data: Images, seen: LocalClient, steps: int, rate: float) -> Originals:
-    """Return cases of one example each, after `steps` local steps on it."""
+    """Return one case per example: the update of the client `seen` after `steps` local steps on it, with learning rate `rate`."""
     seen = replace(seen, training=replace(seen.training, learning_rate=rate, steps=None, epochs=steps))
     x, y = list(data.x.split(1)), list(data.y.split(1))
     cases = [seen.make_case([pair] * steps, f"{data.name}-{i}") for i, pair in enumerate(zip(x, y, strict=True))]
@@ -120,9 +124,10 @@ def make_squeezed_cases(data: Images, seen: LocalClient, steps: int, rate: float
 
 
 def insert_paper_rows(rows: list[dict[str, Any]], paper: PaperTable, *keys: str) -> list[dict[str, Any]]:
-    """Return our rows, with the paper's row for each kind inserted after them. keys: columns that identify the kind of a row.
+    """Return our rows, with rows of the paper inserted.
 
-    Embedded data that replace a missing data set have no published row.
+    After consecutive rows with the same values in the columns `keys` comes the paper's row for these values.
+    Nothing is inserted if the paper has no such row, as for embedded data that replace a missing data set.
     """
     told: list[dict[str, Any]] = []
     for i, row in enumerate(rows):

@@ -64,7 +64,7 @@ def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tup
 
 
 def _count_iterations(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
-    """Return a dict from attack to the numbers of iterations of its successful searches."""
+    """Return a dict from attack to the numbers of iterations of its successful searches. start: `init` of CPL."""
     found = {}
     for name, attack in make_search_and_router(cpl, init=start, steps=choose_max_iterations(asked)).items():
         answers, _ = run_attack(attack, originals.cases, asked)
@@ -88,10 +88,10 @@ def measure_base(asked: Options) -> TableAndSummary:
 
 
 def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
-    """Return the attacks of table 2, each with its usual number of iterations.
+    """Return the attacks of table 2 on the client `seen`, by name, each with its default number of iterations.
 
-    CPL and DLG have up to three starts. Inverting Gradients has as many on a GPU, and one on a CPU, where its 4,800 iterations
-    take longer than the three starts of the others.
+    CPL and DLG have up to three starts. Inverting Gradients also has three on a GPU. On a CPU it has one, since its 4,800
+    iterations take longer than the three starts of the others.
     """
     ours, quick = _choose_effort(asked), {"steps": 200} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
@@ -155,7 +155,10 @@ def measure_starts(asked: Options) -> TableAndSummary:
 
 
 def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
-    """Split a pool into one image of each of `count` classes, and all others, which the insider owns."""
+    """Split a pool into one image of each of `count` classes, which are attacked, and all images with other content.
+
+    The latter belong to the insider: an attacker who takes part in the federation and knows other images of these classes.
+    """
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
     mine = pool.of([int((pool.y == label).nonzero()[0]) for label in classes])
@@ -192,7 +195,10 @@ def measure_local_training(asked: Options) -> TableAndSummary:
 
 
 def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
-    """Measure one cell of table 6: the closed form `features`, the tuned search, and on a GPU the paper's search."""
+    """Return the rows for one data set and batch size of table 6, one per attack.
+
+    Attacks: the closed form `features`, CPL's search with the tuned preset, and on a GPU with the paper's settings.
+    """
     data = load_data_sets(asked, (name,), size * (1 if asked.quick else NUM_BATCHES))[0]
     seen = make_paper_client(data, asked)
     search = make_tuned("cpl", seen, **({"steps": 5} if asked.quick else {}))
@@ -203,7 +209,11 @@ def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
 
 
 def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
-    """Attack updates of 1 to `most` local steps, as one step as in the paper, and by simulation of the steps."""
+    """Attack updates of `count` local steps, and return one row per learning rate and attack.
+
+    The attacks treat the update as one step, as the paper does; "cpl simulated" simulates the steps. most: maximum number of
+    iterations.
+    """
     rows: list[dict[str, Any]] = []
     for rate in LEARNING_RATES if count > 1 else (1.0,):
         originals = make_squeezed_cases(data, make_paper_client(data, asked), count, rate)
@@ -216,7 +226,10 @@ def _measure_steps(data: Images, count: int, most: int, asked: Options, **labels
 
 
 def _summarise_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
-    """Return for every kind of row the success rates of the paper's attack and of the best attack. keys: identify the kind."""
+    """Return success rates by kind of row, which is the text of its values in the columns `keys`.
+
+    Key "KIND" holds the rate of the first attack, which is the paper's, key "KIND best" that of the best attack.
+    """
     summary: dict[str, Any] = {}
     for row in rows:
         kind = " ".join(str(row[key]) for key in keys)
@@ -239,9 +252,9 @@ def measure_compression(asked: Options) -> TableAndSummary:
 
 
 def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
-    """Return CPL without and with knowledge of the defense.
+    """Attack with CPL, which ignores the defense or, if `defended`, also knows it, and return one row per attack.
 
-    tv: weight of total variation of a third attack, which does not know the defense; 0 for no third attack.
+    tv: if above 0 and `defended`, weight of total variation of one more attack, which ignores the defense.
     """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
     if defended and tv:

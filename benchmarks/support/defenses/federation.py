@@ -92,7 +92,8 @@ def make_settings(
 ) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
-    attacked: number of clients recorded in the first round, or with a cohort the number of rounds recorded.
+    attacked: number of recorded observations: without `cohort`, that many clients of the first round; with it, all of
+              that many rounds.
     batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
     rounds = 4 if quick else NUM_ROUNDS
@@ -124,7 +125,7 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
 
 
 def measure_units(federation: Federation) -> dict[str, float]:
-    """Return the median norm of a federation's recorded updates, and their root mean square."""
+    """Return "norm", the median L2 norm of a federation's recorded updates, and "rms", the root mean square per coordinate."""
     recording = federation.recording
     norm = median(float(global_norm(one.update)) for one in recording.read_observations())
     coordinates = sum(t.numel() for t in recording.read_sent(1).weights.values())

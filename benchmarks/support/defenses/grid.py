@@ -16,13 +16,13 @@ DECLARED_PAIRS = tuple((attack, knows) for attack in DECLARED_ATTACKS for knows 
 
 @dataclass(frozen=True)
 class Entry:
-    """One defense. key: of the experiment. settings: mild, middle and strong, or one if there are no strengths.
+    """One defense. key: key of the experiment that turns it on. settings: values of the key, from mild to strong.
 
-    declared: effect of the strongest setting, for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and
-              knowing it.
+    declared: effect of the strongest setting on CPL ignoring the defense, CPL knowing it, Inverting Gradients ignoring it, and
+              Inverting Gradients knowing it, in this order.
     why:      reason for the declaration.
     batch:    number of examples per client step, for a defense that needs more than one.
-    cohorts:  numbers of clients drawn per round, if that is the strength of the defense; there is then one setting.
+    cohorts:  for secure aggregation, numbers of clients per sum, which take the place of several settings.
     """
 
     name: str

@@ -37,7 +37,7 @@ class MeasuredAttack:
 
     @property
     def psnr(self) -> float:
-        """Mean PSNR over all examples; a failure counts with the PSNR of the null."""
+        """Mean PSNR over all examples. An example that the attack gave no answer for counts with the PSNR of the null."""
         assert self.summary.psnr is not None  # examples are images
         return self.summary.psnr.value
 
@@ -51,7 +51,11 @@ class MeasuredAttack:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of one federation. own: accuracy, bytes and epsilon. units: norms of its updates. attacked: by attack name."""
+    """The results of one federation.
+
+    own: its accuracy, bytes and epsilon. units: size of its updates, from `measure_units`. attacked: dict from the name of an
+    attack to its scores.
+    """
 
     own: dict[str, Any]
     units: dict[str, float]

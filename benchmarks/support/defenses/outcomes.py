@@ -21,8 +21,8 @@ MAX_DB = 58.9
 Declared = Literal["flat", "falls", "gone", "rises"]
 """The declared change of the PSNR from no defense to the strongest setting.
 
-flat: it changes by less than the margin. falls, rises: it changes by more than the margin. gone: it falls, and exceeds the best
-null by less than the margin.
+flat: it changes by less than the margin. falls, rises: it changes by more than the margin. gone: it falls by more than the
+margin, and the remaining PSNR exceeds that of the best null by less than the margin.
 """
 DefenseOutcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 

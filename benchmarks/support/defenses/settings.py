@@ -44,8 +44,8 @@ DEFENSE_AWARE_ATTACKS = ("CPL", "IG")
 def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
     """Return the attacks on one setting by their names in the table.
 
-    Without a defense, and for secure sums, there is no variant that knows the defense. Single updates of a federation
-    whose sums are attacked are attacked by closed forms only.
+    Without a defense, and for secure sums, there is no variant that knows the defense. The undefended federation to which secure
+    sums are compared (entry None, with a cohort) is attacked by closed forms only.
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}

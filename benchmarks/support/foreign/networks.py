@@ -207,7 +207,11 @@ class OwnCodeNet(nn.Module):
 
 
 class CheckpointedNet(nn.Module):
-    """A network with activation checkpointing. reentrant: which of PyTorch's implementations; None for its default, that one."""
+    """A network with activation checkpointing.
+
+    reentrant: whether PyTorch's reentrant implementation is used. None leaves PyTorch's argument unset; it then uses that one
+    too.
+    """
 
     def __init__(self, reentrant: bool | None = False) -> None:
         super().__init__()

@@ -1,13 +1,15 @@
 """Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls.
 
-Ten clients train the template's network with its settings: batches of 32, momentum 0.9, one local epoch, learning rate 0.1. The
-same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10 from a file,
+Ten clients train the template's network with the template's settings: batches of 32, momentum 0.9, one local epoch, learning rate
+0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10
+from a file,
 because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
 
-`psnr` is the mean over a client's examples, to which reconstructions are assigned optimally; `null` is the same for the attack
-without a gradient, and `surplus` the difference. `labels` is the share of true labels in the inferred multiset. `examples` is the
-number of examples that the attack reconstructed, and `reported` the number that the client reported. The attack is `exact`, which
-tries closed forms before a search by inverting_gradients with the given number of iterations; `route` is the one that answered.
+`psnr` is the mean over a client's examples, to which reconstructions are assigned optimally; `null` is that of the same attack
+without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of true labels in the inferred multiset.
+`examples` is the number of examples that the attack reconstructed, and `reported` the number that the client reported. The attack
+is `exact`, which tries closed forms before a search by inverting_gradients with the given number of iterations; `route` is
+the closed form or search that gave the answer.
 """
 
 import logging

@@ -97,7 +97,7 @@ def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _count_planned_values(of: LocalClient) -> float:
-    """Return the number of values that the planner of chunks counts for one search of one example."""
+    """Return how many tensor elements `attacker.replay.batching` counts for a search for one example of the client `of`."""
     from attacker.replay.batching import count_activations
     from fedsim import models
 
@@ -150,7 +150,10 @@ def _measure_time(asked: Options, made: list[Case], iterations: int, coarse: flo
 
 
 def _run_search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
-    """Run one search for each case. Its results are copied to the CPU, so that the device has finished when it returns."""
+    """Run one search for each case. The device has finished when this returns, since the results are copied to the CPU.
+
+    coarse: share of the iterations, at the beginning, that compute convolutions in bfloat16.
+    """
     attack = inverting_gradients(steps=iterations)
     attack = replace(attack, device=asked.device, search=replace(attack.search, coarse=coarse))
     attack(made, rng=torch.Generator().manual_seed(asked.seed))

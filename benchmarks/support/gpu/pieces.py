@@ -37,9 +37,10 @@ DRY_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One piece, run as a process. shows: what its numbers mean. command: arguments on a GPU. dry: those on a CPU.
+    """One piece of the GPU measurements, run as a Python process. shows: what its numbers mean.
 
-    Words `DATA` and `DEVICE` stand for the options of this run; without --data, `--data DATA` is left out.
+    command: arguments of Python on a GPU, beginning with the script. dry: arguments of a dry run on a CPU.
+    In both, `DATA` and `DEVICE` are replaced by this run's --data and --device; without --data, `--data DATA` is left out.
     """
 
     name: str
@@ -57,7 +58,10 @@ class Piece:
 
 
 def make_script(name: str, shows: str, call: str, *, dry: str | None = None) -> Piece:
-    """Return the piece of a benchmark with --device. dry: its arguments on a CPU, by default the same with --quick."""
+    """Return the piece that runs a benchmark with --data, --device and --json.
+
+    call: name of the script in benchmarks/, with arguments. dry: the same for a dry run on a CPU; by default `call` with --quick.
+    """
     end = "--data DATA --device DEVICE --json"
     small = dry if dry is not None else f"{call} --quick"
     return Piece(name=name, shows=shows, command=f"benchmarks/{call} {end}", dry=f"benchmarks/{small} {end}")
@@ -194,7 +198,7 @@ def find_state(out: Path, piece: Piece) -> str:
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
-    """Return the seconds that a piece took before, or the limit if it never finished."""
+    """Return the seconds that a piece took in its last run, or the limit `PIECE_SECONDS` if that run did not succeed."""
     told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 

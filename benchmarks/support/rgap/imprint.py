@@ -1,11 +1,12 @@
 """Robbing the Fed: examples read off an imprint layer by batch size and number of bins, and the client's check of the model.
 
-One step on batches of the report part, CPL's LeNet behind the layer, thresholds shifted and scaled by the mean and the standard
-deviation of the statistic on the tuning part. `expected` is the share of examples alone in their bins if bins are equally
-probable, (1 - 1/k)^(B-1). A certified example is one that explains the whole entry of its bin together with one label.
-`flagged` is the share of imprinted models in which `fedleak.inspect_model` finds a sign, `false_alarms` the number of torchvision
-networks (with initial weights) in which it finds one. aims: recovered_64 0.9 with 1,024 bins, certified_wrong 0, flagged 1,
-false_alarms 0.
+A client takes one step on a batch of B images of the report part, through CPL's LeNet behind the layer, whose k neurons (bins)
+compare one linear statistic of the image, such as its mean, to thresholds. The thresholds are shifted and scaled by the mean and
+the standard deviation of the statistic on the tuning part. `expected` is the share of examples alone in their bins if all bins
+are equally probable, (1 - 1/k)^(B-1). An example is certified if it explains the whole gradient of its bin, with a single label.
+`flagged` is the share of imprinted models in which `fedleak.inspect_model` finds tampering, `false_alarms` the number of
+torchvision networks (with initial weights) in which it does. aims: recovered_64 0.9 with 1,024 bins, certified_wrong 0, flagged
+1, false_alarms 0.
 """
 
 from typing import Any

@@ -56,7 +56,10 @@ CLOSED_FORMS = (
 
 
 def measure_limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a row for each closed form and disturbance, and as summary the largest noise at which all images are recovered."""
+    """Return a row for each closed form and disturbance, and a summary.
+
+    Key NETWORK_noise: the largest of `NOISE_LEVELS` at which the closed form for this network recovers all images.
+    """
     rows, summary = [], {}
     for form in CLOSED_FORMS[:1] if asked.quick else CLOSED_FORMS:
         count = 2 if asked.quick or form.words == "peeled" else 3

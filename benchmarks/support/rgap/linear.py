@@ -23,7 +23,10 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rows of `exact` on an MLP, untrained and after some epochs, and of R-GAP on FCN3, which has no biases or zeros."""
+    """Return rows of `exact` on an MLP, untrained and after some epochs, and of R-GAP on FCN3.
+
+    FCN3 has no biases, and LeakyReLU instead of ReLU, so that no activation is zero.
+    """
     rows = []
     for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
         for trained in (False, True):
@@ -72,7 +75,10 @@ def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dic
 
 
 def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
-    """Return the MSE of each example to its matched reconstruction, 1 without one, and the number of matches with its label."""
+    """Return the MSE of each example to its matched reconstruction, and how many are recovered with the right label.
+
+    The MSE is at most 1, and 1 for an example without a reconstruction. Recovered: an MSE of at most `MAX_SUCCESS_MSE`.
+    """
     errors, right = [1.0] * len(x), 0
     if not len(guess):
         return errors, right

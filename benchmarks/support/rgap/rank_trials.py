@@ -143,7 +143,10 @@ def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
 
 
 def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Return for each layer the rank by the analysis and the numerical rank, at the k = dL/dz of a random example."""
+    """Return for each layer the rank by the analysis and the numerical rank, at the k = dL/dz of a random example.
+
+    prove: largest number of unknowns for which the analysis computes the rank by elimination, see `analyse_rank`.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
     weights = {name: p.detach() for name, p in network.model.named_parameters()}
@@ -159,7 +162,10 @@ def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[
 
 
 def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
-    """Return the share of random networks for which the analysis gives the right rank of every layer."""
+    """Return the share of `count` random networks for which the analysis gives the right rank of every layer.
+
+    prove: see `analyse_rank`.
+    """
     return (
         sum(all(told == true for told, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
         / count

@@ -21,7 +21,10 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class DefendedColumn:
-    """One column: a defense of the update, a gradient rule, or a change of the network. paper: LPIPS in the paper."""
+    """One column of the figures. paper: LPIPS of ROG in the paper.
+
+    At most one of these is set: defense (of the update), rule (defense of the gradient), network (defense of the network).
+    """
 
     name: str
     defense: str = ""

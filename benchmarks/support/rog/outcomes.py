@@ -31,7 +31,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Mean similarity of images and originals. lpips: None where its weights are missing, or images are too small."""
+    """Means over images of their similarity to the originals.
+
+    psnr: in dB. ssim: over windows; ssim_global: over the whole image. lpips: a distance, lower is better; None if the weights of
+    its network are missing or images are too small.
+    """
 
     psnr: float
     ssim: float
@@ -53,7 +57,11 @@ class AnswerFolder:
         path.mkdir(parents=True, exist_ok=True)
 
     def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options, *, title: str) -> Answer:
-        """Return the answer of an attack, or of its null, on a case with originals x, from the folder if it is there."""
+        """Return the answer of `attack`, which may be a null, on a case with originals x.
+
+        It is read from the folder if it is there, unless `fresh` is set.
+        title: name of the column; it is part of what identifies the stored answer.
+        """
         said = f"{title}; {attack.name}; {describe_settings(attack)}; null {not attack.sees_gradient}; {asked.seed}; {len(x)}"
         said += (
             f"; {attack.parametrisation.boxed}; {case.key}; {tuple(x.shape)}; {attack.search.stop}; {attack.parametrisation.init}"

@@ -87,9 +87,10 @@ def _measure_psnr(found: Tensor, x: Tensor) -> float:
 
 
 def make_private_rows(asked: Options) -> list[ResultRow]:
-    """Return, by noise and number of rounds, how often the right one of `POOL` images is named, and the accountant's bound.
+    """Return a row for each noise multiplier and number of rounds, with how often the right one of `POOL` images is named.
 
-    The attacker knows that the client's image is one of the pool, and names the one with the largest likelihood of all rounds'
+    Each row also holds the accountant's bound on this rate for all its rounds together. The attacker knows that the client's
+    image is one of the pool, and names the one with the largest likelihood of all rounds'
     messages: no attacker with this prior is right more often.
     """
     trials, counts = (4, (1, 3)) if asked.quick else (40, (1, 10, 30))

@@ -15,7 +15,7 @@ from attacker.attacks.multi_round.spans.cohort_attack import list_owners, measur
 from fedsim.recording import Training
 
 MAX_OUTSIDE = 1e-3
-"""Largest part of a true example outside of a span that counts as the client's own."""
+"""Largest distance of a client's normalised examples from a span that counts as this client's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,10 @@ def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[L
 
 
 def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
-    """Return the number of clients whose isolated span is that of their own examples."""
+    """Return the number of clients for which the attack separated the span of their own examples from the sums.
+
+    A span is right if it has as many dimensions as the client has examples, and contains each of them up to `MAX_OUTSIDE`.
+    """
     try:
         spans = measure_isolation(case, Generator().manual_seed(asked.seed))
     except ValueError:

@@ -75,10 +75,10 @@ def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
 
 
 def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
-    """Return the share of pairs of uses of one image in two rounds that are linked, a lower bound.
+    """Return a lower bound of the share of pairs (one image used in two rounds) that the attack linked.
 
-    The slots of a round are matched with its images by label. If two images of a batch share a label, the match is arbitrary, so
-    that right links may count as wrong.
+    The attack's slots in a round (positions in its batch) are matched with the round's images by label. If two images of a batch
+    share a label, the match is arbitrary, so that right links may count as wrong. used: indices of the images of each round.
     """
     slots: dict[tuple[int, int], int] = {}
     rounds = sorted({slot.round for slot in found.slots})

@@ -64,7 +64,10 @@ def kill_neurons(network: RecordedNetwork, share: float) -> RecordedNetwork:
 def record_epochs(
     network: RecordedNetwork, images: Images, batch: int, epochs: int, client: str, *, seed: int, defense: str = ""
 ) -> tuple[Case, list[list[int]]]:
-    """Return the rounds of one client, one step on one batch each, over shuffled epochs, and the examples of each round."""
+    """Return the rounds of one client, and for each round the indices of its examples in `images`.
+
+    In each round, the client takes one step on the next batch of its shuffled epoch. Its update is added to the global weights.
+    """
     rng, rounds, used = Generator().manual_seed(seed), [], []
     weights = dict(network.weights)
     for _ in range(epochs):
@@ -80,9 +83,10 @@ def record_epochs(
 def record_same_examples(
     network: RecordedNetwork, images: Images, rounds: int, *, defense: str = "", seed: int = 0
 ) -> list[Case]:
-    """Return the rounds of clients of one image each, which use it in every round, with the state of their defense.
+    """Return one case per image: the rounds of a client that holds this image only and uses it in every round.
 
-    The global weights take the mean of what was sent.
+    The defense of a client keeps its state from round to round, such as error feedback. In each round, the mean of what all
+    clients sent is added to the global weights.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     built, weights = spec.build(), dict(network.weights)
@@ -128,7 +132,10 @@ def observe(
     examples: int,
     defense: str,
 ) -> Observation:
-    """Return what the server sees of one update."""
+    """Return the server's observation of a client's update, after `defense` is applied to it with a fresh state.
+
+    number: of the round. examples: number of examples that the client reports.
+    """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     if spec.steps:
         built = spec.build()
@@ -146,7 +153,7 @@ def build_observation(
     examples: int,
     spec: DefenseSpec,
 ) -> Observation:
-    """Return the observation of an update as it was sent. spec: the defense that it went through."""
+    """Return the observation of an update to which the defense `spec` has been applied already. number: of the round."""
     return Observation(
         round=number,
         client=client,

@@ -25,7 +25,10 @@ CLIENT_ROUNDS = (1, 4, 8, 10, 12, 16, 20, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the picture. case: all rounds. rounds: the numbers of first rounds that are attacked. x: all true examples."""
+    """One line of the picture.
+
+    case: all rounds. rounds: numbers of rounds n; for each, the first n rounds are attacked. images: all true examples.
+    """
 
     federation: str
     attack: str

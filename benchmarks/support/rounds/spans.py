@@ -39,7 +39,10 @@ class SpanSetting:
 
 
 def list_settings(*, quick: bool) -> list[SpanSetting]:
-    """Return the rows of the table: N = B^2 examples and more, untrained, trained and partly dead networks, noise."""
+    """Return the rows of the table, for batches of B examples and clients with N = B^2 examples or more.
+
+    Networks are untrained, trained or have dead neurons; some updates have noise.
+    """
     if quick:
         return [
             SpanSetting(batch=4, examples=16, clients=8),
@@ -60,7 +63,11 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
 
 
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
-    """Return one row of the table: counts of overlaps, and the share of exact images, of `spans` and of its null."""
+    """Return one row of the table.
+
+    It holds the share of pairs of rounds whose number of shared images `spans` counts exactly, and the shares of images that
+    `spans` and its null recover above `EXACT_DB`.
+    """
     images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
     network = _make_network(images, setting, asked.seed)
     pairs = right = exact = with_relu = recovered = wrong = certain = false = null = 0
@@ -132,7 +139,7 @@ def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB
 
 
 def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
-    """Return the number of reconstructions without an original above `EXACT_DB`."""
+    """Return the number of reconstructions whose PSNR to every original is at most `EXACT_DB`."""
     return 0 if found is None else int((measure_best(found.x, x).amax(dim=1) <= EXACT_DB).sum())
 
 
@@ -155,7 +162,7 @@ def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNe
 
 
 def _count_right_pairs(case: Case, used: list[list[int]], asked: Options) -> tuple[int, int]:
-    """Return the number of pairs of rounds, and of those whose number of shared examples is exact."""
+    """Return the number of pairs of rounds, and of those whose number of shared examples the attack counts rightly."""
     rng = Generator().manual_seed(asked.seed)
     found = count_all_shared(compute_spaces(case, require_input_layer(case.observations[0]), rng), rng)
     truth = torch.tensor([[len(set(one) & set(other)) for other in used] for one in used])

@@ -100,7 +100,9 @@ def make_headers(token: str) -> dict[str, str]:
 def load(
     place: str, token: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4
 ) -> tuple[list[float], float]:
-    """Send requests from `clients` concurrent connections; return the seconds of each, and of all together.
+    """Send requests from `clients` concurrent connections for `seconds` seconds.
+
+    Returns the seconds of each request, and the wall time of all of them.
 
     rate: requests per second of all clients together. Each is timed from the moment at which it was due, so that delays of
     the service count. None: each client sends a request as soon as the previous one is answered.
