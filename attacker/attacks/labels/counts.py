@@ -68,7 +68,7 @@ def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: 
 def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
     """Estimate the gradient (K,) that a bias would have, for a head without one.
 
-    rows: gradient of the head, (K, F). features: those of arbitrary inputs, (M, F). If a direction v fulfils f.v = 1 for the
+    rows: gradient of the head, (K, F). features: those of M random examples, (M, F). If a direction v fulfils f.v = 1 for the
     features f of all examples, then rows v is the bias's gradient. The direction with mean f.v = 1 and least variance over the
     given features is used.
     """

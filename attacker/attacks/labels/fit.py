@@ -45,7 +45,7 @@ class HeadFit:
              all rows add up to 0.
     weight, offset: weights (K, D) and bias (K,) of the head.
     mean, spread: prior of the features: mean (D,) + spread (D, D) z with standard normal z.
-    start:   values of z of arbitrary inputs, (M, D), used as starting points. examples: n.
+    start:   values of z of M random examples, (M, D), used as starting points. examples: n.
     """
 
     target: Tensor
@@ -76,7 +76,7 @@ def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Te
     """Return the data of a fit.
 
     rows (K, F), bias (K,) or None: gradient of the head. weight (K, F), offset (K,): the head's weights and bias.
-    features: those of arbitrary inputs, (M, F), whose mean and covariance are the prior. examples: n.
+    features: those of M random examples, (M, F), whose mean and covariance are the prior. examples: n.
     """
     rows, weight, offset, features = (t.detach().cpu().double() for t in (rows, weight, offset, features))
     tiny = torch.finfo(rows.dtype).tiny

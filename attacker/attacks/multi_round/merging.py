@@ -67,7 +67,7 @@ def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
 
 
 def _list_rounds(found: Reconstruction) -> list[set[int]]:
-    """Return for each candidate the set of rounds whose slots it fills."""
+    """Return for each candidate the set of rounds in which it is assigned to a slot."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
         rounds[slot.example].add(slot.round)
@@ -81,7 +81,7 @@ def group_candidates(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: 
     members is below `same` times the median distance of candidates that cannot be the same, because they are of the same round or
     have different labels. Such candidates are never joined. If there are none, there is no scale to compare with, and no
     candidates are joined.
-    rounds: for each candidate, the rounds whose slots it fills.
+    rounds: for each candidate, the rounds in which it is assigned to a slot (a position in a batch).
     """
     cost = squared_distances(*(pool(x.clamp(0, 1).nan_to_num()),) * 2)
     apart = y[:, None] != y[None]

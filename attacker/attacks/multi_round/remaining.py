@@ -135,7 +135,7 @@ def find_known_examples(
 
 
 def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
-    """Return the slots of the o-th observation of a case. examples: index of the example at each place."""
+    """Return the slots (positions in batches) of the o-th observation of a case. examples: index of the example at each place."""
     observation = case.observations[o]
     slots = list_slots(observation.round, observation.client, find_schedule(observation)[0], len(examples))
     return [replace(slot, example=examples[slot.example]) for slot in slots]

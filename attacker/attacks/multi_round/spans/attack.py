@@ -201,7 +201,10 @@ def judge_certainty(found: FoundExamples) -> Tensor:
 
 
 def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
-    """Return the slots of examples in the observations that contain them. The positions within an observation are arbitrary."""
+    """Return slots (positions in batches) for examples in the observations that contain them.
+
+    Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.
+    """
     places = [
         iter(list_slots(one.round, one.client, find_schedule(one)[0], one.num_examples or None)) for one in case.observations
     ]
