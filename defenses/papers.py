@@ -14,7 +14,7 @@ def cpl_noise(name: str, learning_rate: float) -> str:
 
     name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). It is not a variance, although the paper's text calls
                    it one.
-    learning_rate: of the clients' training; positive.
+    learning_rate: learning rate of the clients' training; positive.
     Source: Wei et al. 2020, table 8, and its released code.
     """
     found = CPL_NOISE.fullmatch(name)
@@ -39,7 +39,7 @@ def cpl_prune(percent: float) -> str:
 def signsgd(learning_rate: float) -> str:
     """Send the update of signSGD: a step of the size of the learning rate against the sign of the gradient.
 
-    learning_rate: of the clients' training; positive.
+    learning_rate: learning rate of the clients' training; positive.
     Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
     """
     return f"in_gradient_units(sign(), {_format_number(learning_rate)})"
@@ -89,7 +89,7 @@ def liu_clip(max_norm: float, learning_rate: float) -> str:
     """Clip the whole gradient of a batch, as Liu et al. do.
 
     max_norm:      C, largest norm of the gradient; 2, 4 and 8 in the paper.
-    learning_rate: of the clients' training; positive.
+    learning_rate: learning rate of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """
     return f"in_gradient_units(clip({_format_number(max_norm)}), {_format_number(learning_rate)})"
@@ -99,7 +99,7 @@ def liu_noise(std: float, learning_rate: float) -> str:
     """Add Gaussian noise to every entry of the gradient, as Liu et al. do.
 
     std:           standard deviation in units of the gradient; 0.001, 0.01 and 0.1 in the paper.
-    learning_rate: of the clients' training; positive.
+    learning_rate: learning rate of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """
     return f"in_gradient_units(gaussian({_format_number(std)}), {_format_number(learning_rate)})"

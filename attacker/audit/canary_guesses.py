@@ -46,7 +46,7 @@ def guess_canaries(
     The coins of a client's pairs are estimated together, as the linear estimate of least mean squared error from the inner
     products, added over all rounds, of the observed mean gradient with the difference of the gradients of both versions. So other
     canaries do not disturb a guess. Server and auditor know the pairs; only the comparison at the end reads truth.
-    epsilon, delta: as declared, for the number of guesses.
+    epsilon, delta: declared privacy, from which the number of guesses is chosen, see `choose_guesses`.
     """
     scores: list[float] = []
     first_used: list[bool] = []

@@ -18,7 +18,7 @@ MAX_UPDATES = 16
 class AuditOutcome:
     """Summary of an audit.
 
-    recovered, examples: numbers of examples that the strongest attack recovered and attacked. psnr: its median PSNR in dB; None
+    recovered, examples: numbers of examples that the strongest attack recovered and attacked. psnr: its mean PSNR in dB; None
     without images. accuracy: test accuracy of the global model after the last round; None if it was not measured.
     """
 

@@ -53,7 +53,7 @@ def describe_cost(forecast: Forecast) -> str:
     cases = "1 case" if forecast.cases == 1 else f"{forecast.cases} cases in {chunks}"
     return (
         f"{cases}, each a search of at most {forecast.evaluations} evaluations of the gradient: very roughly {time} of one core, "
-        "and less where a search converges or a closed form answers"
+        "and less where a search converges or a closed form succeeds"
     )
 
 

@@ -106,8 +106,8 @@ class Task:
 class TaskOutcome:
     """The outcome of a task.
 
-    done: dict from the key of an answered case to its route (the method that answered). failed: from that of a failed one to the
-          reason.
+    done: dict from the key of a case with a reconstruction to its route (the method that found it). failed: dict from the key of
+          a failed case to the reason.
     interrupted: whether Ctrl-C stopped the task early. notes: remarks, one sentence each.
     """
 

@@ -52,8 +52,8 @@ def compare_examples(
     """Assign reconstructed examples to the originals and measure each pair.
 
     truth: (N, *shape), the originals. labels: (N,). lpips: the LPIPS model, or the reason why there is none. counts: number of
-    candidates that each original may have, by default one. gallery: other examples, for re-identification. indices: of the
-    originals in the data set, needed with a gallery.
+    candidates that each original may have, by default one. gallery: other examples, for re-identification. indices: data set
+    indices of the originals, needed with a gallery.
     """
     counts = counts or [1] * len(labels)
     surplus, found = max(0, len(found.x) - sum(counts)), keep_first(found, sum(counts))
@@ -101,7 +101,7 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
 
 
 def _to_number(value: Tensor) -> float | None:
-    """Convert a confidence or share to a float, with None for NaN (undecided)."""
+    """Convert a confidence or share to a float, with None for NaN, which means that there is no estimate."""
     return float(value) if bool(value.isfinite()) else None
 
 

@@ -63,7 +63,7 @@ def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Supe
 
 
 def _rank_status(folder: Path, key: str) -> int:
-    """Return 0 for a finished case, 1 for an interrupted one, 2 for one without an answer."""
+    """Return 0 for a finished case, 1 for an interrupted one, 2 for one without a reconstruction."""
     try:
         return int(Reconstruction.read(folder / f"{key}.safetensors").interrupted)
     except ValueError:

@@ -63,7 +63,7 @@ class Gallery:
         """Return the fields of score rows on re-identification, one mapping per original.
 
         x: (M, *shape) in [0, 1], the reconstructions. truth: (N, *shape), the originals. assigned: index in x of each original's
-        reconstruction, or None. indices: of the originals in the data set.
+        reconstruction, or None. indices: data set indices of the originals.
 
         The distance of two examples is 1 minus the cosine between them after the gallery's mean is subtracted, so that an image
         of one colour is not near to many examples. The fields are:

@@ -20,8 +20,8 @@ GROWTH_FILE = "growth.jsonl"
 class CaseGrowth:
     """The result of one case of an attack that uses several rounds together.
 
-    source: name of the folder of the attack's reconstructions. rounds: of the case, ascending. examples: number of distinct
-    examples that the client used in them. recovered: how many of them count as recovered.
+    source: name of the folder of the attack's reconstructions. rounds: rounds of the case, ascending. examples: number of
+    distinct examples that the client used in them. recovered: number of these examples that count as recovered.
     """
 
     source: str

@@ -282,7 +282,7 @@ class Scorer:
             )
 
     def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
-        """Return the scores of the best constant image or row for each original, used by `fill_failures` for missing answers."""
+        """Return, for each original, the scores of `Gallery.constant`, which `fill_failures` uses without a reconstruction."""
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
@@ -323,7 +323,9 @@ CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
 
 
 def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
-    """Write score rows to a file, replacing the rows of the same source, or only those of its cases `only`.
+    """Write score rows to a file in place of earlier rows with the same source.
+
+    only: keys of cases; earlier rows of the source are then replaced only if they are of these cases, and others are kept.
 
     All other lines are kept byte by byte, and are parsed only if they may belong to the source. A live run is scored after every
     round, and parsing all rows each time would take longer and longer.
@@ -385,7 +387,7 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
 
 
 def _make_missing_fields(state: CaseState, reason: str) -> AttackFacts:
-    """Return the score fields of an example without a reconstruction: not recovered, or undecided if the case is waiting."""
+    """Return the score fields of an example without a reconstruction: not recovered, or None if the case is waiting."""
     if state == "waiting":
         return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}
     return {**make_empty_measures(reason), "label_success": False}

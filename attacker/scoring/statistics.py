@@ -112,7 +112,7 @@ def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -
     successes, tail = value * count, (1 - level) / 2
 
     def find_limit(successes: float) -> float:
-        """Return the share for which the probability of at least `successes`, where the number itself counts half, is `tail`."""
+        """Return the share for which `successes` or more (`successes` counting half) have the probability (1 - level) / 2."""
 
         def compute_excess(p: float) -> float:
             more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0

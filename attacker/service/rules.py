@@ -137,7 +137,8 @@ class Rules:
         """Submit jobs for those rounds of a recording for which no job was submitted yet.
 
         Each rule takes a round once, also if the service is restarted, and again if the round was recorded again.
-        attempts: of all recorded rounds, see `Taken`. created: time at which the recording was begun, see `Ledger.adopt`.
+        attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, see
+        `Ledger.adopt`.
 
         Raises Full if too many jobs wait; the remaining rounds are tried again when the next round arrives.
         """

@@ -128,8 +128,9 @@ class GridCell(TypedDict):
     """One client in one round.
 
     leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
-    attack: the attack with this leak. state: of its cases; "none" if no attack uses the observation.
-    null_success, null_psnr: of the attack's null on the same update; null if there is none.
+    attack: folder name of the attack with this leak. state: state of the observation's cases over all attacks shown; "none" if no
+    attack uses the observation.
+    null_success, null_psnr: scores of the attack's null on the same update; null if there are none.
     """
 
     client: str
@@ -156,7 +157,7 @@ class CaseTold(TypedDict):
     """One case of an attack.
 
     attack: name of the folder with the attack's results. null: whether it is a null. loss: the attack's own final loss. reason:
-    why there is no reconstruction. null_success, null_psnr: of the attack's null on the same case; null if there is none.
+    why there is no reconstruction. null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
     """
 
     attack: str

@@ -129,7 +129,7 @@ class ServiceSettings:
     def limit_job_memory(self, memory: float | None, workers: int) -> float | None:
         """Return the memory limit in megabytes of each of `workers` parallel jobs; None for no limit.
 
-        memory: of the machine in megabytes; None if unknown.
+        memory: memory of the machine in megabytes; None if unknown.
         """
         if self.job_megabytes is not None:
             return self.job_megabytes

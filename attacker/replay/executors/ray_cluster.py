@@ -157,8 +157,9 @@ class _Cluster:
 def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
     """Run one task on any machine of a cluster. Return its outcome, and the contents of files if it cannot write to the folder.
 
-    job, task: as JSON. fingerprint: of the recording, to recognise it. parcel: the files that the task needs. Returns None if
-    this machine can see neither recording nor folder and got no parcel; then the caller sends one.
+    job, task: `ReplayJob` and `Task` as JSON. fingerprint: that of the recording, to recognise it. parcel: the files that the
+    task needs; None for a first try without them. Returns None if this machine sees no such recording and folder and got no
+    parcel; then the caller sends one.
     """
     told, mine = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:

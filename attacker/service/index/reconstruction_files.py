@@ -137,7 +137,7 @@ def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, An
 
 
 def _read_confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
-    """Read the estimated probabilities, (N,); NaN if undecided, and in files of old versions, which contain none."""
+    """Read the estimated probabilities that examples are recovered, (N,); NaN if unknown, as in files of old versions."""
     known = _read_values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 

@@ -179,7 +179,7 @@ def describe_whole_case(
 
 
 class PictureLinks(NamedTuple):
-    """Addresses of a case's images. address: of the case. version: of its state, so that changed images get new addresses."""
+    """Addresses of a case's images. address: address of the case. version: text that changes with its images, see `to`."""
 
     address: str
     version: str
