@@ -84,8 +84,8 @@ def verify(folder: Path) -> Verified:
         recording = Recording(at)
     except NotAdmitted as error:
         raise ValueError(
-            f"{folder} is not verified: its manifest names the code {error.reference!r}, which was not admitted; put --code "
-            f"{error.reference} before the command, as in: fedsim --code {error.reference} verify {folder}"
+            f"{folder} is not verified: its manifest names the code {error.reference!r}, which is only imported if you ask for "
+            f"it; put --code {error.reference} before the command, as in: fedsim --code {error.reference} verify {folder}"
         ) from None
     except ValueError as error:
         reason = str(error).removeprefix(f"{at / MANIFEST_FILE}: ")

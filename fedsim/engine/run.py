@@ -225,7 +225,7 @@ class FederationRun:
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
     def parse_wanted(self) -> Wanted:
-        """Return the selection of what is recorded."""
+        """Return the rounds and clients to record."""
         return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:

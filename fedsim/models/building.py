@@ -105,7 +105,7 @@ def admit(reference: str, name: str | None = None) -> None:
 def identify_network(spec: ModelSpec) -> str:
     """Return `module:name@digest`, which identifies the code of a network; "" for a network of this project.
 
-    Raises ValueError if the code is not part of this project and was not admitted (`admit`).
+    Raises ValueError if the code is not part of this project and the user has not allowed it (`admit`).
     """
     if spec.name in _CODE:
         return _CODE[spec.name][1]

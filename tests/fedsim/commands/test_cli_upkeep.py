@@ -57,7 +57,7 @@ def test_code_that_was_not_admitted_is_no_damage(finished: Path) -> None:
     assert told.exit_code == 2
     assert "damaged" not in told.stdout + told.stderr
     words = " ".join(told.stderr.split())
-    assert "'somebody:HALVE', which was not admitted" in words
+    assert "'somebody:HALVE', which is only imported if you ask for it" in words
     assert "fedsim --code somebody:HALVE verify done" in words
 
 
