@@ -40,7 +40,7 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
         return {key: f"{attack}: {words}" for key, words in problems.items()}
     answered = {answer.case for answer in answers}
     others = sorted(answered - {case.key for case in cases})
-    hint = f"; one names the case {others[0]!r}, which it was not given" if others else ""
+    hint = f"; one has case={others[0]!r}, which is the key of no attacked case" if others else ""
     for case in cases:
         if case.key not in answered:
             problems[case.key] = f"no reconstruction was returned for this case{hint}; return one per case, with case=case.key"
@@ -72,7 +72,7 @@ def _find_fault(case: Case, answer: Reconstruction) -> str:
     ):
         return f"loss must be floats of shape (iterations,), at least one, got {_describe(answer.loss)}"
     if beyond := [slot.example for slot in answer.slots if not 0 <= slot.example < len(x)]:
-        return f"slots name example {beyond[0]}, and x has {len(x)}; number the examples from 0"
+        return f"a slot has example={beyond[0]}, but x has {len(x)} rows; set it to the index of a row of x, from 0"
     return ""
 
 

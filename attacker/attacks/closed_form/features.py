@@ -59,11 +59,18 @@ def require_features(observed: Observed) -> None:
     weight, _ = models.find_head(model)
     count, width = observed.weights[weight].shape[1:]
     if count == 1:
-        raise ValueError("with a single logit, only a weighted mean of the batch's features can be computed")
+        raise ValueError(
+            "the model has a single logit, so that only a weighted mean of the features of the batch can be computed"
+        )
     if weight in observed.omitted:
-        raise ValueError(f"features are computed from the gradient of {weight}, which the defense distorts; use another route")
+        raise ValueError(
+            f"features are computed from the gradient of {weight}, which the defense distorts; use another method, such "
+            "as route='optimisation' of the attack exact"
+        )
     if first.training.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        raise ValueError("features of an example depend on the other examples: batch norm uses the statistics of the batch")
+        raise ValueError(
+            "batch norm uses the statistics of the batch, so that features of an example depend on the other examples"
+        )
     if width < MIN_FEATURE_RATIO * observed.data.size:
         raise ValueError(f"{width:,} features are too few to determine {observed.data.size:,} values of an example")
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
@@ -103,7 +110,11 @@ def _build_empty_answer(observed: Observed, why: str) -> ClosedFormAnswer:
 
 
 def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
-    words = [f"features determine {1 - free:.0%} of an example's values; the smoothness prior fills in the rest"] if free else []
+    words = (
+        [f"the features determine {1 - free:.0%} of an example's values; the smoothness prior determines the rest"]
+        if free
+        else []
+    )
     if bool(read.shared.any()):
         words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
     return tuple(words)

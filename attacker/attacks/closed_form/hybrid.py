@@ -68,7 +68,10 @@ class Hybrid:
     def _choose_better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
         kept = min(range(2), key=badness.__getitem__)
         chosen, other = pair[kept], pair[1 - kept]
-        words = f"chosen by {self.criterion}: {chosen.route} {badness[kept]:.3g}, {other.route} {badness[1 - kept]:.3g}"
+        words = (
+            f"the answer of {chosen.route} is kept, because its score by the criterion {self.criterion} is lower: "
+            f"{badness[kept]:.3g}, and {badness[1 - kept]:.3g} for {other.route}"
+        )
         return replace(
             chosen,
             attack=self.name,

@@ -97,7 +97,7 @@ class ImprintReadout:
 
 @dataclass(frozen=True)
 class ImprintedExamples:
-    """The contents of the M occupied bins of one update.
+    """What is read from the M occupied bins of one update. A bin holds the examples between two neighbouring thresholds.
 
     x:          (M, *shape), quotients of the differences: the example, in [0, 1], if a bin holds only one; otherwise a mixture.
     y:          (M,) the label with which x explains the bin's bias difference best.
@@ -124,8 +124,8 @@ class ImprintedExamples:
         """Return a sentence on what was read, for the notes of a reconstruction of `count` examples."""
         certified = int((self.error <= CERTIFIED_ERROR).sum())
         return (
-            f"{len(self.x)} bins of the imprint layer hold examples, for {count} examples behind the update; in {certified} of "
-            "them a single example explains the whole entry"
+            f"{len(self.x)} bins of the imprint layer hold the {count} examples of the update; in {certified} of them, a single "
+            "example explains the gradient of the bin's bias"
         )
 
 
@@ -137,7 +137,9 @@ def read_imprint(observed: Observed) -> ImprintedExamples:
     weights = observed.get_weights(0)
     layer = find_imprint(weights, observed.data.size)
     if layer is None:
-        raise ValueError("the weights hold no layer whose neurons all measure one quantity of the input")
+        raise ValueError(
+            "the model has no imprint layer, a linear layer whose neurons all measure the same quantity of the input"
+        )
     rows, bias = observed.gradient[layer.weight][0][layer.order], observed.gradient[layer.bias][0][layer.order]
     row_steps, bias_steps = _subtract_next(rows), _subtract_next(bias)
     occupied = _find_occupied(bias, row_steps, bias_steps)
@@ -219,7 +221,7 @@ def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tenso
 
 
 def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
-    """Return the probability that each example is recovered.
+    """Return the probability that each example is recovered, (M,).
 
     It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference, and 0 for implausible bins. For the others
     it is a lower bound by counting. I implausible bins hold at least two of the `count` examples each, so that at most

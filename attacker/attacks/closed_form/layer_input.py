@@ -80,11 +80,13 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
-            f"the input of a layer can be computed for one example and one step only, and the update is of {observed.examples} "
-            f"examples and {observed.steps} steps"
+            f"the input of a layer can be computed from an update of one example and one step only, and this update is of "
+            f"{observed.examples} examples and {observed.steps} steps"
         )
     if sum(p.numel() for p in observed.model.parameters()) > MAX_WEIGHTS:
-        raise ValueError(f"networks of more than {MAX_WEIGHTS:,} parameters are not inverted from the input of a layer")
+        raise ValueError(
+            f"the network has more than {MAX_WEIGHTS:,} parameters, the limit for inverting it from the input of a layer"
+        )
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in observed.model.modules())
     if drops and observed.training.mode == "train":
         raise ValueError("with dropout in training mode, it is unknown which inputs of a layer were zero before dropout")
@@ -170,7 +172,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
         return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
     h = bias @ weight / bias.square().sum()
     if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
-        return _build_empty_answer(observed, f"the gradient of {layer.name} is not that of one example")
+        return _build_empty_answer(observed, f"the gradient of {layer.name} does not have rank one, as that of one example has")
     zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
         return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
@@ -185,7 +187,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     known = case.known_labels
     labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
     free = max(0.0, 1 - layer.inputs / observed.data.size)
-    note = (f"inverted from the {layer.inputs:,} inputs of {layer.name}: the smoothness prior determines the rest",)
+    note = (f"the {layer.inputs:,} inputs of the layer {layer.name} were inverted; the smoothness prior determines the rest",)
     return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
 
 
@@ -206,9 +208,11 @@ def _search(
     spread: Spread,
     rng: Generator,
 ) -> Tensor:
-    """Return the MAP estimate x (*shape) in [0, 1].
+    """Return the MAP estimate x (*shape), in [0, 1], of the network's input from the input of a layer.
 
-    target: the layer's input. cotangent: derivative of the loss with respect to it. convolution: observed gradient, or None.
+    target: input of the layer, (F,). cotangent: derivative of the loss with respect to `target`, (F,).
+    convolution: observed gradient of the weight of the convolution before the layer, which a second stage fits as well; None for
+                 no second stage.
     """
     z = (START_DEVIATION * torch.randn(passed.data.shape, generator=rng)).to(target.device)
     stages = [(STAGE_STEPS[0], False)] + ([(STAGE_STEPS[1], True)] if convolution is not None else [])

@@ -40,14 +40,14 @@ class Curve:
     def explain_mismatch(self, evidence: Mapping[str, Tensor]) -> str:
         """Return why the curve does not apply to answers with this evidence; "" if it does."""
         if missing := [name for name in self.features if name not in evidence]:
-            return f"the calibration needs {missing[0]}, which is not known"
+            return f"its calibration curve needs the feature {missing[0]}, which was not computed"
         if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:
-            return f"the {wrong[0]} of the answer is NaN or infinite"
+            return f"the feature {wrong[0]} of the answer is NaN or infinite"
         for name, (low, high) in self.facts.items():
             least, most = float(evidence[name].min()), float(evidence[name].max())
             if not low <= least <= most <= high:
                 value = least if least < low else most
-                return f"the calibration is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                return f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
         return ""
 
 

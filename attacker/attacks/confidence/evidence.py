@@ -161,7 +161,7 @@ def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
     if not bool(again.any()):
         return own
     count = int(again.sum())
-    words = f"confidence is undecided for {count} of {len(x)} answers, which repeat another of the same update"
+    words = f"confidence is undecided for {count} of {len(x)} examples, which repeat an earlier example of this answer"
     return replace(own, confidence=own.confidence.masked_fill(again, UNDECIDED), notes=(*own.notes, words))
 
 
@@ -172,15 +172,18 @@ def judge_prior(examples: int, data: DataSpec) -> Judged:
 
 def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
     """Compute confidence from evidence by the calibration curve of a route; undecided if no curve applies."""
-    own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "rows"
-    reason = own.explain_mismatch(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
+    own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
+    reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
     if own is None or reason:
         return build_undecided(len(explained), reason, explained, evidence)
     said = estimate_probabilities(own, evidence, len(explained))
     if not (unsure := int(said.isnan().sum())):
         return Judged(said, explained, evidence)
     least, most = own.unsure
-    words = f"confidence is undecided for {unsure} of {len(said)} answers: the calibration is too rough from {least} to {most}"
+    words = (
+        f"confidence is undecided for {unsure} of {len(said)} examples: probabilities from {least} to {most} were too "
+        "inaccurate in the calibration"
+    )
     return Judged(said, explained, evidence, (words,))
 
 

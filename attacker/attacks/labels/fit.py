@@ -45,7 +45,7 @@ class HeadFit:
              all rows add up to 0.
     weight, offset: weights (K, D) and bias (K,) of the head.
     mean, spread: prior of the features: mean (D,) + spread (D, D) z with standard normal z.
-    start:   values of z of M random examples, (M, D), used as starting points. examples: n.
+    start:   values of z of M random examples, (M, D), used as starting points. examples: number n of examples in the batch.
     """
 
     target: Tensor
@@ -73,10 +73,12 @@ class HeadFit:
 
 
 def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, features: Tensor, examples: int) -> HeadFit:
-    """Return the data of a fit.
+    """Return the data of a fit as a `HeadFit`, projected onto the subspace that the head's gradient and weights span.
 
-    rows (K, F), bias (K,) or None: gradient of the head. weight (K, F), offset (K,): the head's weights and bias.
-    features: those of M random examples, (M, F), whose mean and covariance are the prior. examples: n.
+    rows, bias: gradients of the head's weight, (K, F), and of its bias, (K,); bias is None without the latter.
+    weight, offset: the weight, (K, F), and the bias, (K,), themselves.
+    features: input features of the head for M random examples, (M, F); their mean and covariance are the prior.
+    examples: number n of examples in the batch.
     """
     rows, weight, offset, features = (t.detach().cpu().double() for t in (rows, weight, offset, features))
     tiny = torch.finfo(rows.dtype).tiny
@@ -95,7 +97,7 @@ def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Te
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The fits of S candidates.
+    """The fits of S candidates for the labels of the batch.
 
     y: one-hot labels, (S, n, K). z: fitted features in standard normal coordinates, (S, n, D). cost: negative log-posterior,
        (S,).
@@ -113,8 +115,9 @@ class Fitted:
 class _Parts:
     """The intermediate values of a fit.
 
-    f: features, with a 1 for the bias, (S, n, D or D + 1). p, log_p: probabilities, (S, n, K). r: p - y.
-    missed: difference between the gradient of the candidates and the target, (S, K - 1, D or D + 1).
+    f: features in the subspace of `HeadFit`, with a 1 appended if there is a bias, (S, n, D or D + 1).
+    p, log_p: predicted probabilities and their logarithms, (S, n, K). r: p - y.
+    missed: gradient of the candidates minus `HeadFit.target`, (S, K - 1, D or D + 1); both lack the row of the last class.
     """
 
     f: Tensor

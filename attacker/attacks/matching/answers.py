@@ -60,7 +60,7 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
         return ()
     search = batch.attack.search
     return (
-        f"given up after {len(best.history)} of {search.steps} iterations, because the loss was still above "
+        f"the search was given up after {len(best.history)} of {search.steps} iterations, because its loss was still above "
         f"{search.stop.hopeless:.0%} of that at the start; --set give_up=0 searches to the end",
     )
 
@@ -71,7 +71,9 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
     The null is the same attack without the gradient.
     """
     enhancer = batch.attack.enhancer
-    return () if enhancer is None else (f"the images were enhanced by {enhancer.name}; compare with the enhanced null",)
+    if enhancer is None:
+        return ()
+    return (f"the enhancer {enhancer.name} sharpened the images, as it does for the attack's null; compare them with that null",)
 
 
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
@@ -90,8 +92,8 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
     assert best.z is not None
     assert best.labels is not None
     x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))
-    strange = "" if batch.attack.parametrisation.decoder is pixels else "only the decoder 'pixels' was calibrated"
-    strange = "the rounds were compared together, with the state of the clients' defense" if batch.in_order else strange
+    strange = "" if batch.attack.parametrisation.decoder is pixels else "of the decoders, only 'pixels' was calibrated"
+    strange = "searches that simulate a defense with state over all rounds were not calibrated" if batch.in_order else strange
     strange = strange if batch.attack.enhancer is None else "no enhancer was calibrated"
     return SearchAnswer(
         x=x,

@@ -68,10 +68,10 @@ def certify_rounds(
     """
     closed = ClosedForm(name="exact", routes=DIRECT_ROUTES, knows_defense=knows_defense, device=device)
     found: list[Reconstruction] = []
-    failed, opened = Counter[int](), set[int]()
+    failed, certified = Counter[int](), set[int]()
     for i, (observation, labels) in enumerate(zip(case.observations, split_known_labels(case), strict=True)):
         size = observation.num_examples or 0
-        if size not in opened and failed[size] >= MAX_FAILURES:
+        if size not in certified and failed[size] >= MAX_FAILURES:
             continue
         if progress is not None:
             progress(i, len(case.observations), f"closed forms: {len(found)} of {i} rounds certified")
@@ -79,7 +79,7 @@ def certify_rounds(
         if answer is None:
             failed[size] += 1
         else:
-            opened.add(size)
+            certified.add(size)
             found.append(answer)
     return _unite_answers(found) if found else None
 

@@ -110,7 +110,7 @@ def find_activation(node: fx.Node, module: nn.Module | None) -> Activation | Non
 
 def _build_leaky_relu(slope: Any) -> Activation:
     if not isinstance(slope, float | int) or not 0 <= slope < math.inf:
-        raise NotAChain(f"a leaky ReLU of slope {slope} has no inverse; the slope must be a number of at least 0")
+        raise NotAChain(f"the slope of a leaky ReLU must be finite and at least 0, got {slope}; closed forms support no other")
     return leaky_relu(float(slope)) if slope else RELU
 
 
@@ -170,9 +170,9 @@ _REASONS = {
     "maxpool": "its output does not show which of its inputs was the largest",
     "norm": "normalisation layers are not supported by closed forms",
     "softmax": "its outputs are probabilities, and logits are needed",
-    "chunk": "it splits one path into several, and a closed form follows a single one",
-    "conv": "of the convolutions only torch.nn.Conv2d is supported by closed forms",
-    "linear": "only torch.nn.Linear is supported by closed forms",
+    "chunk": "it splits a tensor into several, and closed forms follow a single path",
+    "conv": "the only convolution that closed forms support is torch.nn.Conv2d",
+    "linear": "the only linear layer that closed forms support is torch.nn.Linear",
 }
 
 

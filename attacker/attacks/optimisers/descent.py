@@ -73,10 +73,10 @@ class Problems:
     evaluate:    maps latents (P, D), `per_problem`, and the share of steps done in [0, 1] to gradients (P, D) and losses (P,).
     per_problem: data of the problems, nested mappings of tensors with one row per problem.
     project:     maps latents to the nearest allowed ones, such as a box.
-    enough:      losses (P,) at which the problems have converged.
-    least:       losses (P,) up to which no problem is given up; None gives it up whatever its loss is.
-    anew:        share of the steps at which the loss function changes, from a coarse one to the exact one; the best results
-                 before it are then dropped. 0 if it never changes.
+    enough:      losses (P,) at or below which the problems have converged.
+    least:       losses (P,) at or below which a problem is never given up as hopeless (see `Stop`); None for no such losses.
+    anew:        share of the steps after which the loss function changes from a coarse one to the exact one; the best results
+                 until then are dropped, since losses before and after cannot be compared. 0 if it never changes.
     """
 
     evaluate: Callable[[Tensor, dict[str, Any], float], tuple[Tensor, Tensor]]

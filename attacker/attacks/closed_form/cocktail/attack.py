@@ -152,7 +152,8 @@ class CocktailParty:
         count, rest = observed.examples, observed.examples - len(found.x)
         grey, nothing = torch.full((rest, *observed.data.shape), 0.5), torch.zeros(rest)
         drawn = torch.randint(observed.data.num_classes, (rest,), generator=seed_generator(rng, case, "labels"))
-        words = (f"the update holds {len(found.x)} separable examples of {count}; the others are grey",) if rest else ()
+        said = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
+        words = (said,) if rest else ()
         return build_reconstruction(
             case,
             torch.cat([found.x.float().cpu(), grey]),
@@ -207,6 +208,6 @@ def check_size(examples: int, rows: Tensor) -> None:
     most = min(MAX_EXAMPLES, len(rows))
     if examples > most:
         raise ValueError(
-            f"{examples} examples are behind the update, and at most {most} can be separated behind a layer of {len(rows)} "
-            "neurons; attack a smaller batch"
+            f"the update is of {examples} examples, but the gradient of a layer of {len(rows)} neurons separates at most {most}; "
+            "attack a smaller batch"
         )

@@ -38,13 +38,16 @@ class FeatureLayer:
 
 
 def find_feature_layer(observed: Observed) -> FeatureLayer:
-    """Return the first linear layer that is called once with one row per example. Raises ValueError if there is none."""
+    """Return the first linear layer that is called once with one vector per example. Raises ValueError if there is none."""
     probe = torch.rand(2, *observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     for name, inputs in _record_inputs(observed, probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
         if len(inputs) == 1 and inputs[0].ndim == 2 and len(inputs[0]) == 2 and weight in observed.gradient:
             return FeatureLayer(weight, bias if bias in observed.gradient else "")
-    raise ValueError("the inputs of a linear layer are separated, and no linear layer of this model has one row per example")
+    raise ValueError(
+        "this attack separates the inputs of a linear layer that is called once with one vector per example, and this model has "
+        "no such layer"
+    )
 
 
 def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:

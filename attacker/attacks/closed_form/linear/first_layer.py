@@ -141,13 +141,13 @@ class _Task:
         power = d.square() @ seen.to(d.dtype)
         if not bool((d != 0).any()):
             return _build_empty_answer(
-                self.layer, "the gradient of the bias is zero, and the weight gradient is divided by it", rank=rank
+                self.layer, "the gradient of the bias, by which the weight gradient is divided, is zero", rank=rank
             )
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
         known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
-        said = f"{1 - known:.0%} of its values were not sent, or are zero" if known < 1 else ""
+        said = f"{1 - known:.0%} of the example's values are unknown: their gradient is zero or was not sent" if known < 1 else ""
         certainty = known * (1 - missed).clamp(0, 1).reshape(1)
         return LinearAnswer(
             x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_join(note, said)
@@ -212,7 +212,7 @@ class _Task:
         agreeing = groups.count[chosen].clamp(min=2).double()
         certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY)[order]
         total = rank or examples or "unknown"
-        said = f"{len(order)} of {total} examples are alone at some neuron" if len(order) else _NONE_ALONE
+        said = f"{len(order)} of {total} examples were found, each alone in activating a neuron" if len(order) else _NONE_ALONE
         return LinearAnswer(
             x=x[order], d=x.new_zeros(len(order), len(self.rows)), certainty=certainty, rank=rank,
             how="isolated" if len(order) else "", note=_join(note, said, "" if self.biased or not len(order) else _UNSCALED),
@@ -324,7 +324,7 @@ def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant:
 
 
 _UNSCALED = "the layer has no bias, so the norm of its input is not known"
-_NONE_ALONE = "no neuron is certain to be activated by a single example"
+_NONE_ALONE = "no neuron is known to be activated by a single example only"
 
 
 def _augment(layer: Layer, tensors: Tensors) -> Tensor:
@@ -361,15 +361,23 @@ def _note_single(examples: int | None) -> str:
 def _note_fewer(rank: int, examples: int | None) -> str:
     if examples is None or rank >= examples:
         return ""
-    return f"the gradient has rank {rank} for {examples} examples: some are equal, or smaller than its rounding or noise"
+    return (
+        f"the gradient of the first layer has rank {rank} for {examples} examples: some examples are equal, or contribute less "
+        "to it than its rounding or noise"
+    )
 
 
 def _explain_missing_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
     if factors is not None:
-        return f"its gradient has full rank, {factors.rank}: there may be more examples than that, which cannot be separated"
+        return (
+            f"the gradient of the first layer has full rank, {factors.rank}: the batch may have more examples than that, which "
+            "cannot be separated"
+        )
     zeros = float((rows == 0).double().mean())
-    why = f"more examples than neurons or values, noise, several steps, or values that were not sent ({zeros:.0%} are zero)"
-    return f"its gradient has no clear rank, as that of {examples or 'few'} examples would have: {why}"
+    why = (
+        f"more examples than neurons or input values, noise, several steps, or entries that were not sent ({zeros:.0%} are zero)"
+    )
+    return f"the gradient of the first layer has no clear rank, as that of {examples or 'few'} examples would have; causes: {why}"
 
 
 def _join(*words: str) -> str:

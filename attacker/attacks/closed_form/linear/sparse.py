@@ -38,9 +38,10 @@ MAX_EXCHANGES = 60
 class Directions(NamedTuple):
     """The directions of the R examples of a batch.
 
-    q:         (R, R), one direction per column.
-    agreement: (R,) share of neurons that are zero along the direction exactly if the example turns them off.
-    samples:   number of samples drawn.
+    q:         (R, R), one direction per column, see the module.
+    agreement: (R,) share of neurons at which both or neither holds: the gradient is zero along the direction, and the example
+               that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted.
+    samples:   number of sets of rows drawn at random.
     """
 
     q: Tensor
@@ -53,7 +54,8 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
 
     forward:  (M, R), [W, b] in the coordinates of the span: forward @ p is the pre-activation of the example p @ basis.
     constant: (R,), the last column of the basis if the layer has a bias; it determines scale and sign of each example.
-    samples:  largest number of samples. The search stops early if all examples agree with their zeros (STOP_AGREEMENT).
+    samples:  largest number of sets of rows drawn. The search stops early if all examples agree with their zeros
+              (STOP_AGREEMENT).
     """
     space = Space.of(factors)
     if len(space.rows) < space.rank + 2:

@@ -35,9 +35,10 @@ from attacker.attacks.networks.chain import Layer
 
 @dataclass(frozen=True)
 class EquationSides:
-    """One side, left or right, of all equations.
+    """One side, left or right, of all equations of N problems.
 
-    top: that of layer i. below: for each layer below it, (N, C_out, values under the kernel).
+    top:   values for the equations of layer i, the deficient one. below: values for the equations of the gradients of each layer
+           below it, (N, C_out, values under the kernel).
     """
 
     top: EquationValues
@@ -112,9 +113,9 @@ class Composed:
         )
 
     def linearise(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
-        """Linearise the equations at x (N, *inputs) in [0, 1].
+        """Return the linearisation of the equations at x (N, *inputs) in [0, 1]: their residual, and products by the Jacobian.
 
-        weighing: weights of the equations of the layers below; None leaves these equations out.
+        weighing: weights of the equations of the layers below layer i; None leaves these equations out.
         """
         inputs, columns, z, slopes = self.low + self.span * x, [], [], []
         for layer, weight, offset in zip(self.below, self.weights, self.offsets, strict=True):

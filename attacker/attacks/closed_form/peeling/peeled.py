@@ -37,7 +37,7 @@ class Peeling:
     sure:     the sign of a pre-activation is certain if its magnitude exceeds this multiple of the root mean square by which the
               layer's pre-activations last changed.
     edge:     smoothing of the total variation, in units of [0, 1].
-    inner, thorough: iterations of conjugate gradients in a step with the prior, and in one without.
+    inner, thorough: iterations of conjugate gradients in each step with the prior, and in each step without it.
     last:     largest number of steps without the prior. patience: number of successive steps without progress that are allowed.
     rounding: largest residual of an exact answer, relative to the right-hand sides.
     noise:    if the residual without the prior exceeds `rounding`, the answer is that of the largest lambda whose residual is at

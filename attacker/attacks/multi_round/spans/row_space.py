@@ -101,11 +101,13 @@ def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Intersection:
-    """The intersection of row spaces, again in units of noise.
+    """The intersection of two row spaces, again in units of noise.
 
-    y:       (dimensions, F).
-    largest: length of the longest combination that counts as noise, in units of the threshold; below 1.
-    next:    length of the shortest combination that does not, in units of the threshold; above 1, infinite without one.
+    A singular value of both spaces stacked is the length of a unit combination of their rows. Up to the threshold of
+    `compute_threshold` it counts as noise, and the spaces share a direction.
+    y:       (dimensions, F), one vector per shared direction.
+    largest: largest singular value that counts as noise, divided by the threshold; at most 1, and 0 without one.
+    next:    smallest singular value that does not, divided by the threshold; above 1, infinite without one.
     """
 
     y: Tensor

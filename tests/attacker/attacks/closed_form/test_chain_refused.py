@@ -116,10 +116,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm": (lambda: around(nn.BatchNorm2d(4)), "1 is BatchNorm2d: normalisation layers are not supported"),
     "group norm": (lambda: around(nn.GroupNorm(2, 4)), "1 is GroupNorm: normalisation layers are not supported"),
     "local norm": (lambda: around(nn.LocalResponseNorm(2)), "1 is LocalResponseNorm: normalisation layers"),
-    "transposed": (lambda: around(nn.ConvTranspose2d(4, 4, 3, padding=1)), "ConvTranspose2d: of the convolutions only"),
+    "transposed": (lambda: around(nn.ConvTranspose2d(4, 4, 3, padding=1)), "ConvTranspose2d: the only convolution"),
     "another activation": (lambda: around(nn.ELU()), "1 is ELU: it is not a supported layer, activation or linear map"),
     "capped": (lambda: around(nn.ReLU6()), "1 is ReLU6: it is not a supported"),
-    "a falling leaky ReLU": (lambda: around(nn.LeakyReLU(-0.1)), r"slope -0\.1 has no inverse"),
+    "a falling leaky ReLU": (lambda: around(nn.LeakyReLU(-0.1)), r"at least 0, got -0\.1"),
     "an activation of pooled ones": (lambda: around(nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.Tanh()), "3 follows no layer with w"),
     "two activations": (lambda: around(nn.Sigmoid(), nn.Tanh()), "2 follows no layer with weights"),
     "an activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), "0 follows no layer with weights"),
@@ -216,10 +216,10 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "max pooling": (whole(lambda m, x: functional.max_pool2d(x, 3, 1, 1)), "max_pool2d: its output does not show which"),
     "softmax": (lambda m, x: m.fc(m.conv(x).flatten(1)).softmax(dim=1), "its code calls softmax: its outputs are probabilities"),
     "cut off": (whole(lambda m, x: x.detach()), "its code calls detach"),
-    "chunks": (whole(lambda m, x: x.chunk(2, dim=1)[0]), "its code calls chunk: it splits one path into several"),
+    "chunks": (whole(lambda m, x: x.chunk(2, dim=1)[0]), "its code calls chunk: it splits a tensor into several"),
     "another relu": (whole(lambda m, x: relu(x)), "its code calls relu: it is not a supported"),
-    "a falling leaky ReLU": (whole(lambda m, x: functional.leaky_relu(x, -1)), "slope -1 has no inverse"),
-    "an infinite slope": (whole(lambda m, x: functional.leaky_relu(x, float("inf"))), "slope inf has no inverse"),
+    "a falling leaky ReLU": (whole(lambda m, x: functional.leaky_relu(x, -1)), "at least 0, got -1"),
+    "an infinite slope": (whole(lambda m, x: functional.leaky_relu(x, float("inf"))), "at least 0, got inf"),
     "channels as examples": (whole(lambda m, x: x.view(x.size(1), -1)), "view mixes the examples of a batch"),
     "all as one": (lambda m, x: m.fc(m.conv(x).view(1, -1)), "view mixes the examples of a batch"),
     "no such dimension": (whole(lambda m, x: x.view(x.size(7), -1)), r"asks for a size that inputs of \(4, 9, 8\) do not have"),
@@ -257,7 +257,7 @@ def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
 
 
 def test_one_dimensional_convolutions_are_refused() -> None:
-    with pytest.raises(NotAChain, match=r"0 is Conv1d: of the convolutions only torch\.nn\.Conv2d"):
+    with pytest.raises(NotAChain, match=r"0 is Conv1d: the only convolution that closed forms support is torch\.nn\.Conv2d"):
         read_chain(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
 
 

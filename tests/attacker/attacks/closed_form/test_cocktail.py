@@ -150,7 +150,7 @@ def test_equal_examples_and_noise_leave_an_answer_without_false_certainty() -> N
     twice = cocktail_party()([make_case(x, y)], rng=seeded())[0]
     assert twice.x.shape == x.shape
     assert bool((twice.x[-1] == 0.5).all())
-    assert any("15 separable examples of 16" in note for note in twice.notes)
+    assert any("15 of 16 examples could be separated" in note for note in twice.notes)
     seen = make_case(x, y).observations[0]
     noisy = {name: u + 0.1 * u.std() * torch.randn(u.shape, generator=seeded()) for name, u in seen.update.items()}
     found = cocktail_party()([Case((replace(seen, payload=encode(noisy)),))], rng=seeded())[0]
@@ -232,7 +232,7 @@ def test_the_published_loss_prefers_the_sources_and_its_search_lowers_it() -> No
 def test_what_it_cannot_separate_is_refused_with_the_reason() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [8]})
     x, y = draw_images(12), torch.arange(12) % 5
-    with pytest.raises(ValueError, match=r"12 examples .* at most 8 can be separated behind a layer of 8 neurons"):
+    with pytest.raises(ValueError, match=r"12 examples, .* of a layer of 8 neurons separates at most 8"):
         cocktail_party()([make_case(x, y, model=narrow)], rng=seeded())
     with pytest.raises(ValueError, match="unknown criterion 'best'"):
         cocktail_party(criterion="best")

@@ -21,7 +21,9 @@ def test_an_exact_closed_form_beats_a_search_of_two_steps(criterion: str, image_
     (answer,) = hgap(criterion=criterion, steps=2)([case], rng=seeded())
     assert answer.route == "layers"
     assert float((answer.x - x).square().mean()) < 1e-6
-    assert any(note.startswith(f"chosen by {criterion}: layers") for note in answer.notes)
+    assert any(
+        note.startswith(f"the answer of layers is kept, because its score by the criterion {criterion} ") for note in answer.notes
+    )
     assert answer.iterations > 0  # the search was made, too
 
 

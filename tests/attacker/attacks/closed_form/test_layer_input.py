@@ -130,10 +130,10 @@ def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(obs
 @pytest.mark.parametrize(
     ("build", "count", "settings", "words"),
     [
-        (plain, 2, {}, "for one example and one step only"),
+        (plain, 2, {}, "of one example and one step only"),
         (sigmoid, 1, {}, "no ReLU"),
         (unbiased, 1, {}, "no hidden linear layer with a bias"),
-        (plain, 1, {"defense": "gaussian(0.1)"}, "not that of one example"),
+        (plain, 1, {"defense": "gaussian(0.1)"}, "does not have rank one"),
         (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
     ],
 )

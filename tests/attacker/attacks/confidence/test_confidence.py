@@ -86,7 +86,7 @@ def test_an_answer_that_is_given_twice_is_undecided_the_second_time(observe: Cal
     decided = ~found.confidence.isnan()
     assert int(decided.sum()) == 2
     assert float((found.x[decided][:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=0).max()) < 1e-6
-    assert any("4 of 6 answers, which repeat another" in note for note in found.notes)
+    assert any("4 of 6 examples, which repeat an earlier" in note for note in found.notes)
 
 
 def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make) -> None:

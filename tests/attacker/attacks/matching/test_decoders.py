@@ -117,7 +117,7 @@ def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str
     attack = AttackSpec(name=name, arguments={"decoder": decoded_by, **settings}).build()
     (found,) = attack([case], rng=seeded())
     assert float((found.x - x).square().mean()) < 2e-3
-    assert "only the decoder 'pixels' was calibrated" in found.notes[-1]
+    assert "of the decoders, only 'pixels' was calibrated" in found.notes[-1]
     assert found.confidence.isnan().all()
 
 

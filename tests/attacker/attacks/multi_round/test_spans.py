@@ -204,7 +204,7 @@ def test_more_examples_than_neurons_hide_them() -> None:
     order = (tuple(range(6)), (0, 6, 7, 8, 1, 2))
     case, *_ = make_client(order, model=narrow)
     assert all(space.saturated for space in find_spaces(case))
-    with pytest.raises(ValueError, match="more examples than the layer is wide"):
+    with pytest.raises(ValueError, match="too many examples for the layer to separate"):
         spans()([case], rng=seeded())
 
 
