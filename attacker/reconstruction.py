@@ -154,8 +154,12 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
             raise ValueError(f"{shorten(slot)} is not a slot: a client's name, and numbers from 0 to 2**53 for the other fields")
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
-    if any(slot.example >= examples for slot in slots) or any(len(values) != examples for values in evidence.values()):
-        raise ValueError(f"slots or evidence do not belong to its {examples} examples")
+    if beyond := [slot.example for slot in slots if slot.example >= examples]:
+        raise ValueError(f"a slot has example={beyond[0]}, but the file has only {examples} examples, numbered from 0")
+    if wrong := [name for name, values in evidence.items() if len(values) != examples]:
+        raise ValueError(
+            f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values, one for each of {examples} examples is needed"
+        )
     return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 

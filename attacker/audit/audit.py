@@ -84,7 +84,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_labels(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
-        reason = f"{names} acts before the update; only attacks test it"
+        reason = f"{names}: it is applied before the update is computed, so that no check of updates can test it, only attacks"
         found.append(NotChecked(rule="defense-of-training", reason=reason, kind="left out"))
     return found
 
@@ -166,7 +166,7 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
     Without a scorer, the reason is the missing truth. Otherwise the scorer gives it, such as a defense that has no bound.
     """
     if scorer is None:
-        reason = "bounds on the errors are computed at the true examples, which are not given"
+        reason = "lower bounds on the errors of attacks are computed from the true examples, which were not given"
         return [NotChecked(rule="bounds", reason=reason, kind="needs information")]
     reasons = dict.fromkeys(scorer.bounds.reasons.values()) if scorer.bounds is not None else {}
     return [NotChecked(rule="bounds", reason=reason, kind="left out") for reason in reasons]
@@ -175,7 +175,7 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 def _list_other_attacks() -> list[NotChecked]:
     """Return the attacks that are not part of an audit."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
-    reason = f"these attacks are not part of an audit; `attacker replay` runs them: {names}"
+    reason = f"an audit does not run these attacks, but `attacker replay` does: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 

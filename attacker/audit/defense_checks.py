@@ -45,7 +45,10 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
         yield NotChecked(rule=NOT_APPLIED_RULE, reason="the run declares no defense of the update", kind="no guarantee")
         return
     if signature.additive:
-        yield NotChecked(rule=NOT_APPLIED_RULE, reason="its last step is noise: see noise-missing and noise-reused")
+        yield NotChecked(
+            rule=NOT_APPLIED_RULE,
+            reason="the last step of the defense is noise, which the checks noise-missing and noise-reused cover",
+        )
         return
     if not (signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels):
         reason = f"no property of the output of {spec} is known that can be checked"
@@ -58,7 +61,7 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
             rule=NOT_APPLIED_RULE,
             grade="severe",
             title=f"The clients did not apply the declared defense {spec}.",
-            evidence=f"{len(wrong)} of {len(observations)} updates are not outputs of it. First: {key}, {reason}.",
+            evidence=f"{len(wrong)} of {len(observations)} updates cannot be its outputs. The first is {key}, {reason}.",
             advice="Check that the defense is configured on the clients and returns the changed update, not its input.",
         )
         return
@@ -81,13 +84,17 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     recorded = [_find_support(one.update) for one in observations[:MAX_COMPARED]]
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
     chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
-    found = f" Successive updates share {sum(common) / len(common):.0%} of them, {chance:.0%} by chance." if common else ""
+    found = (
+        f" Successive updates have {sum(common) / len(common):.0%} of them in common, and {chance:.0%} by chance."
+        if common
+        else ""
+    )
     return Finding(
         rule=SUPPORT_RULE,
         grade="low",
         title="The data decide which coordinates a client sends.",
-        evidence=f"{spec} keeps other coordinates of other updates.{found} Whoever sees a message sees which ones it keeps.",
-        advice="Choose the coordinates at random (random_k), or count on their choice being known, for example to reveal labels.",
+        evidence=f"{spec} keeps different coordinates in different updates.{found} Whoever sees a message sees which it keeps.",
+        advice="Choose the coordinates at random (random_k). Otherwise attackers learn from the choice, for example labels.",
     )
 
 
@@ -123,7 +130,7 @@ def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signatu
             grade="low",
             title=f"The defense {spec} changes none of the recorded updates.",
             evidence=f"All {len(observations)} updates would be unchanged even if they were {BOUND_FACTOR:g} times as large.",
-            advice="Lower its bound to the size of the updates, or do not count on it.",
+            advice="Lower its bound to the norm of the updates, or do not rely on this defense.",
         )
     else:
         yield Passed(rule=NEVER_BINDS_RULE, evidence="the bound of the defense is reached")

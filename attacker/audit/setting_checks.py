@@ -38,9 +38,9 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
     return Finding(
         rule=SINGLE_RULE,
         grade="low",
-        title="Updates of a single example are the easiest to reconstruct examples from.",
+        title="Some updates are of a single example, which attacks reconstruct most easily.",
         evidence=f"{len(single)} of {len(observations)} updates are of one example.",
-        advice="Let each update be of several steps on larger batches; this alone is no protection.",
+        advice="Compute each update from several steps on larger batches; this alone is no protection.",
     )
 
 
@@ -54,7 +54,7 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
         rule=METRICS_RULE,
         grade="low",
         title="Clients send measures of single examples in clear.",
-        evidence=f"{len(few)} updates come with {names}. A loss is one more equation on the example, outside of every defense.",
+        evidence=f"{len(few)} updates come with {names}, each one more equation on the example, which no defense changes.",
         advice="Report metrics of many examples, or with noise, or not at all.",
     )
 
@@ -127,8 +127,8 @@ def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
         rule=COHORTS_RULE,
         grade="moderate",
         title="The sums of several rounds together single out clients.",
-        evidence=f"Adding and subtracting the sums of {len(cohorts)} rounds leaves {len(isolated)} of {clients} clients alone, "
-        f"first {isolated[0]}. What is left is near its update as far as updates change little from round to round.",
+        evidence=f"Linear combinations of the sums of {len(cohorts)} rounds single out {len(isolated)} of {clients} clients, "
+        f"first {isolated[0]}. The combination is near this client's update if all updates change little from round to round.",
         advice="Sum the same groups of clients in every round; if a client is missing, leave out its whole group.",
     )
 

@@ -38,13 +38,21 @@ def audit(
         typer.Option(metavar="GRADE", help="Exit with status 4 if the grade is worse: none, low, moderate or serious."),
     ] = None,
     truth: Annotated[
-        list[Path] | None, typer.Option(help="Folder of truth that a client wrote; by default the run's own; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            help="Folder of truth, in which a client lists the examples it used; by default the run's; may be repeated."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+        ),
     ] = None,
-    plan_only: Annotated[bool, typer.Option("--plan", help="Only make the checks without attacks, and print the plan.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Only make the checks that need no attack, and print which attacks are planned.")
+    ] = False,
     what_if: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +61,7 @@ def audit(
             "and noise derived from the recorded updates.",
         ),
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Clients of a Flower app that is run first.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients, if a Flower app is run first.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Check a recorded federation, attack it within a time budget, and write a graded verdict with what to change.

@@ -20,7 +20,7 @@ class ListedKind(StrEnum):
 
 def list_(
     kind: Annotated[
-        ListedKind, typer.Argument(help="attacks; or decoders or enhancers, the values of these arguments.")
+        ListedKind, typer.Argument(help="What to list: attacks, or the values of the attack arguments decoder and enhancer.")
     ] = ListedKind.ATTACKS,
     as_json: Json = False,
 ) -> None:

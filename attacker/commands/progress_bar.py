@@ -65,7 +65,8 @@ def _print_result(result: Replayed, spec: AttackSpec) -> None:
     _print_reasons(list(result.failed.items()))
     left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
     if left_out:
-        err.print(f"  {'1 round was' if len(left_out) == 1 else f'{len(left_out)} rounds were'} left out of their client's case")
+        words = "1 round was" if len(left_out) == 1 else f"{len(left_out)} rounds were"
+        err.print(f"  {words} not attacked together with the client's other rounds")
     _print_reasons([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
     for note in result.notes:
         err.print(f"  {escape(note)}")

@@ -42,7 +42,8 @@ def replay(
     route: Annotated[
         str | None,
         typer.Option(
-            help="Only with --attack exact: its method, which is auto (the default), the name of a closed form, or optimisation."
+            help="Only with --attack exact: its method, which is auto (the default), a closed form (linear, layers, peeled, "
+            "features or layer_input), or optimisation."
         ),
     ] = None,
     null: Annotated[
@@ -52,7 +53,8 @@ def replay(
         list[str] | None, typer.Option(help="Give the attack information that no server has: labels or logits.")
     ] = None,
     truth: Annotated[
-        list[Path] | None, typer.Option(help="Folder of truth that an oracle reads; by default the run's own.")
+        list[Path] | None,
+        typer.Option(help="Folder of truth, in which clients list the examples they used, for --oracle; by default the run's."),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for the reconstructions; by default the run's own.")
@@ -65,7 +67,10 @@ def replay(
     ] = None,
     chunk: Annotated[
         int | None,
-        typer.Option(min=1, help="Cases attacked at once; by default derived from the model, the memory and the cores."),
+        typer.Option(
+            min=1,
+            help="Cases (rounds, or clients for attacks on many rounds) in one batch; by default from model, memory and cores.",
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes; by default one per core if there is enough work.")
@@ -76,7 +81,10 @@ def replay(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+        ),
     ] = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     verbose: Annotated[

@@ -30,10 +30,13 @@ NOTHING_FINISHED = "nothing finished yet"
 def score(
     folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
     truth: Annotated[
-        list[Path] | None, typer.Option(help="Folder of truth that a client wrote; by default the run's own; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            help="Folder of truth, in which a client lists the examples it used; by default the run's; may be repeated."
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data set, such as npz:TRAIN, if it is not at the place that the files of truth name.")
+        str | None, typer.Option(help="The clients' data set, such as npz:FILE, if it is not at the path that the truth names.")
     ] = None,
     lpips_net: Annotated[str, typer.Option(help="The network of LPIPS: alex or vgg.")] = "alex",
     lpips_weights: Annotated[
@@ -99,9 +102,9 @@ def _print_failed(rows: "list[ScoreRow]") -> bool:
     reason, _ = Counter(str(row.failure) for row in failed).most_common(1)[0]
     cases, of = len({(row.source, row.case) for row in failed}), len({(row.source, row.case) for row in rows})
     if all(row.null or row.state == "failed" for row in rows):
-        told = f"[bold red]every attack failed[/]: {cases} of {of} cases, with nulls, have no reconstruction"
+        told = f"[bold red]every attack failed[/]: {cases} of {of} cases, including those of nulls, have no reconstruction"
     else:
-        told = f"[bold yellow]{cases} of {of} cases[/], with nulls, failed"
+        told = f"[bold yellow]{cases} of {of} cases[/], including those of nulls, failed"
     err.print(f"{told}; most often: {escape(reason)}")
     return True
 
@@ -180,9 +183,14 @@ def _print_summaries(summaries: "list[Summary]") -> None:
             out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
         if one.other_success is not None:
             psnr = f", mean PSNR {one.other_psnr.value:.1f} dB" if one.other_psnr else ""
-            out.print(f"  from another client's update: {_format_share(one.other_success)} recovered{psnr}")
+            out.print(
+                f"  control: {_format_share(one.other_success)} of the examples are recovered from another client's update{psnr}"
+            )
         if one.efficiency is not None:
-            out.print(f"  attack efficiency {one.efficiency:.2g}: the bound on the mean squared error is {one.bound:.2g}")
+            out.print(
+                f"  attack efficiency {one.efficiency:.2g}: the lower bound on the mean squared error, {one.bound:.2g}, over "
+                "that of the attack"
+            )
         if one.confidence is not None and one.confidence.auroc is not None:
             out.print(f"  confidence: AUROC {one.confidence.auroc:.2f}, calibration error {one.confidence.error:.2f}")
 

@@ -42,8 +42,8 @@ def serve(
     truth: Annotated[
         list[str] | None,
         typer.Option(
-            help="Score reconstructions against this folder of truth; the word own stands for the folder of each run. May be "
-            "repeated."
+            help="Score with this folder of truth, in which a client lists the examples it used; own: with each run's. "
+            "May be repeated."
         ),
     ] = None,
     token: Annotated[
@@ -72,13 +72,15 @@ def serve(
     max_queued: Annotated[int, typer.Option(min=1, help="Largest number of queued jobs.")] = 1000,
     job_seconds: Annotated[
         float | None,
-        typer.Option(help="Time limit of a job: it is stopped and its best result so far is kept; by default a day."),
+        typer.Option(
+            help="Time limit of a job in seconds, by default a day. The job is stopped then, and its best result so far is kept."
+        ),
     ] = None,
     job_megabytes: Annotated[
         int | None,
         typer.Option(
-            help="Memory limit of a job; by default 80 % of the machine's memory divided by the number of workers. "
-            "An idle worker takes 800."
+            help="Memory limit of a job in megabytes; by default 80 % of the machine's memory divided by the number of workers. "
+            "An idle worker takes 800 MB."
         ),
     ] = None,
     job_limits: Annotated[
@@ -90,7 +92,10 @@ def serve(
     ] = True,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+        ),
     ] = None,
 ) -> None:
     """Serve a web page and an API for the runs in a folder: watch federations, start attacks, see results."""

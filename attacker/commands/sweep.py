@@ -19,7 +19,8 @@ def sweep(
         Path | None, typer.Option("--out", metavar="FOLDER", help="Folder of all federations and tables; runs/GRID by default.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wall-clock time after which no new part begins, such as 30m or 8h.")
+        str | None,
+        typer.Option(metavar="TIME", help="Wall-clock time after which no further training or attack begins, such as 30m or 8h."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with one federation at a time.")] = 1,
     ray: Annotated[

@@ -34,7 +34,9 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
     found = estimate_examples(observation, reads_update=reads_update)
-    return replace(observation, num_examples=found.examples), f"{found.words}; record with training.examples if it is wrong"
+    return replace(
+        observation, num_examples=found.examples
+    ), f"{found.words}; if this is wrong, set training.examples when you record"
 
 
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
@@ -52,13 +54,15 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
         return CountEstimate(1, "1 example is assumed to be behind the update: one step of a batch of 1 is prescribed")
     default = training.step_size * (training.steps or 1)
     if not reads_update:
-        return CountEstimate(default, f"{default} examples are taken to be behind the update: a null does not read it")
+        return CountEstimate(
+            default, f"{default} examples are assumed, as many as the steps prescribe: a null must not read the update"
+        )
     plain = training.is_linear and not training.weight_decay
     ranks = _measure_ranks(observation) if plain else {}
     if not ranks:
-        why = "no linear layer shows it" if plain else "clients' steps are not sums of gradients"
+        why = "no linear layer shows their number" if plain else "clients' steps are not sums of gradients"
         return CountEstimate(
-            default, f"{default} examples are taken to be behind the update, as many as its steps prescribe: {why}"
+            default, f"{default} examples are assumed to be behind the update, as many as its steps prescribe: {why}"
         )
     rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
     count = max(1, -(-rank // (training.epochs or 1)))
@@ -66,7 +70,7 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     if rank == full:
         taken = min(max(count, default), most or max(count, default))
         least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
-        return CountEstimate(taken, f"{least}; {taken} are taken")
+        return CountEstimate(taken, f"{least}; {taken} are assumed")
     count = min(count, most or count)
     return CountEstimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
 

@@ -95,7 +95,9 @@ def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
         return []
     found = [row for row in rows if _is_measured(row)]
     if len(found) < len(rows):
-        missing.append(Missing(f"{path.name}: {len(rows) - len(found)} rows are left out: no server writes their values."))
+        missing.append(
+            Missing(f"{path.name}: {len(rows) - len(found)} rows are left out, because a value in them is missing or no number.")
+        )
     return found
 
 

@@ -21,17 +21,17 @@ class Linked:
 
     rounds:   rounds that the reconstruction uses; without a reconstruction, the rounds of the case.
     left_out: rounds that are not part of the case, each with its reason.
-    scored:   sentence on the part of it that has no scores of its own, since other cases contain its rounds; "" if there is none.
+    unscored: sentence on the part of it that has no scores of its own, since other cases contain its rounds; "" if there is none.
     notes:    the attack's notes on the rounds.
-    examples: number of reconstructed examples; None if no reconstruction can be read. several: number of reconstructed examples
-              that the attack assigns to several rounds.
+    examples: number of reconstructed examples; None if no reconstruction can be read. several: how many of them the attack
+              assigns to several rounds.
     """
 
     case: str
     client: str
     rounds: tuple[int, ...]
     left_out: tuple[tuple[int, str], ...]
-    scored: str = ""
+    unscored: str = ""
     notes: tuple[str, ...] = ()
     examples: int | None = None
     several: int = 0
@@ -56,7 +56,7 @@ def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> L
         "case": str(case["key"]),
         "client": str(case["client"]),
         "rounds": tuple(int(round) for round, _ in case["rounds"]),
-        "scored": "" if other is None else other.words,
+        "unscored": "" if other is None else other.words,
         "left_out": tuple((int(round), str(reason)) for round, reason in case.get("left_out", ())),
     }
     try:

@@ -16,8 +16,8 @@ from attacker.scoring.perceptual import Lpips
 from attacker.scoring.states import read_case
 from fedsim.recording import DataSpec
 
-NOT_MEASURED = "not measured for another client's update"
-"""Reason why there is no LPIPS of another client's answer."""
+NOT_MEASURED = "not measured in the comparison with another client's reconstructions"
+"""Reason why there is no LPIPS in this comparison, a second baseline beside the null."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,9 @@ class Superseded:
         """Return the effect on the scores of the case as text."""
         by = f"case{'s' * (len(self.by) > 1)} {', '.join(self.by)}"
         if not self.rest:
-            return f"not scored: its rounds are counted in {by}"
+            return f"not scored: the examples of its rounds are scored in {by}"
         rest = ", ".join(map(str, sorted(self.rest)))
-        return f"scored only on examples of round {rest}: its other rounds are counted in {by}"
+        return f"scored only on examples of round {rest}: those of its other rounds are scored in {by}"
 
 
 def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:

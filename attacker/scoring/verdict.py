@@ -84,11 +84,14 @@ class Comparison:
     def words(self) -> str:
         """Return the score's mean for attack and null as text, with units; for PSNR also the interval of their difference."""
         if self.score == SINGLE:
-            return "single reconstructions nearer to their original than chance and the null allow"
+            return "single reconstructions nearer to their originals than chance and the null explain"
         if self.attack is None or self.null is None or self.difference is None:
             return self.title
         if self.score == REIDENTIFIED:
-            nearer = f"{self.attack:.0%} of other examples are nearer than the original; for the null's answer, {self.null:.0%}"
+            nearer = (
+                f"{self.attack:.0%} of other examples are nearer to the reconstruction than its original is, {self.null:.0%} for "
+                "the null"
+            )
             return f"re-identification ({nearer})"
         if self.unit == " dB":
             d = self.difference
@@ -145,7 +148,8 @@ class Verdict:
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
-        return f"not distinguishable from the null at this sample: {sample}; {_format_detectable(self)}"
+        told = f"{sample} were compared with the null, the same attack without the update; {_format_detectable(self)}"
+        return f"not distinguishable from the null at this sample: {told}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
@@ -167,7 +171,7 @@ def _format_detectable(verdict: Verdict) -> str:
     told = [_format_size(one) for one in sizes.values()]
     if told:
         return f"a leak of less than {' and '.join(told)} may have gone unnoticed"
-    return "so few cases show a leak only by a recovered example, or by one much nearer to its original than its null is"
+    return "so few cases show a leak only if an example is recovered, or is much nearer to its original than the null's answer is"
 
 
 def _format_size(one: Comparison) -> str:
@@ -201,7 +205,7 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     elif not _has_chances(both) and (not compared or sum(mine.values()) > sum(its.values())):
         outcome, reason = (
             "no verdict",
-            "the scores come from an earlier version, without the test of single examples; score again",
+            "the scores come from an earlier version without the test of single examples; run attacker score again",
         )
     return Verdict(
         outcome=outcome,

@@ -158,7 +158,7 @@ class Rules:
         wanted = sorted(one for one in new if one.round in chosen)
         if rule.budget.behind is not None and len(wanted) > rule.budget.behind:
             late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
-            self._leave_out(rule, recording, late, f"more than {rule.budget.behind} wait")
+            self._leave_out(rule, recording, late, f"more than {rule.budget.behind} rounds wait, the limit of the rule")
         for one in wanted:
             if reason := self._explain_limit(rule, recording):
                 self._leave_out(rule, recording, [one], reason)
@@ -169,7 +169,7 @@ class Rules:
     def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
         clients = self._choose_clients(rule, recording, one.round)
         if clients is None:
-            self._leave_out(rule, recording, [one], "the rule selects none of its clients")
+            self._leave_out(rule, recording, [one], "no client of this round matches the patterns of the rule")
             return
         rounds = f"1-{one.round}" if _uses_all_rounds(rule) else str(one.round)
         self._ledger.take(rule.name, recording, [one], rule.make_spec(recording.id, rounds, clients))
@@ -205,7 +205,7 @@ class Rules:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind
         for round, job in self._ledger.list_waiting(rule.name, recording)[: max(0, surplus)]:
-            reason = f"more than {rule.budget.behind} wait, and newer ones run first"
+            reason = f"more than {rule.budget.behind} rounds wait, the limit of the rule, and newer ones run first"
             if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
                 self._tell(rule, recording, [round], reason)
 

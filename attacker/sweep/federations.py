@@ -175,7 +175,10 @@ def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], li
     )
     left = len(names) - grid.attacked.tuning_clients
     if left < 1:
-        raise ValueError(f"{len(names)} clients sent updates, and attacked.tuning_clients is {grid.attacked.tuning_clients}")
+        raise ValueError(
+            f"only {len(names)} clients sent updates, and attacked.tuning_clients = {grid.attacked.tuning_clients} leaves none "
+            "to attack; lower it"
+        )
     return names[: min(grid.attacked.clients, left)], names[left:]
 
 

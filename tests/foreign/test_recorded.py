@@ -344,7 +344,7 @@ def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pyt
     assert "at most 64 (2 steps of 32), fewer where a client reports fewer; where it reports none" in told[1]
     assert told[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
     assert "random crop" in told[3]
-    assert "clients that call net.train() normalise by each batch: then set mode='train'" in told[4]
+    assert "if clients call net.train(), set mode='train'" in told[4]
 
 
 def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:

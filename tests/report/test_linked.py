@@ -97,7 +97,7 @@ def test_a_case_whose_rounds_are_in_another_is_said_to_be_and_is_neither_missing
     answer = Reconstruction.read(folder / "joint.safetensors")
     replace(answer, case="fewer", slots=(Slot(1, "ada", 1, 0, 0),)).write(folder / "fewer.safetensors")
     page = report(run)
-    assert page.text.count("not scored: its rounds are counted in case joint") == 1
+    assert page.text.count("not scored: the examples of its rounds are scored in case joint") == 1
     assert "are not scored yet" not in page.text
     assert "Reconstructions without an original" not in page.text
     assert "1of several rounds each" in page.text

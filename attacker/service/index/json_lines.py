@@ -78,7 +78,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
             continue
         found.setdefault(source, {}).setdefault(score.case, []).append(score)
     if wrong:
-        trouble.append(f"scores.jsonl: {'1 row is' if wrong == 1 else f'{wrong} rows are'} no scores; score again")
+        trouble.append(f"scores.jsonl: {'1 row does' if wrong == 1 else f'{wrong} rows do'} not hold valid scores; score again")
     for cases in found.values():
         for rows in cases.values():
             rows.sort(key=lambda row: (row.rounds, row.batch, row.position, row.example))

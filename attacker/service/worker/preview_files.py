@@ -36,8 +36,9 @@ class ImagePlace(NamedTuple):
 class Preview:
     """The best images of a running job so far.
 
-    images: (n, H, W, C), 8 bit, C 1 or 3. places: place of each image. loss: median over the running searches; None if not
-    finite. iteration: the current one of `most`, within one restart. version: increases with each preview of a job.
+    images: (n, H, W, C), 8 bit, C 1 or 3. places: slot and label of each image.
+    iteration: current iteration within one restart. most: largest number of iterations.
+    loss: median over the running searches, if finite. version: increases with each preview of a job.
     """
 
     images: NDArray[np.uint8]

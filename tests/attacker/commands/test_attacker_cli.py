@@ -136,7 +136,7 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -
     assert str(path) in json.loads((Path(part["folder"]) / f"00001-{path.stem}.failed.json").read_text())["reason"]
     told = call("score", run)
     assert told.exit_code == EXIT_FAILURES
-    assert "1 of 2 cases, with nulls, failed" in " ".join(told.stderr.split())
+    assert "1 of 2 cases, including those of nulls, failed" in " ".join(told.stderr.split())
     assert call("score", run, "--allow-failures").exit_code == 0
 
 

@@ -131,7 +131,7 @@ def test_of_two_replays_of_a_client_the_one_of_more_rounds_is_scored(joint: Join
     assert of_cases(joint) == ALL
     scorer = Scorer(joint.run, [joint.run / "truth"])
     scorer.score(joint.folder)
-    assert scorer.superseded[joint.folder.name] == {"fewer": "not scored: its rounds are counted in case joint"}
+    assert scorer.superseded[joint.folder.name] == {"fewer": "not scored: the examples of its rounds are scored in case joint"}
 
 
 def test_a_case_that_is_done_counts_before_a_larger_one_that_was_cut_off_or_not_attacked(joint: Joint) -> None:
@@ -148,7 +148,7 @@ def test_of_overlapping_replays_no_example_of_a_round_counts_twice(joint: Joint)
     joint.also("later", (4, 5))
     assert of_cases(joint) == {*ALL, ("later", 13), ("later", 3)}
     found = find_superseded(joint.folder, json.loads((joint.folder / "attack.json").read_text())["cases"])
-    assert found["later"].words == "scored only on examples of round 5: its other rounds are counted in case joint"
+    assert found["later"].words == "scored only on examples of round 5: those of its other rounds are scored in case joint"
 
 
 def test_what_a_live_replay_supersedes_loses_the_scores_it_had(joint: Joint) -> None:
