@@ -40,7 +40,9 @@ def update_mod(
         trained = _read_weights(reply.content, key, "the app's reply")
         if sent.keys() != trained.keys():
             wrong = sorted(sent.keys() ^ trained.keys())[0]
-            raise ValueError(f"tensor {wrong!r} is only in the weights sent or only in the reply; both need the same tensors")
+            raise ValueError(
+                f"tensor {wrong!r} is only in the weights that were sent or only in the reply; both must hold the same tensors"
+            )
         beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
         update = {name: _subtract(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}
         del reply.content[key]
@@ -63,9 +65,9 @@ def _read_weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor
 
 
 def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
-    """Return the update of one tensor: trained minus sent.
+    """Return the update of one tensor, trained minus sent, in the dtype of `trained`.
 
-    If the strategy sends float64, the client starts from the values rounded to its own dtype.
+    `sent` is first rounded to this dtype, as the client does if the strategy sends float64.
     """
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 

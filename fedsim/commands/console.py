@@ -31,7 +31,9 @@ EXIT_UNFINISHED = 3
 ALLOW_FAILURES = "Exit with status 0 even if some clients or cases failed."
 Code = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Import this code, which a recording or an experiment names; may be repeated."),
+    typer.Option(
+        metavar="MODULE:NAME", help="Code of your own, named by a recording or experiment, that may be imported; may be repeated."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 

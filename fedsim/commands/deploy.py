@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the SuperLink, HOST:PORT.")]
 Certificate = Annotated[Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the experiment.")]
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host", help="Further host name or address of the SuperLink; may be repeated."),

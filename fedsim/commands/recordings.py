@@ -47,7 +47,7 @@ def import_(
     after: Annotated[Path, typer.Argument(help="State dict that the client sent back.")],
     settings: Annotated[Path, typer.Option(help="TOML file with model, data and training; an example is deploy/import.toml.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run to write the recording to.")],
-    model: Annotated[str | None, typer.Option(help="module:function that builds the network; imports that module.")] = None,
+    model: Annotated[str | None, typer.Option(help="module:function that builds the network; the module is imported.")] = None,
 ) -> None:
     """Write a recording of one update, given as two state dicts of any framework."""
     with report_errors():

@@ -37,7 +37,10 @@ def run(
     ] = "ray",
     superlink: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="SuperLink of a running deployment, whose server has --out and --public."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="HOST:PORT of the SuperLink of a running deployment; --out and --public are then folders on its server.",
+        ),
     ] = None,
     root_certificates: Annotated[
         Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")
@@ -47,7 +50,7 @@ def run(
         Path | None, typer.Option(help="Folder with the public description of the clients' data, from fedsim split.")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the experiment.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an unfinished run after its last complete round.")] = False,
     record_rounds: Annotated[str | None, typer.Option(metavar="R", help="Record only these rounds: 1-20 or 1-3,7.")] = None,

@@ -11,12 +11,13 @@ from fedsim.models.losses import find_loss
 from fedsim.recording.observation import DataSpec, Training
 
 RANDOM_CLIENTS_WARNING = (
-    "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
+    "clients draw random numbers while they train (dropout or the like), which attacks do not know, so that no simulated "
+    "gradient fits exactly"
 )
 
 MALICIOUS_SERVER_WARNING = (
     "the server is malicious: it has inserted an imprint layer, which sorts the examples of a batch into single neurons, so that "
-    "no result on this model is one of an honest-but-curious server"
+    "no result on this model holds for an honest-but-curious server"
 )
 
 
@@ -26,11 +27,13 @@ def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> 
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
     if normed and training.mode != "train":
         found.append(
-            "batch norm uses the statistics that are sent, as mode 'eval' states; clients that call net.train() normalise by "
-            "each batch: then set mode='train' and buffers='shared', or no simulated gradient fits"
+            "attacks assume that clients use the batch-norm statistics that the server sends (mode 'eval'); if clients call "
+            "net.train(), set mode='train' and buffers='shared', or no simulated gradient fits"
         )
     if normed and training.mode == "train":
-        found.append("batch norm uses the statistics of each batch (mode 'train'): a guess is simulated as one whole batch")
+        found.append(
+            "batch norm uses the statistics of each batch (mode 'train'): attacks simulate all examples of a batch together"
+        )
     return found + list_unsimulated(network, training, data)
 
 

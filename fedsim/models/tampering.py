@@ -134,7 +134,8 @@ def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
         return
     rest = norms.sort(descending=True).values[1]
     if float(rest) < 1e-3 * float(norms.max()):
-        yield Tampering(name, "head of a single class", f"the row of class {int(norms.argmax())} is over 1,000 times all others")
+        words = f"the norm of the row of class {int(norms.argmax())} is over 1,000 times that of every other row"
+        yield Tampering(name, "head of a single class", words)
 
 
 def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:

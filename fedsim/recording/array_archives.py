@@ -137,7 +137,8 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
         total += entry.file_size
         if entry.file_size > FREE_BYTES + MAX_RATIO * entry.compress_size:
             raise ValueError(
-                f"{entry.filename} claims {entry.file_size} bytes, packed into {entry.compress_size}; save it with numpy.savez"
+                f"{entry.filename} claims {entry.file_size} bytes, packed into {entry.compress_size}, a compression ratio that "
+                "is refused; save it uncompressed, as numpy.savez does"
             )
     if total > limit:
         raise ValueError(f"its arrays claim {total} bytes, but at most {limit} are read")

@@ -321,7 +321,7 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
     if file.read(8) == JOURNAL_MAGIC:
         raise DamagedFile(
             path,
-            "ends with the name of a further file, which SQLite would delete and no recorder writes",
+            "names another file at its end, which SQLite would delete; no recorder writes that: copy the recording again",
         )
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:

@@ -264,7 +264,7 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
-        raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
+        raise ValueError(f"its names differ from those of the round's weights: only one of both has {shorten(names[0])}")
     for name, entry in buffers.items():
         with name_parameter(name):
             check_shape(entry, sent.buffers[name])

@@ -109,7 +109,11 @@ class SentMessages(Strategy):
             if node in asked:
                 replies[node] = _make_reply(asked[node], result, names)
             else:
-                log(WARNING, "fedleak: not recorded: an update of node %s, which was not asked, such as a secure sum", node)
+                log(
+                    WARNING,
+                    "fedleak: an update of node %s, to which no weights were sent, is not recorded; it may be a secure sum",
+                    node,
+                )
         raised = sorted({str(one) or type(one).__name__ for one in failures if isinstance(one, BaseException)})
         reason = "; ".join(raised) or "no answer"
         missing = [_make_failure(message, reason) for node, message in asked.items() if node not in replies]

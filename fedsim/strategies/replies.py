@@ -105,7 +105,7 @@ class ReplyReader:
         """Raise ValueError if an update contains a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
-                f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; name the last part of it in "
+                f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; add {mixed[0].rpartition('.')[2]!r} to "
                 "update_mod(buffers=...)"
             )
 
@@ -118,7 +118,9 @@ class ReplyReader:
         }
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
-            raise ValueError(f"names, shapes or types differ from the weights sent, the first: {wrong[0]}")
+            raise ValueError(
+                f"names, shapes or types differ from those of the weights sent; the first tensor that differs is {wrong[0]}"
+            )
 
 
 def is_packed(content: RecordDict) -> bool:

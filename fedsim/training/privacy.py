@@ -117,7 +117,7 @@ class Accounts:
 
 
 def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
-    """Return the accounts of an experiment.
+    """Return the noise, numbers and settings that determine the privacy of an experiment.
 
     tensors:  number of parameter tensors of the model.
     smallest: number of examples of the smallest client. others: numbers of examples of the other clients.

@@ -55,7 +55,7 @@ def name_parameter(name: str) -> Iterator[None]:
 def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> None:
     """Raise ValueError if the names of an update differ from those of the weights."""
     if names := sorted(got.keys() ^ weights.keys()):
-        raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
+        raise ValueError(f"its names differ from those of the round's weights: only one of both has {shorten(names[0])}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:

@@ -81,7 +81,7 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
         raise ValueError(f"member {number} with peers {sorted(peers)}: the numbers of members must be distinct and at least 1")
     keys = [key for publics in (me.publics, *peers.values()) for key in publics]
     if len(set(keys)) != len(keys):
-        raise ValueError("two of the neighbours and this client have the same public key; no secrets are shared")
+        raise ValueError("among this client and its neighbours, two public keys are equal; this client shares no secrets")
     holders = sorted((number, *peers))
     of_key = shamir.split(me.mask_key, me.threshold, holders, draw)
     of_seed = shamir.split(me.seed, me.threshold, holders, draw)

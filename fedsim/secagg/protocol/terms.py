@@ -51,8 +51,8 @@ class Agreement:
         """Return what these settings do not protect against, as sentences that the server prints at its start."""
         around = min(self.neighbours + 1, self.clients)
         found = [
-            "secure aggregation hides updates from a server that follows the protocol. Public keys are not authenticated: one "
-            "that replaces them reads every update"
+            "secure aggregation hides updates only from a server that follows the protocol. Public keys are not authenticated: "
+            "a server that replaces them can read every update"
         ]
         if 2 * self.threshold <= around:
             found.append(
@@ -162,7 +162,8 @@ def _compute_range(clients: int, weight: int) -> int:
     widest = MAX_SUM // (clients * weight)
     if widest < MIN_LEVELS:
         raise ValueError(
-            f"{clients} clients x a weight of up to {weight} leave a target range of {widest} in 32-bit words, which is coarser "
-            f"than {MIN_LEVELS}; lower secure_aggregation.max_weight, or set secure_aggregation.bits"
+            f"{clients} clients with a weight of up to {weight} leave only a target range of {widest} in 32-bit words, so that "
+            f"updates would be rounded more coarsely than with the minimum of {MIN_LEVELS}; lower secure_aggregation.max_weight "
+            "or set secure_aggregation.bits"
         )
     return widest

@@ -91,7 +91,7 @@ def test_what_no_encoder_makes_is_refused_in_a_line(name: str) -> None:
 @pytest.mark.parametrize("codec", PACKING)
 def test_names_are_those_of_the_weights(codec: str) -> None:
     for update in ({"w": torch.zeros(64, 64)}, {**START, "x": torch.zeros(1)}):
-        with pytest.raises(ValueError, match="its names differ from the weights of its round"):
+        with pytest.raises(ValueError, match="its names differ from those of the round's weights"):
             decode(encode(update, codec), START)
 
 

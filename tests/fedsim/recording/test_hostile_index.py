@@ -163,7 +163,7 @@ def test_a_journal_cannot_have_other_files_deleted(interrupted: Path, tmp_path: 
     victim.write_bytes(b"precious")
     journal = interrupted / "index.sqlite-journal"
     journal.write_bytes(journal.read_bytes() + super_journal(str(victim)))
-    refused(interrupted, journal.name, "ends with the name of a further file")
+    refused(interrupted, journal.name, "names another file at its end")
     assert victim.read_bytes() == b"precious"
 
 

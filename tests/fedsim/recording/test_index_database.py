@@ -76,7 +76,7 @@ def test_a_writer_deletes_nothing_that_a_journal_names(recorded: Path, tmp_path:
     header = index_database.JOURNAL_MAGIC + bytes(20) + bytes(512)
     named = (2**30 // 4096 + 1).to_bytes(4, "big") + text + len(text).to_bytes(4, "big") + sum(text).to_bytes(4, "big")
     (recorded / index_database.JOURNAL_FILE).write_bytes(header + named + index_database.JOURNAL_MAGIC)
-    with pytest.raises(DamagedFile, match="ends with the name of a further file"):
+    with pytest.raises(DamagedFile, match="names another file at its end"):
         connect_to_write(recorded)
     assert victim.read_bytes() == b"precious"
 

@@ -83,7 +83,7 @@ def test_a_public_key_that_comes_twice_is_refused() -> None:
     one, two = (participant.setup(CONTEXT, 2, draw_bytes).publics for _ in range(2))
     same = [{2: one, 3: one}, {2: one, 3: Publics(two.mask, one.share)}, {2: one, 3: Publics(one.share, two.share)}]
     for peers in (*same, {2: one, 3: me.publics}):
-        with pytest.raises(ValueError, match="have the same public key"):
+        with pytest.raises(ValueError, match="two public keys are equal"):
             participant.share(me, 1, peers, draw_bytes)
     assert participant.share(me, 1, {2: one, 3: two}, draw_bytes)
 
