@@ -136,7 +136,8 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
         unsure = _find_rough_band(said, right)
         decided = ~_is_between(said, unsure)
         error = measure_calibration_error(said[decided], right[decided])
-        print(f"{route}, {kind}: left out: {decided.sum()} of {len(said)} decided outside {unsure}, ECE {error:.3f}")
+        shares = f"{decided.sum()} of {len(said)} examples of cases left out of the fit are decided (not in {unsure})"
+        print(f"{route}, {kind}: {shares}, with a calibration error of {error:.3f}")
     print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
     known = [name for name in RANGE_CHECKED_FEATURES if all(name in r["evidence"] for r in own)]
     facts = {name: [float(_stack_evidence(own, [name]).min()), float(_stack_evidence(own, [name]).max())] for name in known}

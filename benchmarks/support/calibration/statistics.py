@@ -179,7 +179,8 @@ def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
                 shifted = [
                     replace(row, **{score: getattr(row, score) + least}) for row in _draw_rows(rng, clusters, size, correlation)
                 ]
-                yield JudgedVerdict("synthetic", f"{design}, {score} up by what it says", "leak", judge_attack(shifted, null))
+                title = f"{design}, {score} raised by its detectable difference"
+                yield JudgedVerdict("synthetic", title, "leak", judge_attack(shifted, null))
 
 
 def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
@@ -227,7 +228,7 @@ def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
                 for part in _split_clients(len(clients.x), size, 6):
                     rows, null = (clients.score_part(found, part, gallery) for found in (one, other))
                     yield JudgedVerdict(
-                        "real", f"{name}, {model}, {size} clients, another null", "no leak", judge_attack(rows, null)
+                        "real", f"{name}, {model}, {size} clients, null of another seed", "no leak", judge_attack(rows, null)
                     )
         for attack, defense in (
             (SEARCH_ATTACK, ""),

@@ -75,8 +75,8 @@ def make_tests(name: str, shows: str, chosen: str) -> Piece:
 
 PIECES = (
     make_tests("tests", "placement, generators, memory, precision and resumption are right on CUDA", "tests/cuda"),
-    make_script("device-placement", "each attack gives on the GPU what it gives on the CPU", "support/gpu/device.py agreement"),
-    make_script("device-memory", "the memory that is planned for a chunk beside what it takes", "support/gpu/device.py memory"),
+    make_script("device-placement", "each attack returns the same on the GPU as on the CPU", "support/gpu/device.py agreement"),
+    make_script("device-memory", "the memory planned for a chunk beside the memory it takes", "support/gpu/device.py memory"),
     make_script("device-lenet", "iterations a second of many searches at once on a small network", "support/gpu/device.py lenet"),
     make_script(
         "device-resnet", "the same on ResNet20-4, in float32 and with convolutions in bfloat16", "support/gpu/device.py resnet"
@@ -85,11 +85,11 @@ PIECES = (
     make_script("rgap-many", "10,000 images by closed form in one batched run", "rgap.py many"),
     make_script("dlg", "CPL against DLG", "dlg.py"),
     make_script("cpl-2", "CPL's table 2 on a hundred images", "cpl.py 2"),
-    make_script("agic-layers", "what layer weights gain, 1,000 iterations", "agic.py layers"),
+    make_script("agic-layers", "the gain by layer weights after 1,000 iterations", "agic.py layers"),
     make_script("real-resnet18-64", "ResNet-18 at 64 pixels, one local epoch, batches of 1, 4 and 16", "real.py resnet18-64"),
     make_script("real-mobilenet-64", "the same of MobileNet", "real.py mobilenet-64"),
     make_script("real-vit-64", "the same of a vision transformer", "real.py vit-64"),
-    make_script("agic-epochs", "what a second, linked epoch gains", "agic.py epochs"),
+    make_script("agic-epochs", "the gain by a second epoch whose examples are linked", "agic.py epochs"),
     make_script("agic-fedavg", "one batch against simulation of local steps", "agic.py fedavg"),
     make_script("agic-matching", "examples linked over two epochs, 1,000 images", "agic.py matching"),
     make_script("agic-shapes", "the shapes of layer weights, AGIC's table I", "agic.py shapes"),
@@ -100,19 +100,21 @@ PIECES = (
     make_script("real-mobilenet-128", "MobileNet at 128 pixels", "real.py mobilenet-128"),
     make_script("cpl-6", "CPL's table 6: batch sizes and local iterations", "cpl.py 6"),
     make_script("cpl-8", "CPL's table 8: Gaussian and Laplace noise", "cpl.py 8"),
-    make_script("cpl-7", "CPL's table 7: gradients of which a share is left out", "cpl.py 7"),
+    make_script("cpl-7", "CPL's table 7: gradients of which only the largest entries are sent", "cpl.py 7"),
     make_script("cpl-1", "CPL's table 1: how many iterations are enough", "cpl.py 1"),
     make_script("cpl-3", "CPL's table 3: tables of attributes", "cpl.py 3"),
     make_script("cpl-4", "CPL's table 4: nine starts", "cpl.py 4"),
-    make_script("cpl-5", "CPL's table 5: how much iterations vary", "cpl.py 5"),
+    make_script("cpl-5", "CPL's table 5: how much the numbers of iterations of successful searches vary", "cpl.py 5"),
     make_script("cpl-9", "CPL's table 9: up to ten local steps", "cpl.py 9"),
-    make_script("peel", "sigmoid LeNets opened layer by layer, beside L-BFGS", "peel.py"),
+    make_script("peel", "sigmoid LeNets inverted layer by layer, beside L-BFGS", "peel.py"),
     make_script(
         "engine-quality", "quality beside breaching with equal settings, where breaching is installed", "engine.py quality"
     ),
-    make_script("defenses-clip", "clipped updates, ignored and known, beside no defense", "defenses.py clip"),
-    make_script("defenses-gaussian", "noise on updates, ignored and known", "defenses.py gaussian"),
-    make_script("defenses-top_k", "sparsified updates, ignored and known", "defenses.py top_k"),
+    make_script(
+        "defenses-clip", "clipped updates, if attacks ignore or know the clipping, beside no defense", "defenses.py clip"
+    ),
+    make_script("defenses-gaussian", "noisy updates, if attacks ignore or know the noise", "defenses.py gaussian"),
+    make_script("defenses-top_k", "sparsified updates, if attacks ignore or know the sparsification", "defenses.py top_k"),
     make_script("real-resnet18-224", "ResNet-18 at 224 pixels", "real.py resnet18-224"),
     make_script("real-vit-224", "a vision transformer at 224 pixels", "real.py vit-224"),
     make_script("real-mobilenet-224", "MobileNet at 224 pixels", "real.py mobilenet-224"),

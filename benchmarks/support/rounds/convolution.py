@@ -45,7 +45,9 @@ def make_convolution_rows(asked: Options) -> list[ResultRow]:
     told = Links(tuple(torch.tensor(batch) for batch in used), torch.ones(len(images)), images.y)
     with measure_cpu() as clock:
         (right,) = attack([replace(case, links=told)], rng=rng)
-    rows.append(_make_row("all rounds, links and labels told", _measure_assigned(right, images.x), clock.seconds, case, images))
+    rows.append(
+        _make_row("all rounds, true links and labels given", _measure_assigned(right, images.x), clock.seconds, case, images)
+    )
     return [row | {"null_psnr": _measure_null(attack, case, images)} for row in rows]
 
 
