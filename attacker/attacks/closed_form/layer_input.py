@@ -187,7 +187,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     known = case.known_labels
     labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
     free = max(0.0, 1 - layer.inputs / observed.data.size)
-    note = (f"the {layer.inputs:,} inputs of the layer {layer.name} were inverted; the smoothness prior determines the rest",)
+    note = (f"the {layer.inputs:,} inputs of {layer.name} were inverted; the smoothness prior determines the rest",)
     return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
 
 

@@ -73,7 +73,7 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
     enhancer = batch.attack.enhancer
     if enhancer is None:
         return ()
-    return (f"the enhancer {enhancer.name} sharpened the images, as it does for the attack's null; compare them with that null",)
+    return (f"the images were enhanced by {enhancer.name}, as those of the attack's null are; compare them with that null",)
 
 
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
