@@ -157,7 +157,7 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
         err.print(f"{escape(key)} is {escape(words)}{more}")
     if untold := sorted({key for keys in scorer.untold.values() for key in keys}):
         many = "1 case has no truth and is" if len(untold) == 1 else f"{len(untold)} cases have no truth and are"
-        hint = "was --truth given for every client?"
+        hint = "give --truth for every client"
         err.print(f"[bold yellow]{many} not scored[/], the first: {escape(untold[0])}; {hint}")
     return rows
 

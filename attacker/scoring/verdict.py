@@ -143,7 +143,7 @@ class Verdict:
             return f"no verdict: {self.reason}"
         if self.outcome == "recovered":
             flat = f", {self.flat} of them nearly of one colour" if self.flat else ""
-            recovered = f"{self.recovered} of {_format_count(self.examples)}{flat}, the null {self.null_recovered}"
+            recovered = f"{self.recovered} of {_format_count(self.examples)}{flat}; the null recovered {self.null_recovered}"
             return f"recovered: {recovered}{_format_leaked(self.leaked)}"
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"

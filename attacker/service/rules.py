@@ -102,7 +102,7 @@ def read(path: Path) -> tuple[Rule, ...]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; name a file of rules, such as deploy/rules.toml") from None
     if unknown := sorted(found.keys() - {"rule"}):
-        raise ValueError(f"{path}: unknown key {unknown[0]!r}; rules are written as [[rule]]")
+        raise ValueError(f"{path}: unknown key {unknown[0]!r}; write rules as tables [[rule]]")
     listed = found.get("rule", [])
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{path}: holds no rule; write one or more of [[rule]]")

@@ -89,11 +89,17 @@ def _inspect_rows(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Ta
     if (share := compute_parallel_share(weight)) > MAX_PARALLEL_SHARE:
         yield Tampering(name, "imprint layer", f"{share:.0%} of the pairs of rows are parallel")
     if (share := _compute_mirrored_share(weight)) > SUSPICIOUS_SHARE:
-        yield Tampering(name, "trap weights", f"{share:.0%} of the rows hold each positive value again as a scaled negative one")
+        yield Tampering(
+            name,
+            "trap weights",
+            f"{share:.0%} of the rows hold the same values twice, once positive and once negative, up to a factor",
+        )
     if bias is not None and len(bias) == len(weight):
         dead = bias < -MAX_INPUT * weight.abs().sum(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         if (share := float(dead.double().mean())) > SUSPICIOUS_SHARE:
-            yield Tampering(name, "dead neurons", f"{share:.0%} of the biases are so negative that no usual input reaches them")
+            yield Tampering(
+                name, "dead neurons", f"{share:.0%} of the biases are so negative that no usual input activates their neurons"
+            )
 
 
 def compute_parallel_share(weight: Tensor) -> float:

@@ -140,7 +140,7 @@ def read_pseudonym(message: Message) -> str | None:
 def to_whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError if it cannot be one."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
-        raise ValueError(f"the number of examples must be a whole number from 0, got {count}")
+        raise ValueError(f"the number of examples must be a whole number of at least 0, got {count}")
     return int(count)
 
 

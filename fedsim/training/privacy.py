@@ -33,9 +33,9 @@ from fedsim.recording.observation import Training
 
 INFINITY_TEXT = "infinity"
 """Representation of an infinite epsilon in JSON, which has no such number."""
-BUFFERS_UNPROTECTED = Noise(why="batch-norm statistics are sent as they are")
-MIXED_UNPROTECTED = Noise(why="an example is part of several mixed examples")
-STRATEGY_NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
+BUFFERS_UNPROTECTED = Noise(why="batch-norm statistics are sent without noise")
+MIXED_UNPROTECTED = Noise(why="an example is part of several mixed examples, for which the noise does not account")
+STRATEGY_NOT_A_MEAN = Noise(why="the noise is made for a mean of the updates, and this strategy computes no mean")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
         "psnr": 20.0,
         "confidence": 0.5,
         "outcome": "recovered",
-        "verdict": "recovered: 2 of 4 examples, the null 0",
+        "verdict": "recovered: 2 of 4 examples; the null recovered 0",
     }
     case = {
         "attack": "cpl-1",

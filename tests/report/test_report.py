@@ -342,7 +342,7 @@ def test_the_verdict_on_each_attack_stands_below_the_scores(make_run: Any, repor
     run.attack("cpl")
     run.attack("dlg", success=False)
     text = report(run).text
-    assert "CPL cpl(): recovered: 4 of 4 examples, the null 0; PSNR 40.0 dB against 10.0 dB" in text
+    assert "CPL cpl(): recovered: 4 of 4 examples; the null recovered 0; PSNR 40.0 dB against 10.0 dB" in text
     assert "DLG dlg(): not distinguishable from the null at this sample: 4 examples" in text
 
 

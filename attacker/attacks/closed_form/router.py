@@ -43,7 +43,7 @@ class ClosedForm:
                much the answer changes.
     knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
                gradient as received in either case.
-    sees_gradient: False gives the null, which is the fallback's null, or grey images if `fallback` is None.
+    sees_gradient: False gives the null, the attack without the gradient: the fallback's null, or grey images without a fallback.
     """
 
     name: str
@@ -276,7 +276,7 @@ class Routing:
         """Return the reasons why no closed form was used for a case."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
-            distance = f"its gradient differs from the observed one by {found.missed:.2g} of its norm"
+            distance = f"its gradient differs from the observed one by {found.missed:.2g} of the latter's norm"
             told += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
         return told
 
@@ -319,4 +319,4 @@ class Routing:
 def _describe_distance(missed: float) -> tuple[str, ...]:
     if missed <= EXACT_DISTANCE:
         return ()
-    return (f"the gradient of this answer differs from the observed one by {missed:.2g} of its norm",)
+    return (f"the gradient of this answer differs from the observed one by {missed:.2g} of the latter's norm",)

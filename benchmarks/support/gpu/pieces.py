@@ -151,7 +151,7 @@ def main() -> None:
             continue
         limit = DRY_SECONDS if asked.dry_run else PIECE_SECONDS
         if time.monotonic() + min(limit, estimate_seconds(out, piece)) > end:
-            print(f"{piece.name}: not started, for it may take longer than what is left", flush=True)
+            print(f"{piece.name}: not started, because it may take longer than the time left", flush=True)
             continue
         run(piece, out, limit, dry=asked.dry_run, data=asked.data, device=device)
         write_tables(out)

@@ -130,7 +130,7 @@ def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
 
 def test_recovered_images_that_one_colour_passes_are_counted_apart() -> None:
     found = judge_attack(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
-    assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour, the null 0")
+    assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour; the null recovered 0")
 
 
 def test_one_batch_is_one_group() -> None:
