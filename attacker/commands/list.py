@@ -20,7 +20,8 @@ class ListedKind(StrEnum):
 
 def list_(
     kind: Annotated[
-        ListedKind, typer.Argument(help="What to list: attacks, or the values of the attack arguments decoder and enhancer.")
+        ListedKind,
+        typer.Argument(help="What to list: attacks, decoders or enhancers. The last two are values of arguments of attacks."),
     ] = ListedKind.ATTACKS,
     as_json: Json = False,
 ) -> None:

@@ -95,9 +95,8 @@ def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
         return []
     found = [row for row in rows if _is_measured(row)]
     if len(found) < len(rows):
-        missing.append(
-            Missing(f"{path.name}: {len(rows) - len(found)} rows are left out, because a value in them is missing or no number.")
-        )
+        reason = "their round or a measured value is not a valid number"
+        missing.append(Missing(f"{path.name}: {len(rows) - len(found)} rows are left out: {reason}."))
     return found
 
 
