@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.linking import Links
+from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
@@ -73,6 +74,10 @@ class Need(Enum):
     IMAGES = "it works on images, and these data are table rows"
     IMAGE_PRIOR = "its prior is for images, and these data are table rows"
     IMAGE_CRITERION = "its criterion is for images, and these data are table rows"
+    CONTINUOUS_INPUTS = (
+        "it changes inputs continuously, and this network reads them as whole numbers, such as tokens; `attacker audit` checks "
+        "whether its embedding names them"
+    )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 
     def is_met(self, case: Case) -> bool:
@@ -96,6 +101,8 @@ class Need(Enum):
             return find_imprint(first.weights, first.data.size) is not None
         if self is Need.SECURE_SUM:
             return first.client == SUM_CLIENT
+        if self is Need.CONTINUOUS_INPUTS:
+            return is_differentiable(first.model, first.data)
         if self is Need.INPUT_LAYER:
             return find_input_layer(first.model, first.data) is not None
         model = models.build_layout(first.model, first.data)
@@ -290,7 +297,8 @@ def build_reconstruction(
 def find_unmet(attack: Attack, case: Case) -> list[str]:
     """Return the reasons why `attack` cannot work on `case`; empty if it can.
 
-    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES is not met.
+    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES is not met, and one that searches for inputs if
+    CONTINUOUS_INPUTS is not.
     """
     return [_explain(need, case) for need in _find_missing(attack, case)]
 
@@ -304,6 +312,8 @@ def explain_refusal(attack: Attack, case: Case) -> str:
 
 def _find_missing(attack: Attack, case: Case) -> list[Need]:
     implied = {Need.FEW_EXAMPLES} if Need.NUM_EXAMPLES in attack.needs else set()
+    if estimate_effort(attack) != Effort():
+        implied.add(Need.CONTINUOUS_INPUTS)
     return [need for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.is_met(case)]
 
 

@@ -18,6 +18,7 @@ from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
 from attacker.audit.privacy_checks import check_epsilon
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.setting_checks import check_settings
+from attacker.audit.token_checks import check_tokens
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
 from attacker.replay.replay import Replay, Replayed
@@ -82,6 +83,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_noise(observations, signature)
     found += check_settings(recording, observations)
     found += check_labels(observations)
+    found += check_tokens(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
         reason = f"{names}: it is applied before the update is computed, so that no check of updates can test it, only attacks"

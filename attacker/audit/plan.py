@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attacker.attacks import AttackSpec, Case, presets
+from attacker.attacks import AttackSpec, Case, find_unmet, presets
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
 from fedsim.recording import DamagedFile, Recording, Row
@@ -113,7 +113,7 @@ def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
         case = Case((recording.read_observation(one.rows[0]),))
     except DamagedFile:  # the replay reports it
         return ""
-    return next((need.value for need in sorted(one.spec.build().needs, key=lambda need: need.name) if not need.is_met(case)), "")
+    return next(iter(find_unmet(one.spec.build(), case)), "")
 
 
 def _has_epochs(recording: Recording) -> bool:

@@ -1,0 +1,63 @@
+"""Networks that read their inputs as whole numbers, such as tokens that index the rows of an embedding."""
+
+import torch
+from torch import Tensor, nn
+
+from fedsim import models
+from fedsim.models.building import BUILT_IN
+from fedsim.recording.observation import DataSpec, ModelSpec
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
+    """Return whether the outputs of the network depend on its inputs differentiably.
+
+    They do not if the inputs are converted to whole numbers, which index an embedding: every gradient with respect to the
+    inputs is then zero or undefined, so that no search by gradients can change them.
+    """
+    key = repr((spec, data))
+    if key not in _FOUND or spec.name not in BUILT_IN:
+        _FOUND[key] = _test(models.build_layout(spec, data), data)
+    return _FOUND[key]
+
+
+_FOUND: dict[str, bool] = {}
+"""Cache of `is_differentiable`, by the text of its arguments, since it is called for every update of a recording."""
+
+
+def _test(model: nn.Module, data: DataSpec) -> bool:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    x = torch.zeros(2, *data.shape, device=device, requires_grad=True)
+    try:
+        return model.eval().requires_grad_(False)(x).requires_grad is True
+    except Exception:  # code of others; what it raises here, the attack reports
+        return True
+
+
+def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
+    """Return the embeddings whose rows are chosen by the inputs: a dict from the name of the weight (V, D) to V.
+
+    Embeddings of positions, which receive the same indices for any input, are left out. `model` is set to evaluation mode.
+    Raises what `model` raises for the inputs 0 and 1, which are assumed to be valid indices.
+    """
+    model = model.eval()
+    named = {name: module for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)}
+    indices: dict[str, list[Tensor]] = {name: [] for name in named}
+
+    def remember(name: str, given: tuple[Tensor, ...]) -> None:
+        indices[name].append(given[0].detach().clone())
+
+    hooks = [module.register_forward_pre_hook(lambda _, given, n=name: remember(n, given)) for name, module in named.items()]
+    try:
+        with torch.no_grad():
+            for value in (0.0, 1.0):
+                model(torch.full((2, *data.shape), value))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {f"{name}.weight": named[name].num_embeddings for name, seen in indices.items() if _differ(seen)}
+
+
+def _differ(seen: list[Tensor]) -> bool:
+    return any(one.shape != seen[0].shape or not torch.equal(one, seen[0]) for one in seen[1:])

@@ -1,0 +1,98 @@
+"""Check whether the update of an embedding shows which tokens a client's examples contain."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.networks.discrete_inputs import EMBEDDINGS, find_token_embeddings
+from attacker.audit.declared import apply, draw_like
+from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from fedsim import models
+from fedsim.recording import Observation
+from fedsim.recording.masked_vectors import SUM_CLIENT
+
+TOKENS_RULE = "tokens-readable"
+OUTLIER_FACTOR = 10.0
+"""A row counts as changed by tokens if its norm is larger than this times the median norm of all rows, which most tokens leave
+unchanged. Rows of at least `MIN_DIMENSIONS` independent Gaussian values practically never are."""
+MIN_DIMENSIONS = 4
+MAX_LISTED = 12
+
+
+def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
+    """Yield the result: how many rows of an embedding stand out from the others in the updates.
+
+    The gradient of an embedding is zero in all rows whose token occurs in no example, so that the other rows name the tokens of
+    the examples (Melis et al. 2019, section 4.1). The order of the tokens and their examples are not part of it.
+    """
+    first = observations[0]
+    layout = models.build_layout(first.model, first.data)
+    if not any(isinstance(module, EMBEDDINGS) for module in layout.modules()):
+        yield NotChecked(rule=TOKENS_RULE, reason="the network has no embedding of tokens")
+        return
+    try:
+        embeddings = find_token_embeddings(models.build(first.model, first.data), first.data)
+    except Exception as error:  # code of others
+        reason = f"the inputs of the embeddings could not be found: {type(error).__name__}: {error}"
+        yield NotChecked(rule=TOKENS_RULE, reason=reason, kind="left out")
+        return
+    wide = {name for name in embeddings if name in first.update and first.update[name].shape[-1] >= MIN_DIMENSIONS}
+    if not wide:
+        reason = f"no recorded embedding of at least {MIN_DIMENSIONS} dimensions is indexed by the inputs"
+        yield NotChecked(rule=TOKENS_RULE, reason=reason)
+        return
+    yield _judge(observations, wide)
+
+
+def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckResult:
+    found: list[tuple[Observation, str, list[int]]] = []
+    for one in observations:
+        keeps_zeros = _keeps_zero_rows(one, embeddings)
+        for name in sorted(embeddings):
+            rows = find_outlying_rows(one.update[name], one.weights[name], zeros_count=keeps_zeros)
+            if rows:
+                found.append((one, name, rows))
+    if not found:
+        return Passed(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
+    one, name, rows = found[0]
+    of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in found)
+    listed = ", ".join(map(str, rows[:MAX_LISTED])) + (", ..." if len(rows) > MAX_LISTED else "")
+    whose = "the clients of a secure sum" if of_sums else "a client"
+    return Finding(
+        rule=TOKENS_RULE,
+        grade="moderate" if of_sums else "serious",
+        title=f"The server can read which tokens the examples of {whose} contain, off the embedding {name}.",
+        evidence=f"{len({seen.key for seen, _, _ in found})} of {len(observations)} updates change single rows. "
+        f"Round {one.round}, client {one.client}: {len(rows)} of {len(one.update[name])} tokens, with the numbers {listed}.",
+        advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
+        "secure aggregation.",
+    )
+
+
+def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) -> list[int]:
+    """Return the rows of `update` (V, D) that changed more than weight decay and noise explain, in ascending order.
+
+    weights: (V, D) before training; a multiple of them that most rows share is weight decay, and is subtracted. zeros_count:
+    whether a row counts as changed if it is not zero while more than half of all rows are.
+    """
+    update, weights = update.double(), weights.double()
+    powers = weights.square().sum(dim=1)
+    decay = ((update * weights).sum(dim=1) / powers.clamp(min=1e-30))[powers > 0]
+    rest = update - (decay.median() if len(decay) else 0.0) * weights
+    norms = rest.norm(dim=1)
+    typical = float(norms.median())
+    if typical == 0 and not zeros_count:
+        return []
+    return torch.nonzero(norms > OUTLIER_FACTOR * typical).flatten().tolist()
+
+
+def _keeps_zero_rows(observation: Observation, embeddings: set[str]) -> bool:
+    """Return whether the declared defense maps rows of zeros to rows of zeros, so that other rows hold data and not noise."""
+    if not observation.defenses.steps:
+        return True
+    update = {name: t.clone() for name, t in draw_like(observation.update, 0).items()}
+    for name in embeddings:
+        update[name][1:] = 0
+    sent = apply(observation.defenses, update, 0)
+    return all(bool((sent[name][1:] == 0).all()) for name in embeddings)

@@ -1,0 +1,130 @@
+"""Tokens read off the update of an embedding, and the refusal of searches for whole numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import AttackSpec, Case, find_unmet
+from attacker.attacks.networks.discrete_inputs import find_token_embeddings, is_differentiable
+from attacker.audit import Finding, NotChecked, Passed
+from attacker.audit.findings import CheckResult
+from attacker.audit.token_checks import check_tokens, find_outlying_rows
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.masked_vectors import SUM_CLIENT
+
+DATA = DataSpec(shape=(6,), num_classes=3)
+VOCABULARY = 200
+
+
+class Reader(nn.Module):
+    """A classifier of sentences of six tokens, with embeddings of tokens (padding: 0) and of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, 8, padding_idx=0), nn.Embedding(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors: Tensor = self.tokens(x.long()) + self.positions(torch.arange(6, device=x.device))
+        logits: Tensor = self.head(torch.tanh(vectors).mean(dim=1))
+        return logits
+
+
+MODEL = ModelSpec(name=f"{__name__}:Reader")
+SENTENCES = torch.tensor([[5, 9, 9, 120, 0, 0], [7, 5, 33, 199, 1, 2]]).float()
+TOKENS = [1, 2, 5, 7, 9, 33, 120, 199]
+
+
+@pytest.fixture(autouse=True)
+def _admitted() -> None:
+    models.admit(MODEL.name)
+
+
+@pytest.fixture
+def watch(observe):  # type: ignore[no-untyped-def]
+    def make(**settings: object) -> Observation:
+        seen: Observation = observe((SENTENCES, torch.tensor([0, 2])), model=MODEL, data=DATA, **settings)
+        return seen
+
+    return make
+
+
+def check(*observations: Observation) -> CheckResult:
+    (found,) = check_tokens(observations)
+    return found
+
+
+def list_rows(observation: Observation, *, zeros_count: bool = True) -> list[int]:
+    name = "tokens.weight"
+    return find_outlying_rows(observation.update[name], observation.weights[name], zeros_count=zeros_count)
+
+
+@pytest.mark.parametrize("defense", ["", "clip(0.01)", "top_k(0.02)", "qsgd(8)"])
+def test_the_rows_that_changed_are_the_tokens_of_the_examples(watch, defense: str) -> None:  # type: ignore[no-untyped-def]
+    one = watch(defense=defense)
+    found = check(one)
+    assert isinstance(found, Finding)
+    assert found.grade == "serious"
+    rows = list_rows(one)
+    assert set(rows) <= set(TOKENS)
+    assert len(rows) >= (len(TOKENS) if defense in ("", "clip(0.01)") else 1)
+    assert f"{len(rows)} of {VOCABULARY} tokens, with the numbers {rows[0]}" in found.evidence
+    assert "positions" not in found.title
+
+
+def test_weight_decay_of_all_rows_hides_no_token(watch) -> None:  # type: ignore[no-untyped-def]
+    one = watch()
+    name = "tokens.weight"
+    decayed = one.update[name] - 1e-3 * one.weights[name]
+    assert bool((decayed[3:5] != 0).all())
+    assert find_outlying_rows(decayed, one.weights[name], zeros_count=True) == TOKENS
+
+
+def test_noise_as_strong_as_the_rows_hides_them_and_weaker_noise_does_not(watch) -> None:  # type: ignore[no-untyped-def]
+    strong, weak = watch(defense="gaussian(0.05)"), watch(defense="gaussian(1e-5)")
+    assert isinstance(check(strong), Passed)
+    assert list_rows(weak) == TOKENS
+
+
+def test_what_noise_alone_leaves_after_sparsification_is_not_taken_for_tokens(watch) -> None:  # type: ignore[no-untyped-def]
+    one = watch(defense="gaussian(0.05) | top_k(0.02)")
+    assert list_rows(one, zeros_count=True) != []
+    assert isinstance(check(one), Passed)
+
+
+def test_pure_noise_has_no_outlying_rows() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for dimensions in (4, 16):
+        noise = torch.randn(50_000, dimensions, generator=rng)
+        assert find_outlying_rows(noise, torch.randn(50_000, dimensions, generator=rng), zeros_count=False) == []
+
+
+def test_a_secure_sum_names_the_tokens_of_all_clients_and_of_none(watch) -> None:  # type: ignore[no-untyped-def]
+    found = check(replace(watch(), client=SUM_CLIENT))
+    assert isinstance(found, Finding)
+    assert found.grade == "moderate"
+    assert "the clients of a secure sum" in found.title
+
+
+def test_a_network_without_embedding_is_not_checked(observe) -> None:  # type: ignore[no-untyped-def]
+    one = observe((torch.rand(1, 6), torch.tensor([0])), model=ModelSpec(name="mlp"), data=DATA)
+    assert isinstance(check(one), NotChecked)
+    assert is_differentiable(one.model, one.data)
+
+
+def test_position_embeddings_are_told_from_those_of_tokens() -> None:
+    assert find_token_embeddings(Reader(), DATA) == {"tokens.weight": VOCABULARY}
+
+
+@pytest.mark.parametrize("name", ["cpl", "inverting_gradients", "dlg", "agic"])
+def test_a_search_for_whole_numbers_is_refused_with_the_reason(name: str, watch) -> None:  # type: ignore[no-untyped-def]
+    reasons = find_unmet(AttackSpec(name=name).build(), Case((watch(),)))
+    assert any("reads them as whole numbers" in reason for reason in reasons)
+    assert not is_differentiable(MODEL, DATA)
+
+
+def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
+    assert find_unmet(AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))) == []
