@@ -106,7 +106,7 @@ def check_name(name: str) -> None:
     """Raise ValueError if `name` is not a valid name of a run."""
     if not RUN_NAME_PATTERN.fullmatch(name):
         raise ValueError(
-            f"{shorten(name)} is not a valid name of a run: use only letters, digits, spaces and . , : ( ) + = @ - _"
+            f"{shorten(name)} is not a valid name of a run: use 1 to 200 letters, digits, spaces and . , : ( ) + = @ - _"
         )
 
 

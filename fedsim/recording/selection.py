@@ -97,7 +97,7 @@ def parse_rounds(text: str) -> Rounds | None:
             raise ValueError(f"rounds {shorten(part)}: the number of a round has at most {ROUND_DIGITS} digits")
         numbers = range(int(first), int(last) + 1)
         if not numbers or numbers[0] < 1:
-            raise ValueError(f"rounds {part!r}: rounds are counted from 1 upwards")
+            raise ValueError(f"rounds {part!r}: rounds are counted from 1, and a range names the lower round first, such as 3-5")
         chosen.append(numbers)
     return Rounds(chosen)
 

@@ -107,7 +107,10 @@ def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
-    """Return whether matrix products of image patches are faster than one call of PyTorch's convolution per problem."""
+    """Return whether `convolve` is faster than PyTorch's convolution, which needs one call per problem for weight gradients.
+
+    That is so for small convolutions of several problems on a CPU. weight: shared by all problems.
+    """
     return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 

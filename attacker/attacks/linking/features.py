@@ -119,7 +119,11 @@ def _check_shapes(
 def _solve(
     gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
 ) -> HeadFeatures:
-    """Solve as `solve_head_features` does, without correcting labels; the bias is the last column of weight and gradient."""
+    """Solve as `solve_head_features` does, without correcting labels.
+
+    With a bias gradient, that gradient is the last column of `gradient`, the bias that of `weight`, and `offset` is 0. Without
+    one, neither has such a column, and `offset` (K,) is the bias. bias_gradient: used only for the start of the iteration.
+    """
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
 
     def build_equations(rank: int) -> tuple[_Equations, Tensor]:

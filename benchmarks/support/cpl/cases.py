@@ -86,7 +86,10 @@ def load_data_sets(asked: Options, names: Sequence[str], count: int) -> list[Ima
 
 
 def load_table(asked: Options, name: str, count: int) -> Images | None:
-    """Load `count` rows of the census table in --data, or of the embedded table; None if the census file is missing."""
+    """Load `count` rows of the table `name`: "adult", the census table in --data, or "breast_cancer", which is embedded.
+
+    Returns None for "adult" without --data, or without its file there.
+    """
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     if name == "adult" and (path is None or not path.exists()):
         print("adult: needs adult/adult.csv.gz in --data; left out")
