@@ -1,7 +1,7 @@
 """Support for networks from outside this project.
 
-Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, and modules whose code no other
-process can import are copied.
+Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, embeddings take tokens as floats, and
+modules whose code no other process can import are copied.
 """
 
 import copy
@@ -17,13 +17,32 @@ from fedsim.recording.observation import ModelSpec
 
 
 def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Initialise lazy layers by a forward pass of zeros, and make the network return logits (`return_logits`)."""
+    """Initialise lazy layers by a forward pass of zeros, take tokens as floats, and return logits.
+
+    See `take_tokens_as_floats` and `return_logits`.
+    """
+    take_tokens_as_floats(model)
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         training = model.training
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
         model.train(training)
     return return_logits(model)
+
+
+def take_tokens_as_floats(model: nn.Module) -> nn.Module:
+    """Make the embeddings of a network accept indices as floats, by forward hooks, since all examples are tensors of floats."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.register_forward_pre_hook(convert_indices)
+    return model
+
+
+def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of an embedding with indices of type int64; None, which leaves them unchanged, if they are integers."""
+    if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
+        return (given[0].long(), *given[1:])
+    return None
 
 
 def return_logits(model: nn.Module) -> nn.Module:
@@ -66,5 +85,5 @@ class ModuleSpec(ModelSpec):
 
     def copy(self) -> nn.Module:
         """Return a copy of the network, on the meta device if that is PyTorch's default device."""
-        module = copy_module(self.module)
+        module = take_tokens_as_floats(copy_module(self.module))
         return return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)
