@@ -75,8 +75,8 @@ class Need(Enum):
     IMAGE_PRIOR = "its prior is for images, and these data are table rows"
     IMAGE_CRITERION = "its criterion is for images, and these data are table rows"
     CONTINUOUS_INPUTS = (
-        "it changes inputs continuously, and this network reads them as whole numbers, such as tokens; `attacker audit` checks "
-        "whether its embedding names them"
+        "it searches among real-valued inputs, and this network reads whole numbers, such as tokens; the check tokens-readable "
+        "of `attacker audit` finds which of them occur"
     )
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
 from attacker.replay.tasks import make_reconstruction_path
@@ -99,8 +99,8 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
     """Yield one result, that of the strongest attack, since privacy is only as good as under the best attack.
 
-    It is a finding if that attack reveals examples or labels, and otherwise a check that was passed, or, without scores, one that
-    could not be made. Nothing is yielded without attacks.
+    It is a finding if that attack reveals examples or labels, and otherwise inconclusive, or, without scores, a check that could
+    not be made. Nothing is yielded without attacks.
     scored:  whether the attacks were scored by the true examples; without scores, their confidence decides.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
@@ -113,7 +113,8 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
     if found is None:
-        yield Passed(rule=RECOVERED_RULE, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
+        reason = "; ".join(f"{one.spec}: {one.words}" for one in attacks)
+        yield NotChecked(rule=RECOVERED_RULE, reason=reason, kind="inconclusive")
         return
     rule, grade, title = found
     evidence = f"{strongest.spec} on {_count(strongest.updates, 'update')}: {strongest.words}."

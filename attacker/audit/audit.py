@@ -73,6 +73,12 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     observations = _sample(recording)
     metrics = read_metrics(recording.folder.parent)
     found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
+    recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
+    if recorded < trained:
+        reason = (
+            f"updates of {recorded} of {trained} rounds are recorded, and the server receives all, which reveal more together"
+        )
+        found.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
     if not observations:
         return [*found, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
     signature = None
@@ -128,7 +134,9 @@ def audit(
             results.append(one)
         elif attacks and attacks[-1].recovers_all:
             results.append(
-                NotChecked(rule="attack", reason=f"{one.spec} is not needed: {attacks[-1].spec} recovered every example")
+                NotChecked(
+                    rule="attack", reason=f"{one.spec} is not needed: {attacks[-1].spec} recovered every example", kind="left out"
+                )
             )
         else:
             both = [one.replay(recording, out, null=null, model=model) for null in (False, True)]
@@ -177,7 +185,7 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 def _list_other_attacks() -> list[NotChecked]:
     """Return the attacks that are not part of an audit."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
-    reason = f"an audit does not run these attacks, but `attacker replay` does: {names}"
+    reason = f"these attacks are special cases of those above or suit few networks; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 

@@ -16,6 +16,7 @@ from defenses.privacy.empirical import (
 )
 from defenses.privacy.sensitivity import find_gradient_noise, find_noise
 from fedsim.recording import Recording
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
 REFUTED_RULE = "epsilon-refuted"
 ACCUSATION_LEVEL = 0.999
@@ -31,7 +32,9 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         declared = float(accounted)
     found = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
     if found is None:
-        reason = "no client planted canaries (clients.canaries), or only sums were recorded"
+        reason = "no client planted canaries, pairs of known examples that bound epsilon from below (clients.canaries)"
+        if any(row.client == SUM_CLIENT for row in recording.read_rows(on_damage=lambda error: None)):
+            reason = "only secure sums are recorded, and canaries are evaluated on updates of single clients"
         if scorer is None:
             reason = "the clients' true examples, which would include planted canaries, are not given"
         yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")

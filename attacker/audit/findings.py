@@ -46,12 +46,13 @@ class NotChecked:
 
     reason: why it was not made, as one sentence.
     kind:   "does not apply": not to this run. "needs information": which was not given. "left out": it applies, but time or a
-            method was missing. "no guarantee": the run promises nothing that could be checked.
+            method was missing. "inconclusive": it was made and shows neither a fault nor its absence. "no guarantee": the run
+            promises nothing that could be checked, or records only part of what the server receives.
     """
 
     rule: str
     reason: str
-    kind: Literal["does not apply", "needs information", "left out", "no guarantee"] = "does not apply"
+    kind: Literal["does not apply", "needs information", "left out", "inconclusive", "no guarantee"] = "does not apply"
 
 
 CheckResult = Finding | Passed | NotChecked

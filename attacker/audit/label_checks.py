@@ -45,6 +45,9 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     told = (
         f"{near} of {len(distances)} estimated numbers of examples per label are within {INTEGER_TOLERANCE:g} of a whole number"
     )
+    if binom.sf(len(distances) - 1, len(distances), 2 * INTEGER_TOLERANCE) > MAX_CHANCE:
+        yield NotChecked(rule=READABLE, reason=f"{told}; so few estimates cannot show more than chance", kind="inconclusive")
+        return
     if chance > MAX_CHANCE:
         yield Passed(rule=READABLE, evidence=f"{told}, as many as by chance")
         return

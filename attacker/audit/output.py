@@ -14,12 +14,12 @@ from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import read_bytes
 
 GRADE_MEANINGS: dict[Grade, str] = {
-    "none found": "No check failed, and no attack did better than guessing. Other attacks, or attacks on other rounds or "
-    "data, may still succeed.",
+    "none found": "No check failed, and no attack did significantly better than guessing. This is no proof of safety: other "
+    "attacks, or attacks on other rounds or data, may still succeed.",
     "low": "A setting makes attacks easier than they need to be. This finding alone is not a leak.",
     "moderate": "The server learns something about the data, such as labels (which may be diagnoses). No single example "
     "was shown to leak.",
-    "serious": "The server learns something about single examples, or a promised protection does not hold.",
+    "serious": "The server learns part of what a client's examples contain, or a promised protection does not hold.",
     "severe": "Whoever runs the server can reconstruct single training examples from what a client sends.",
 }
 SARIF_LEVELS: dict[Grade, str] = {

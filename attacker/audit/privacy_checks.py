@@ -39,11 +39,11 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     low = [(row, expected) for row in reported if _value(row) < (1 - EPSILON_SLACK) * (expected := _expected(recording, row))]
     if not low:
         row = reported[-1]
-        evidence = f"epsilon {_value(row):.3g} after round {row['round']} follows from the declared noise"
+        evidence = f"epsilon {_value(row):.3g} after round {row['round']} is what the declared noise gives"
         yield Passed(rule=EPSILON_RULE, evidence=evidence)
         if _value(row) > MAX_MEANINGFUL_EPSILON:
             limit = f"above {MAX_MEANINGFUL_EPSILON:g} it promises hardly anything"
-            reason = f"epsilon {_value(row):.3g} follows from the noise, but {limit}"
+            reason = f"epsilon {_value(row):.3g} is computed rightly, but {limit}"
             yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="no guarantee")
         return
     row, expected = low[-1]

@@ -33,12 +33,17 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
 
 def _check_examples(observations: Sequence[Observation]) -> CheckResult:
     single = [one for one in observations if one.num_examples == 1]
+    known = [one.num_examples for one in observations if one.num_examples]
+    if not single and len(known) < len(observations):
+        reason = f"{len(observations) - len(known)} of {len(observations)} updates come without a number of examples"
+        return NotChecked(rule=SINGLE_RULE, reason=reason, kind="needs information")
     if not single:
-        return Passed(rule=SINGLE_RULE, evidence="no update is known to be of a single example")
+        return Passed(rule=SINGLE_RULE, evidence=f"every update is of at least {min(known)} examples")
     return Finding(
         rule=SINGLE_RULE,
         grade="low",
-        title="Some updates are of a single example, which attacks reconstruct most easily.",
+        title=f"{'Every update is' if len(single) == len(observations) else 'Some updates are'} of a single example, which "
+        "attacks reconstruct most easily.",
         evidence=f"{len(single)} of {len(observations)} updates are of one example.",
         advice="Compute each update from several steps on larger batches; this alone is no protection.",
     )

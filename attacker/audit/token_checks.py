@@ -63,8 +63,9 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
         rule=TOKENS_RULE,
         grade="moderate" if of_sums else "serious",
         title=f"The server can read which tokens the examples of {whose} contain, off the embedding {name}.",
-        evidence=f"{len({seen.key for seen, _, _ in found})} of {len(observations)} updates change single rows. "
-        f"Round {one.round}, client {one.client}: {len(rows)} of {len(one.update[name])} tokens, with the numbers {listed}.",
+        evidence=f"In {len({seen.key for seen, _, _ in found})} of {len(observations)} updates only the rows of tokens that "
+        f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} tokens of the "
+        f"vocabulary occur, those with the numbers {listed}.",
         advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
         "secure aggregation.",
     )

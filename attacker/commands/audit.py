@@ -199,7 +199,7 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
     for one in found.findings:
         out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
     if not found.findings:
-        out.print(f"{len(found.passed)} checks and attacks found nothing; that is no proof that nothing leaks.")
+        out.print(f"{len(found.passed)} checks found nothing, and no attack beat its null; that is no proof that nothing leaks.")
     if found.what_if is not None:
         from attacker.audit.what_if import describe_change
 

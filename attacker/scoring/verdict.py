@@ -148,7 +148,10 @@ class Verdict:
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
-        told = f"{sample} were compared with the null, the same attack without the update; {_format_detectable(self)}"
+        told = (
+            f"{sample} were compared with the null, the same attack without the update; {self.recovered} were recovered, by the "
+        )
+        told += f"null {self.null_recovered}; {_format_detectable(self)}"
         return f"not distinguishable from the null at this sample: {told}"
 
     def to_json(self) -> dict[str, Any]:
@@ -166,11 +169,11 @@ def _format_leaked(leaked: Sequence[Comparison]) -> str:
 
 
 def _format_detectable(verdict: Verdict) -> str:
-    """Return as text how large a leak would have been detected."""
-    sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None}
+    """Return as text how large a mean difference to the null would have been detected. Shares are counted beside it."""
+    sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
     told = [_format_size(one) for one in sizes.values()]
     if told:
-        return f"a leak of less than {' and '.join(told)} may have gone unnoticed"
+        return f"a mean difference of less than {' or '.join(told)} may have gone unnoticed"
     return "so few cases show a leak only if an example is recovered, or is much nearer to its original than the null's answer is"
 
 

@@ -71,7 +71,7 @@ def test_the_rows_that_changed_are_the_tokens_of_the_examples(watch, defense: st
     rows = list_rows(one)
     assert set(rows) <= set(TOKENS)
     assert len(rows) >= (len(TOKENS) if defense in ("", "clip(0.01)") else 1)
-    assert f"{len(rows)} of {VOCABULARY} tokens, with the numbers {rows[0]}" in found.evidence
+    assert f"{len(rows)} of the {VOCABULARY} tokens of the vocabulary occur, those with the numbers {rows[0]}" in found.evidence
     assert "positions" not in found.title
 
 
@@ -122,7 +122,7 @@ def test_position_embeddings_are_told_from_those_of_tokens() -> None:
 @pytest.mark.parametrize("name", ["cpl", "inverting_gradients", "dlg", "agic"])
 def test_a_search_for_whole_numbers_is_refused_with_the_reason(name: str, watch) -> None:  # type: ignore[no-untyped-def]
     reasons = find_unmet(AttackSpec(name=name).build(), Case((watch(),)))
-    assert any("reads them as whole numbers" in reason for reason in reasons)
+    assert any("this network reads whole numbers" in reason for reason in reasons)
     assert not is_differentiable(MODEL, DATA)
 
 

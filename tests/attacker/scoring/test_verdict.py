@@ -101,7 +101,9 @@ def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named()
     assert found.outcome == "not distinguishable from the null at this sample"
     least = found.detectable["psnr"]
     assert 1 < least < 6
-    assert f"a leak of less than {least:.1f} dB PSNR and " in found.words
+    assert f"a mean difference of less than {least:.1f} dB PSNR" in found.words
+    assert "12 examples in 12 independent groups" in found.words
+    assert "0 were recovered, by the null 0" in found.words
     more = verdict(around(10, 100, 0), around(10, 100, 1)).detectable["psnr"]
     assert more < least / 2
 
