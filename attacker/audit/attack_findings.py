@@ -13,6 +13,8 @@ from attacker.scoring import ScoreRow, Summary
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
 MIN_CONFIDENCE = 0.95
 """Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
+FAILED_GAP = 1.0
+"""Difference in dB of the mean PSNR from which an attack counts as worse than its null."""
 ADVICE = (
     "Try these defenses one by one, each by `attacker audit --what-if` on a short run, and keep what leaks least: secure "
     "aggregation over many clients, so that the server sees only a sum; clipping and noise, or more noise; and, in addition, "
@@ -60,6 +62,11 @@ class AuditedAttack:
     def recovers_all(self) -> bool:
         """Return whether the attack recovered every example of its sample, and its null did not."""
         return 0 < self.examples == self.recovered > self.null_recovered
+
+    @property
+    def is_worse_than_null(self) -> bool:
+        """Return whether the mean PSNR is more than `FAILED_GAP` below the null's, so that it says nothing about leaks."""
+        return self.psnr is not None and self.null_psnr is not None and self.psnr < self.null_psnr - FAILED_GAP
 
     @classmethod
     def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AuditedAttack":

@@ -162,3 +162,28 @@ def test_an_attack_on_several_rounds_is_compared_with_the_bound_of_all_of_them(t
 def test_without_noise_reconstruction_is_not_bounded(run: Path) -> None:
     (found,) = check_robustness(Recording(run / "recording"), make_result(16))
     assert isinstance(found, NotChecked)
+
+
+def test_an_attack_that_is_worse_than_its_null_is_told_to_have_failed() -> None:
+    one = AuditedAttack(spec="cpl", updates=1, psnr=9.9, null_psnr=11.0)
+    assert one.is_worse_than_null
+    assert not AuditedAttack(spec="cpl", updates=1, psnr=10.1, null_psnr=11.0).is_worse_than_null
+    assert not AuditedAttack(spec="cpl", updates=1, psnr=12.0, null_psnr=11.0).is_worse_than_null
+    assert not AuditedAttack(spec="exact", updates=1).is_worse_than_null
+
+
+def test_the_smallest_number_of_examples_is_told(tmp_path: Path) -> None:
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": "digits",
+        "clients": {"count": 1},
+        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
+    }
+    engines.run(
+        FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1), engine="local"
+    )
+    results = check_recording(Recording(tmp_path / "run" / "recording"))
+    (single,) = [one for one in results if one.rule == "single-examples"]
+    assert isinstance(single, Passed)
+    assert single.evidence == "every update is of at least 4 examples"

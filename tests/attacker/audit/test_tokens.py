@@ -10,6 +10,7 @@ from attacker.attacks import AttackSpec, Case, find_unmet
 from attacker.attacks.networks.discrete_inputs import find_token_embeddings, is_differentiable
 from attacker.audit import Finding, NotChecked, Passed
 from attacker.audit.findings import CheckResult
+from attacker.audit.label_checks import check_labels
 from attacker.audit.token_checks import check_tokens, find_outlying_rows
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -128,3 +129,10 @@ def test_a_search_for_whole_numbers_is_refused_with_the_reason(name: str, watch)
 
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
     assert find_unmet(AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))) == []
+
+
+def test_two_label_estimates_are_no_conclusion(watch) -> None:  # type: ignore[no-untyped-def]
+    (found,) = check_labels([watch()])
+    assert isinstance(found, NotChecked)
+    assert found.kind == "inconclusive"
+    assert "so few estimates" in found.reason
