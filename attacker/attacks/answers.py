@@ -21,10 +21,10 @@ def check_members(name: str, attack: Any) -> None:
 
 
 def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str, str]:
-    """Return a dict from the key of each case without a usable answer to the reason, the expected value and how to fix it.
+    """Return a dict from the key of each case without a usable answer to a message: what is wrong, expected, and how to fix it.
 
-    answers: what the attack returned for `cases`. Cases may lack an answer if any answer is marked as interrupted, since the
-             attack then stopped early.
+    answers: what the attack returned for `cases`. A missing answer is no problem if any of the answers is marked as interrupted,
+             since the attack then stopped early.
     """
     if not isinstance(answers, list | tuple) or not all(isinstance(answer, Reconstruction) for answer in answers):
         kinds = sorted({type(answer).__name__ for answer in answers}) if isinstance(answers, list | tuple) else []

@@ -49,7 +49,8 @@ class Case:
 def build_case_key(rounds: Sequence[int], client: str) -> str:
     """Return the name of the case that consists of these rounds of one client.
 
-    One round: "00003-client", the name of the observation. Several: first and last round, client, and a hash of all rounds.
+    One round: "00003-CLIENT", the name of the observation. Several: "00003-00007-CLIENT-1a2b3c", with the first round, the last
+    round, and a hash of all round numbers.
     """
     if len(rounds) == 1:
         return f"{rounds[0]:05d}-{client}"
@@ -81,7 +82,10 @@ class Need(Enum):
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 
     def is_met(self, case: Case) -> bool:
-        """Return whether `case` meets this condition. The user supplies OWN_IMAGES, so every case meets that one."""
+        """Return whether `case` meets this condition.
+
+        OWN_IMAGES concerns images that the user passes to the attack and not the case, so every case meets it.
+        """
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
             return len(case.observations) == 1
@@ -136,7 +140,7 @@ Progress = Callable[[int, int, str], None]
 class Sight:
     """The intermediate result of a running search for one case, for live display.
 
-    x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: the loss at x and y.
+    x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: value at x and y of the objective that the search minimises.
     slots: the batch positions that are assigned to the examples, see `Reconstruction`.
     """
 
@@ -203,13 +207,14 @@ class Attack(Protocol):
     ) -> list[Reconstruction]:
         """Return one reconstruction per case, in any order, each with the case's key in its field `case`.
 
-        rng:    source of the seed. Draw random numbers from `seed_generator`, so that they depend on the case's key and not on
-                the other cases of the batch.
-        memory: checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
+        rng:      source of the seed. Draw random numbers from `seed_generator`, so that they depend on the case's key and not on
+                  the other cases of the batch.
+        progress: callback for a status line, see `Progress`.
+        memory:   checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
 
         After Ctrl-C, return the best results so far: at least one of them is marked as interrupted, and cases that were not begun
-        have none. Raise KeyboardInterrupt if there is no result at all. Raise ValueError with the reason for a case that cannot
-        be attacked; the caller then repeats the call without that case.
+        have none. Raise KeyboardInterrupt if there is no result at all. Raise ValueError with the reason if a
+        case cannot be attacked; the caller then passes each half of the cases on its own, until the failing case is alone.
         """
         ...
 
@@ -218,8 +223,8 @@ class Attack(Protocol):
 class Effort:
     """The cost of an attack per case, from which a replay chooses the number of workers and the batch size.
 
-    evaluations: gradient evaluations of one search that runs to its last step.
-    vectors:     number of vectors of the size of the search variable that the optimiser stores.
+    evaluations: gradient evaluations of a case if its search runs to its last step; those of restarts are not counted.
+    vectors:     number of vectors of the size of the search variable that the optimiser stores at once for a case.
     """
 
     evaluations: int = 1
@@ -265,6 +270,8 @@ def build_reconstruction(
 
     A slot is the position of an example in a batch of an observation. Example i is assigned to the i-th slot, counted through all
     observations. If there are fewer examples than slots, assignment starts again at the first example.
+    rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
+    iteration (T,); None for a single 0.
     said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, and 0
     for iterations, evaluations and seconds.
     """
@@ -297,8 +304,8 @@ def build_reconstruction(
 def find_unmet(attack: Attack, case: Case) -> list[str]:
     """Return the reasons why `attack` cannot work on `case`; empty if it can.
 
-    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES is not met, and one that searches for inputs if
-    CONTINUOUS_INPUTS is not.
+    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES (at most MAX_EXAMPLES) is not met. An attack that reports a
+    cost above the default `Effort`, as searches do, is also refused if CONTINUOUS_INPUTS (no tokens) is not met.
     """
     return [_explain(need, case) for need in _find_missing(attack, case)]
 

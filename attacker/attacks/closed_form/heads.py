@@ -56,8 +56,11 @@ class HeadReading:
 def read_heads(
     loss: str, weight: Tensor, bias: Tensor | None, gradient: Tensor, bias_gradient: Tensor | None
 ) -> list[HeadReading]:
-    """Return all solutions of the last layer for N problems, likelier ones first: each possible label, then each twin.
+    """Return the solutions of the last layer for N problems (gradients of one example each), the most plausible first.
 
+    Each entry of the list holds one solution for every problem; `valid` tells where it exists. Several logits: ordered by misfit
+    for each problem. A single logit without bias: one solution for each label, the likelier label first, then their twins. If the
+    gradient of a bias is known, there is only one solution.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.
     """
@@ -211,7 +214,10 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
 
 
 def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `grid` (N, M) with the function's local extrema nearest to 0 added, since two roots may lie on their two sides."""
+    """Return `grid` (N, M), sorted, with MAX_REFINED_EXTREMA points added at which `excess` has the local extrema closest to 0.
+
+    Two roots between neighbouring points of the grid lie on the two sides of such an extremum, and would be missed.
+    """
     value = excess(grid)
     left, middle, right = (value[:, i : i - 2 or None].abs() for i in range(3))
     sides = value[:, :-2].sign() + value[:, 1:-1].sign() + value[:, 2:].sign()

@@ -33,7 +33,9 @@ def _average(value: Tensor) -> float:
 class Hybrid:
     """An attack that runs a closed form and a search on every case, and keeps the better answer of each.
 
-    criterion: how answers are compared, a name that `get_criterion` accepts.
+    criterion: how answers are compared, a name that `get_criterion` accepts. knows_defense: whether the criterion "gradient"
+               models the defense; `closed` and `search` have settings of their own.
+    sees_gradient: False gives the null, that of `search`.
     """
 
     name: str

@@ -166,7 +166,11 @@ def _estimate_noise(row_steps: Tensor) -> float:
 
 
 def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tensor:
-    """Return the indices of the bins whose bias difference is more than rounding and noise."""
+    """Return the indices of the bins whose bias difference is more than rounding and noise.
+
+    bias: gradients g_i of the biases, which determine the rounding. row_steps, bias_steps: the differences G_i - G_(i+1), which
+    determine the noise, and g_i - g_(i+1).
+    """
     magnitude = torch.maximum(bias.abs(), torch.cat([bias[1:], torch.zeros_like(bias[:1])]).abs())
     floor = (ROUNDING * magnitude).clamp(min=MIN_NOISE_RATIO * _estimate_noise(row_steps))
     return (bias_steps.abs() > floor).nonzero()[:, 0]
@@ -221,11 +225,12 @@ def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tenso
 
 
 def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
-    """Return the probability that each example is recovered, (M,).
+    """Return the probability that the example of each occupied bin is recovered, (M,).
 
-    It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference, and 0 for implausible bins. For the others
-    it is a lower bound by counting. I implausible bins hold at least two of the `count` examples each, so that at most
-    L = count - 2 I examples are left for the M plausible bins, of which at least 2 M - L then hold a single one.
+    It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference (`error` is at most CERTIFIED_ERROR), and 0
+    for implausible bins. For the others it is a lower bound by counting. I implausible bins hold at least two of the `count`
+    examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L then hold
+    a single one. If C of these are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
     noise: (M,) standard deviation of the noise in a pixel of x; if its square exceeds RECOVERED_MSE, the probability is 0.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)

@@ -74,7 +74,7 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
 
 
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
-    """Return the first hidden linear layer whose input has enough distinct values.
+    """Return the first hidden linear layer whose input has at least MIN_INPUT_RATIO times as many distinct values as an example.
 
     Raises ValueError with the reason if there is none, or if the update is not of one example and one step.
     """
@@ -210,7 +210,8 @@ def _search(
 ) -> Tensor:
     """Return the MAP estimate x (*shape), in [0, 1], of the network's input from the input of a layer.
 
-    target: input of the layer, (F,). cotangent: derivative of the loss with respect to `target`, (F,).
+    passed: forward passes of the network. target: input of the layer, (F,). cotangent: derivative of the loss by `target`, (F,).
+    spread: linear map from standard normal z (*shape) to deviations of smooth images from 0.5, the prior. rng: draws the first z.
     convolution: observed gradient of the weight of the convolution before the layer, which a second stage fits as well; None for
                  no second stage.
     """

@@ -36,8 +36,9 @@ MIN_CERTIFIED_CONFIDENCE = 0.9
 class ClosedForm:
     """An attack that tries closed forms before a search.
 
-    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact.
-    fallback:  search for cases without an exact answer, started from the best answer; None returns the best closed form.
+    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact and no other input has its gradient.
+    fallback:  search for cases without an exact answer, started from the best answer; without one, the best closed-form answer is
+               returned.
     walk:      settings of R-GAP.
     stability: whether to repeat an exact closed form on a gradient with other rounding errors, and lower the confidence by how
                much the answer changes.
@@ -86,7 +87,7 @@ class ClosedForm:
     ) -> list[Reconstruction]:
         """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
 
-        Raises ValueError with the reasons if no closed form applies and there is no fallback.
+        Raises ValueError with the reasons if no closed form answers one of the cases, and no fallback can search for it.
         """
         return Routing(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 

@@ -22,9 +22,9 @@ class Curve:
     low, high: range of each feature; values outside of it are clamped.
     facts:     ranges of features that are known before the attack, such as the number of examples; outside of them the curve does
                not apply.
-    answers, recovered: number of answers on which it was fitted, and how many of them were recovered.
-    unsure:    interval of probabilities that are replaced by NaN (undecided), since they were wrong for groups of cases that were
-               left out of the fit.
+    answers, recovered: number of reconstructed examples on which it was fitted, and how many of them were recovered.
+    unsure:    (low, high), the open interval of probabilities that are replaced by NaN (undecided), since they were wrong for
+               groups of cases that were left out of the fit; empty if both are equal.
     """
 
     features: tuple[str, ...]
@@ -54,7 +54,7 @@ class Curve:
 def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
     """Return the estimated probability that each example is recovered, (N,); NaN inside `unsure`.
 
-    evidence: features by name, each (N,).
+    evidence: features by name, each (N,). examples: N, since a curve may have no features.
     """
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
     for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):

@@ -30,7 +30,8 @@ FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "o
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
 misfit:    share of the gradients' power that is not explained, beyond known noise.
-drift:     relative change of the gradient's power over the client's local steps, if these are treated as one step.
+drift:     power of the gradient's change over the client's local steps, relative to the gradient's, if they are treated as one
+           step.
 equations: number of gradient entries that were sent, per value that is searched for.
 error:     expected squared error of pixels under the Laplace approximation of the posterior.
 step:      mean squared change that another Gauss-Newton step would make.
@@ -90,9 +91,10 @@ class SearchAnswer:
     x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
     examples:    number of examples without these copies.
     compared:    the observations of the case. data, model: the data specification and the network.
-    evaluations: number of gradient evaluations so far. linked: certainty of the links between rounds. rng: for random estimates.
+    evaluations: number of gradient evaluations of the search. rng: for random estimates.
+    linked:      certainty of the links between rounds for each row of x, in [0, 1].
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
-    drift:       computes the feature `drift`, before its logarithm.
+    drift:       returns the feature `drift` (see FEATURE_NAMES) before its logarithm, 0-d.
     """
 
     x: Tensor
@@ -197,7 +199,10 @@ def build_undecided(
 
 
 def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
-    """Return the unexplained share and the noise share of the observed gradients' power, and the number of entries sent."""
+    """Return the unexplained share and the noise share of the gradients' power (0-d), and the number of nonzero entries sent.
+
+    The shares are means over the observations of the case, by `ComparedGradient.weight`; the numbers are added.
+    """
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
         made = one.simulate(found.x)
@@ -246,7 +251,7 @@ def _measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
 
 
 def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
-    """Return why the calibration does not apply to an answer; empty if it does."""
+    """Return why the calibration does not apply to an answer; empty if it does. missed: unexplained share of power, 0-d."""
     if found.unfamiliar:
         return found.unfamiliar
     if not bool(missed.isfinite()):

@@ -108,29 +108,30 @@ def _is_simple(layer: Layer) -> bool:
 class _Weighted(Protocol):
     """Protocol of a layer with weights: its product with the shared weights, and with a separate weight tensor per problem.
 
-    a is the layer's input, z the derivative of the loss by the layer's output; both hold the examples of all P problems.
+    a is the layer's input, `error` the derivative of the loss by the layer's output (d in the module); both hold the examples of
+    all P problems. W is the shared weight.
 
-    apply:             weight * a, plus the bias if `biased`. apply_transposed: weight^T z, the derivative by the input.
+    apply:             W * a, plus the bias if `biased`. apply_transposed: W^T error, the derivative by the input.
     arrange_inputs:    `seen`, a in the form that the gradients and `apply_own` need: inputs per problem, or image patches.
     compute_weight_gradient, compute_bias_gradient: gradients of weight and bias for each problem, (P, ...).
     apply_own:         product of the inputs with a separate weight tensor for each problem, (P, ...).
-    apply_transposed_with_own: weight^T z, plus own^T other with the separate weights `own` of each problem.
+    apply_transposed_with_own: W^T error + V^T other, with a separate V = `weight` per problem; `other` has the shape of `error`.
     expand_bias:       a separate bias for each problem, broadcastable to the layer's output.
     """
 
     def apply(self, a: Tensor, biased: bool) -> Tensor: ...
 
-    def apply_transposed(self, z: Tensor) -> Tensor: ...
+    def apply_transposed(self, error: Tensor) -> Tensor: ...
 
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor: ...
 
-    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor: ...
+    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor: ...
 
-    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor: ...
+    def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor: ...
 
     def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor: ...
 
-    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor: ...
+    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor: ...
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor: ...
 
@@ -143,23 +144,23 @@ class _Matrix:
     def apply(self, a: Tensor, biased: bool) -> Tensor:
         return functional.linear(a, self.weight, self.bias if biased else None)
 
-    def apply_transposed(self, z: Tensor) -> Tensor:
-        return z @ self.weight
+    def apply_transposed(self, error: Tensor) -> Tensor:
+        return error @ self.weight
 
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
         return a.reshape(problems, -1, a.shape[-1])
 
-    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
-        return compute_linear_weight_gradients(seen, z, len(seen))
+    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor:
+        return compute_linear_weight_gradients(seen, error, len(seen))
 
-    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor:
-        return compute_linear_bias_gradients(z, problems)
+    def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor:
+        return compute_linear_bias_gradients(error, problems)
 
     def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
         return (seen @ weight.transpose(1, 2)).flatten(0, 1)
 
-    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-        return z @ self.weight + (other.reshape(len(weight), -1, other.shape[-1]) @ weight).flatten(0, 1)
+    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+        return error @ self.weight + (other.reshape(len(weight), -1, other.shape[-1]) @ weight).flatten(0, 1)
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
         return bias.repeat_interleave(examples, dim=0)
@@ -173,24 +174,24 @@ class _ConvolutionLayer:
     def apply(self, a: Tensor, biased: bool) -> Tensor:
         return convolutions.convolve_without_autograd(a, self.weight, self.geometry, self.bias if biased else None)
 
-    def apply_transposed(self, z: Tensor) -> Tensor:
-        return convolutions.spread(convolutions.convolve_transposed(z, self.cells, self.geometry), self.geometry)
+    def apply_transposed(self, error: Tensor) -> Tensor:
+        return convolutions.spread(convolutions.convolve_transposed(error, self.cells, self.geometry), self.geometry)
 
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
         return convolutions.extract_patches(a, problems, self.geometry)
 
-    def compute_weight_gradient(self, seen: Tensor, z: Tensor) -> Tensor:
-        return convolutions.correlate(seen, z, self.geometry)
+    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor:
+        return convolutions.correlate(seen, error, self.geometry)
 
-    def compute_bias_gradient(self, z: Tensor, problems: int) -> Tensor:
-        return z.reshape(problems, -1, *z.shape[1:]).sum(dim=(1, 3, 4))
+    def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor:
+        return error.reshape(problems, -1, *error.shape[1:]).sum(dim=(1, 3, 4))
 
     def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
         return convolutions.convolve_by_own(seen, weight, self.geometry)
 
-    def apply_transposed_with_own(self, z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         own = convolutions.convolve_transposed_by_own(other, weight, self.geometry)
-        return convolutions.spread(convolutions.convolve_transposed(z, self.cells, self.geometry) + own, self.geometry)
+        return convolutions.spread(convolutions.convolve_transposed(error, self.cells, self.geometry) + own, self.geometry)
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
         return bias.repeat_interleave(examples, dim=0)[:, :, None, None]

@@ -25,8 +25,8 @@ class Compiled:
     """A compiled version of a gradient evaluation for a fixed number of problems.
 
     evaluate:  the function to compile.
-    otherwise: the uncompiled function, used for few problems, and after one warning if PyTorch finds no compiler or cannot
-               compile.
+    otherwise: the uncompiled function, used for fewer than MIN_SHARE * size or more than `size` problems. If PyTorch finds no
+               compiler or cannot compile, it is used for all, after one warning.
     size:      number of problems of the compiled function; smaller batches are padded with copies of the first problem. It is
                given by the caller, so that a search that resumes from a checkpoint computes bitwise the same.
     """

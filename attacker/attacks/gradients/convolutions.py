@@ -60,9 +60,10 @@ class _LibraryTransposed(torch.autograd.Function):
 def compute_derivatives(
     output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, wanted: tuple[bool, bool, bool]
 ) -> Any:
-    """Return the derivatives of a convolution by input, weight and bias, None for those that are not `wanted`.
+    """Return the derivatives (by input, by weight, by bias) of a loss behind a convolution; None for those that are not `wanted`.
 
-    output: derivative by the convolution's output. For the derivative by the input, only the shape of x is used.
+    output: derivative of the loss by the convolution's output. wanted: in the same order as the result. The values of x are used
+    only for the derivative by the weight.
     """
     stride, padding, dilation, groups = setting
     return torch.ops.aten.convolution_backward(output, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted)

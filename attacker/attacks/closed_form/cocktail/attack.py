@@ -36,9 +36,11 @@ MAX_EXAMPLES = 256
 
 @dataclass(frozen=True)
 class Separated:
-    """The examples of one update: images (R, *shape), vectors [x, 1] up to a factor (R, F + 1), and the loss that found them.
+    """The R examples that were separated from one update.
 
+    x:         images (R, *shape). vectors: [x, 1] of the layer's inputs, up to a factor, (R, F + 1).
     certainty: (R,) 1 for examples that were refined by the zeros that ReLU causes in the gradient, 0 for the others.
+    loss:      that of the unmixing, see `Unmixing`. route: name of the method, for the reconstruction.
     """
 
     x: Tensor
@@ -52,9 +54,11 @@ class Separated:
 class CocktailParty:
     """The separation of a batch behind a linear layer by independent component analysis.
 
-    criterion: "likelihood", or the paper's loss, "published". steps: iterations of the latter. refine: solve for exact examples
-    by the zeros that ReLU causes in the gradient, from the separated ones. inversion_steps: iterations
-    of the search for images with the separated features. sees_gradient: False gives the null, grey images.
+    criterion: "likelihood", or the paper's loss, "published". steps: iterations for "published", unused otherwise.
+    restarts:  number of starts of the separation; the result with the lowest loss is kept.
+    refine:    whether to compute exact examples from the separated ones by the zeros that ReLU causes in the gradient.
+    inversion_steps: iterations of the search for images with the separated features, if the layer does not see images directly.
+    sees_gradient: False gives the null, grey images.
     """
 
     name: str = "cocktail_party"
@@ -123,9 +127,10 @@ class CocktailParty:
     def _unmix(
         self, mixtures: Mixtures, observed: Observed, rng: Generator, *, images: bool, layer: FeatureLayer
     ) -> tuple[Unmixing, Tensor]:
-        """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) of the R mixtures.
+        """Return the unmixing (R', R') of the whitened mixtures with the lowest loss of all restarts, and the whitening (R', R).
 
-        R' is the number of directions in which the mixtures vary, at most R.
+        R' is the number of directions in which the R mixtures vary. images: whether the inputs of `layer` are the images. Then
+        their pixels or the differences of these are separated, otherwise the standardised features.
         """
         if not images:
             public = standardise_features(observed, layer, mixtures.basis, rng)
@@ -192,8 +197,9 @@ def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor
 def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     """Return the examples of directions q (R, R) as vectors [x, 1] up to a factor, (R, F + 1); None if q is singular.
 
-    They are fitted to the gradient's rows (M, F + 1), with each example absent from the rows that are zero along its direction.
-    If the fit leaves more than `MAX_RESIDUAL`, the vectors before the fit are returned.
+    q has one direction per column. The vectors q^-1 V, with V the basis of the gradient's row span, are fitted to the gradient's
+    `rows` (M, F + 1), with each example absent from the rows that are zero along its direction. If the root mean square residual
+    exceeds `MAX_RESIDUAL`, they are returned without the fit.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):
@@ -204,7 +210,7 @@ def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
 
 
 def check_size(examples: int, rows: Tensor) -> None:
-    """Raise ValueError if there are more examples than mixtures (M, F + 1) can separate."""
+    """Raise ValueError if there are more examples than neurons, the `rows` (M, F + 1), or than MAX_EXAMPLES."""
     most = min(MAX_EXAMPLES, len(rows))
     if examples > most:
         raise ValueError(

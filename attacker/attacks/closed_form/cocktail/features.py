@@ -99,7 +99,10 @@ def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, 
 
 
 def _record_inputs(observed: Observed, x: Tensor) -> dict[str, list[Tensor]]:
-    """Return, by name in the order of calls, the inputs of the linear layers for images x (N, *shape), in float32."""
+    """Return a dict from the name of each linear layer to its inputs, one per call, for images x (N, *shape), in float32.
+
+    The layers are in the order of their first calls.
+    """
     seen: dict[str, list[Tensor]] = {}
     handles = [
         module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))

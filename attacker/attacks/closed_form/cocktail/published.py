@@ -28,9 +28,9 @@ START_NOISE = 0.1
 
 @dataclass(frozen=True)
 class PublishedLoss:
-    """The loss for whitened mixtures of images, (R, N) with N pixels, from which the mean over pixels was subtracted.
+    """The loss for whitened mixtures of images, (R, N) with N pixels, from which each mixture's mean over pixels was subtracted.
 
-    means: the same whitening applied to these means, (R, 1), or (R, N); total variation is that of the images with their means.
+    means: the subtracted means after the same whitening, (R, 1). They are added again before the total variation is computed.
     """
 
     whitened: Tensor

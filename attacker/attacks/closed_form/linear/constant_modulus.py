@@ -1,12 +1,13 @@
 """Recovery of large batches behind two layers: directions along which the gradient takes two known values at every neuron.
 
-For a network with one hidden layer with ReLU, an example's column of D^T is W_2^T r at the neurons that are on, and zero at the
-others. W_2 are the weights of the last layer, and r is the gradient of the example's loss with respect to the logits. Before
-training, r is close to p - e_y, the mean prediction minus the label. Along the direction q of such an example the gradient is
-therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has the known modulus |u| / 2 at every neuron.
+As in `sparse`, the gradient is factorised as D^T [X, 1] = L V with D^T = L Q. The direction of an example is its column q of Q,
+and L q is its column of D^T, with one value per hidden neuron. For a network with one hidden layer with ReLU, this value is that
+of W_2^T r if the neuron is on, and zero otherwise. W_2 are the weights of the last layer, and r is the gradient of the example's
+loss with respect to the logits. Before training, r is close to p - e_y, the mean prediction minus the label y. The values of L q
+are therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has the known modulus |u| / 2 at every neuron.
 
 The mean squared difference of a^2 and u^2 / 4 is a polynomial of degree four, the criterion of constant-modulus equalisers
-(Godard 1980). Gradient descent from random starts finds its minima, one per example of the class, for all starts and classes at
+(Godard 1980). Gradient descent from random starts finds its minima, one per example with label y, for all starts and labels at
 once. The neurons that are off then determine q up to rounding, as in `sparse`. A direction is kept only if it is zero up to
 rounding at more neurons than it has entries, which chance does not achieve.
 
@@ -75,9 +76,10 @@ REPAIRS = 4
 
 
 def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return u (K, M) up to a factor, for the label K, or None unless the chain has one hidden layer that ReLU follows.
+    """Return u for each of the K labels at the M hidden neurons, (K, M), up to factors; see the module.
 
-    The mean prediction is that for a grey example, the middle of the bounds of the data.
+    Returns None unless the chain has one hidden layer, a linear one that ReLU follows. The mean prediction p is that for a grey
+    example: the middle of the `bounds` of the inputs, or 0 without bounds.
     """
     if len(chain.layers) != 2:
         return None

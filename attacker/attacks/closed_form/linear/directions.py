@@ -76,7 +76,10 @@ class DirectionPool:
             self._take(self.sharpen(q[promising]))
 
     def _screen(self, off: Tensor) -> Tensor:
-        """Return approximate scores of `zeros.measure_separability` (K,), by one linear regression for all directions."""
+        """Return a cheap approximation (K,) of `zeros.measure_separability`, by one linear regression for all K directions.
+
+        off: mask (K, M') of the neurons that are zero along each direction, see `find_off_neurons`.
+        """
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
         x = normalise_rows(self.forward)
@@ -92,10 +95,11 @@ class DirectionPool:
         self.q, self.off, self.score = q[order], off[order], score[order]
 
     def unmix(self, found: Tensor, doubtful: Tensor) -> None:
-        """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction.
+        """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction of `found`.
 
-        Two mixed directions are separated by the multiple that creates most zeros; each row proposes the multiple that makes it
-        zero. found: directions in the columns, (R, R). doubtful: (R,) mask.
+        Two mixed directions are separated by the multiple that creates most zeros. For each other direction, each row proposes
+        the multiple that makes it zero; the distinct candidates with most zeros are added, at most MAX_UNMIXED.
+        found: directions in the columns, (R, R). doubtful: (R,) mask.
         """
         q = torch.linalg.solve(self.space.back, found).T
         q = q / q.norm(dim=1, keepdim=True)

@@ -190,7 +190,7 @@ class _Task:
         return search(factors, forward, rng, samples=samples, constant=constant)
 
     def recover_isolated(self, examples: int | None, note: str) -> LinearAnswer:
-        """Recover the examples that are the only ones to activate some neuron. It works if the gradient's rank is not known.
+        """Recover the examples that are the only ones to activate some neuron. The gradient's rank need not be known.
 
         note: remark that is copied to the answer.
         """
@@ -198,10 +198,11 @@ class _Task:
         return self._recover_some(groups.directions, groups, 0, examples, note)
 
     def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
-        """Recover examples from groups of parallel rows with the directions (K, F').
+        """Recover examples from K groups of parallel rows; at most `rank` or `examples` of them, if these are known.
 
-        Groups of several rows come first. Groups of a single row are used, up to the number of examples, if their input lies
-        within the bounds of the data.
+        Groups of several rows come first. Groups of a single row are used only if their input lies within the known bounds of the
+        data. directions: those of the groups in the coordinates of the gradient's rows, (K, F'), F' = F + 1 with a bias.
+        rank: that of the gradient, for the answer; 0 if unknown. note: remark that is copied to the answer.
         """
         chosen = select_independent(directions)
         x, fits = self._compute_inputs(directions[chosen])

@@ -61,7 +61,11 @@ def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 
 
 def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
-    """Group rows greedily: repeatedly form a group of the row with most neighbours and these neighbours."""
+    """Group rows greedily: repeatedly form a group of the row with most neighbours and these neighbours.
+
+    unit: rows as unit vectors (M, F). error: (M,) standard deviation of each row's direction. near: (M, M) mask of the pairs that
+    are parallel up to noise, the neighbours.
+    """
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances = [], [], []
     while bool(free.any()):

@@ -57,9 +57,10 @@ class _Whitened(NamedTuple):
 
 
 def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> Refined | None:
-    """Return the directions of the R examples of a batch, exact where their zeros show it; None if they are not independent.
+    """Return the directions of the R examples of a batch, exact where their zeros show it.
 
     p: approximate examples [x, 1] (R, R) in the coordinates of the span, one per row. forward, constant: as in `sparse.search`.
+    Returns None if `p` is not of R linearly independent examples, or if fewer than R + SPARE_ZEROS neurons are live.
     """
     if p.shape != (factors.rank, factors.rank) or int(factors.live.sum()) < factors.rank + SPARE_ZEROS:
         return None
@@ -100,7 +101,8 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
     """Return a unit direction (R,) near q (R,) along which many of the rows (M', R) are zero.
 
     z:     pre-activations (M',) of the approximate example at the rows.
-    share: in the first iterations only this share of the rows with z < 0 counts, those with the lowest z; at last all rows count.
+    share: in the first iterations only this share of the rows with z < 0 counts, those with the lowest z; in the later ones all
+           rows count, also those with z >= 0.
     """
     off = int((z < 0).sum())
     count = min(len(rows), max(int(share * off), rows.shape[1] + SPARE_ZEROS))
@@ -126,14 +128,15 @@ def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return R independent directions (R, R), and a mask (R,) of those that come from the pool (K, R) of exact directions.
+    """Return R independent directions (R, R), one per row, and a mask (R,) of those from the `pool` of exact directions.
 
-    start: approximate directions (R, R), of which the others remain. z: pre-activations (M', R) of their examples at the rows
-    (M', R).
+    pool: (K, R), one per row. start: approximate directions (R, R), one per row; those that no exact one replaces remain.
+    z: pre-activations (M', R) of the approximate examples at the rows (M', R).
 
-    The score of a pair is the share of rows at which the exact direction is zero just if the approximate example is off, times
-    the magnitude of the approximate direction's coefficient in the exact one, relative to the largest. Each exact direction
-    replaces at most one approximate direction, so that the sum of scores is largest, and only at a score of at least MIN_SCORE.
+    A pair is an exact direction and the approximate direction that it may replace. Its score is the share of rows that are either
+    zero along the exact direction and off for the approximate example, or neither, times the magnitude of the approximate
+    direction's coefficient in the exact one, relative to the largest. Each exact direction replaces at most one approximate
+    direction, so that the sum of scores is largest, and only at a score of at least MIN_SCORE.
     """
     zero, off = ((pool @ rows.T).abs() <= ZERO).to(z.dtype), (z <= 0).to(z.dtype)
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)

@@ -37,8 +37,8 @@ class Pattern(NamedTuple):
 def find_pattern(q: Tensor, factors: Factors) -> Pattern:
     """Return the zero pattern of directions q (R, K).
 
-    A neuron's entry is nonzero (`on`) if it exceeds `compute_zero_threshold`. Otherwise it is known to be zero (`told`) only if
-    the noise is small compared with the direction's nonzero values.
+    A neuron's entry is nonzero (`on`) if it exceeds `compute_zero_threshold`. It is decided (`told`) if it is nonzero, or if
+    NOISE_LEVEL times its noise is below a tenth of the direction's mean nonzero magnitude, so that it is known to be zero.
     """
     d, noise = (factors.coordinates @ q).abs(), factors.noise[:, None] * q.norm(dim=0)
     on = d > NOISE_LEVEL * noise

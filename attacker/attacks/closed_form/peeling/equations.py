@@ -53,11 +53,12 @@ class EquationSides:
 class Composed:
     """The equations for the inputs of N problems, scaled so that all respond equally to a change of the input.
 
-    layers:    layers 0 to i. system, target: the equations of layer i and their right-hand sides.
+    layers:    layers 0 to i; layer i is the one with too few equations for its input. system: the equations of layer i, scaled by
+               `system.scale`. target: their right-hand sides, not scaled.
     known:     mask (N, *outputs) of the outputs of layer i at which W x_i is known. At the others, the zeros of a ReLU, the
                target is only an upper bound.
     weights:   of the layers below i, (1 or N, C_out, values under the kernel). offsets: their biases after pooling, or 0.
-    gradients: dL/dW of the layers below i. lengths: factors by which their equations are scaled.
+    gradients: dL/dW of the layers below i, not scaled. lengths: factors by which their equations are scaled.
     low, span: normalised input for a value of 0, and difference between those for 1 and 0.
     """
 
@@ -139,9 +140,10 @@ class Composed:
         return system, EquationValues(missed.weights * holds, missed.gradients)
 
     def backpropagate(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the loss gradient at the outputs (N, *outputs) and at the products (N, C_out, places) of the layers below.
+        """Return two tuples with one entry for each layer below, from first to last: loss gradients at two places.
 
-        slopes: derivatives of their activations.
+        These are the layer's outputs after the activation, (N, *outputs), and the products W U of weights and input patches,
+        before pooling and activation, (N, C_out, places). slopes: derivatives of the layers' activations.
         """
         outputs: list[Tensor] = []
         given: list[Tensor] = []
@@ -160,9 +162,10 @@ class Tangent:
     `apply` multiplies by the Jacobian, `adjoint` by its transpose. Layer i is the one that has too few equations for its input.
     system:   the equations of layer i that are used at x. top: their residual, the right-hand side less the left-hand side.
     columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
-    outputs, k: for each layer below, the loss gradient at its outputs (N, *outputs) and at its result before
-              the activation (N, C_out, places).
-    bends:    for each layer below, the derivative of dL/dz by z, (N, *outputs); None for piecewise linear activations.
+    outputs, k: for each layer below, the loss gradients at its outputs after the activation and at its products W U, as
+              `Composed.backpropagate` returns them.
+    bends:    for each layer below, the derivative of dL/dz by z at a fixed gradient of the outputs, (N, *outputs); None for
+              piecewise linear activations.
     weighing: weights of the equations of the layers below; None leaves these equations out.
     """
 
@@ -286,7 +289,10 @@ def _measure_jump(layer: Layer) -> float:
 
 
 def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
-    """Map the product (N, C_out, places) to outputs (N, *outputs)."""
+    """Apply the pooling and reshapes after the kernel to products W U (N, C_out, places).
+
+    The result (N, *outputs) is the layer's pre-activation without the bias.
+    """
     return apply_maps(layer.after, product.reshape(len(product), *layer.given))
 
 

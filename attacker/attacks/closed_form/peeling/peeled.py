@@ -69,7 +69,8 @@ class Peeled:
     x:      normalised inputs of the network, (N, *inputs).
     misfit: (N,) residual of all equations, relative to the right-hand sides.
     weight: (N,) final weight lambda of the prior; 0 if the equations alone were used.
-    free:   (N,) share of a random change of x that changes no equation; NaN if the misfit exceeds rounding.
+    free:   (N,) norm of the part of a random change of x that changes no equation, relative to the norm of the whole change; NaN
+            if the misfit exceeds `Peeling.rounding`.
     exact:  (N,) whether the equations alone determine x up to rounding; otherwise the prior influences x.
     iterations: number of conjugate gradient iterations, the sum over all steps.
     """
@@ -214,7 +215,7 @@ class _Peeler:
         return best, misfit
 
     def _measure_freedom(self, problem: Composed, x: Tensor) -> Tensor:
-        """Return the share (N,) of a random change of x that lies in the null space of the equations at x."""
+        """Return the norm (N,) of the part of a random change of x that changes no equation, relative to the whole change."""
         curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
         def measure_rest(seen: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class LayerRank:
     index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
     used:      unknowns that the layer's outputs depend on.
     known:     weight constraints with known right-hand side; it is unknown where a ReLU's output is 0.
-    rank:      independent equations. alone: upper bound on the number of gradient constraints among them. missing: used - rank.
+    rank:      independent equations. alone: upper bound on the rank of the gradient constraints alone.
+    missing:   used - rank, a property.
     proved:    whether the rank was computed by elimination, or is that of a linear layer. Otherwise it was counted and may be too
                high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
     near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
@@ -57,7 +58,7 @@ class LayerRank:
 
     @property
     def dependent(self) -> int:
-        """Number of equations that follow from the others."""
+        """Number of redundant equations, which follow from the others: gradients + known - rank."""
         return self.gradients + self.known - self.rank
 
 
@@ -219,10 +220,11 @@ def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Seq
 
 
 def _count_shared(layer: Layer, one: Count) -> int:
-    """Return the number of dependencies between weight and gradient constraints that hold even if z is not known.
+    """Return how many of the relations `one.shared` between weight and gradient constraints hold even if z is not known.
 
-    They arise because the next layer's gradient determines products <k_a, z_b> of channels a and b: all of them without an
-    activation, and those with a = b for an activation that is linear on both sides of 0.
+    They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b. It determines all
+    products if the layer has no activation, those with a = b if the activation is linear on both sides of 0, and none otherwise.
+    one: the counted equations of the layer.
     """
     if layer.activation is IDENTITY:
         return one.shared

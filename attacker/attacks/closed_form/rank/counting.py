@@ -23,7 +23,11 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 @dataclass(frozen=True)
 class Group:
-    """A group of taps that share values. values: the values that they see. rows: bound on gradient constraints per channel."""
+    """A group of taps that share values.
+
+    taps: their indices. values: indices of the values of an input channel that they see. rows: upper bound on the independent
+    gradient constraints for one input channel, which is also bounded by the number of values.
+    """
 
     taps: Tensor
     values: Tensor

@@ -94,8 +94,10 @@ def _compute_rank(
 ) -> int | None:
     """Return the rank of a layer's equations, or None if the elimination would be too large.
 
-    The gradient constraints are eliminated first, for each channel separately. Then the weight constraints are applied to the
-    unknowns that these leave undetermined.
+    The gradient constraints are eliminated first, for each input channel separately. Then the weight constraints are applied to
+    the unknowns that these leave undetermined, at most `columns`.
+    weight: (filters, channels, taps). k: loss gradient at the products, (filters, places). live: mask (output values,) of those
+    that later layers depend on. known: mask (filters, output values) of weight constraints with a known right-hand side.
     """
     used = replace(shape, before=None).find_used_values(live)
     left = _find_null_space(shape, k, live, used)
@@ -115,7 +117,10 @@ def _compute_rank(
 
 
 def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
-    """Return a basis (values, dimensions) of the null space of one channel's gradient constraints."""
+    """Return a basis (n, dimensions) of the null space of the gradient constraints on one input channel of n values.
+
+    k: (filters, places). used: mask (n,) of the values that the `live` output values depend on; the others are 0 in the basis.
+    """
     places, pieces = shape.find_live_places(live), []
     for group in group_taps(shape, live):
         rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)

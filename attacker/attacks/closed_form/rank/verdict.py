@@ -4,7 +4,7 @@ from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
 def write_headline(report: RankReport) -> str:
-    """Return one line on whether the gradient of one example determines it: by a closed form, by a search, or not."""
+    """Return one line on whether the gradient of one example determines this example: by a closed form, by a search, or not."""
     if report.full:
         return "yes, exactly: a closed form computes the input"
     if report.locally_unique:

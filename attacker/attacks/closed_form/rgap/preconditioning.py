@@ -222,9 +222,9 @@ def _compute_mean_square(system: System) -> Tensor:
 
 
 def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
-    """Return a diagonal (N, ...) clamped to positive values, so that unknowns without equations can be inverted.
+    """Return a diagonal (N, ...) made positive, so that it can be inverted for unknowns without equations as well.
 
-    The minimum is 1e-12 times the mean of the diagonal plus the mean square of `like` (N, ...), the rest of the matrix.
+    For each problem, 1e-12 * (mean of the diagonal + mean square of `like`) is added; `like` (N, ...) is the rest of the matrix.
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     least = 1e-12 * torch.where(mean > 0, mean, 1)

@@ -130,8 +130,8 @@ def build_equations(
 ) -> tuple[System, EquationValues]:
     """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
 
-    `System.scale` divides each equation by its expected error if `walk.scaled` is set. It is 0 for equations whose right-hand
-    side is unknown.
+    `System.scale` is 0 for equations whose right-hand side is unknown. For the others, it is 1 over the expected error of the
+    equation if `walk.scaled` is set, and 1 otherwise.
     """
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
