@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
 from attacker.attacks.base import Need
+from attacker.attacks.multi_round.accumulate import LINKS
 from attacker.attacks.multi_round.agic import COMPARISONS
 from attacker.attacks.papers.closed_form import FALLBACKS
 from attacker.reconstruction import Reconstruction
@@ -46,16 +47,18 @@ def measure_nulls(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     Returns a row for each null, with the names of the changes that altered its result, and the number of nulls with such a
     change.
     """
-    rows = [_measure_null(asked, spec) for spec in _list_specs()]
+    rows = [_measure_null(asked, spec) for spec in list_specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
 
-def _list_specs() -> Iterator[AttackSpec]:
+def list_specs() -> Iterator[AttackSpec]:
+    """Yield the null of each attack, with its default arguments and with each of `ARGUMENT_VALUES` that it takes."""
     for name in ATTACKS:
         yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
         for argument in (name for name in ARGUMENT_VALUES if name in known):
-            yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in ARGUMENT_VALUES[argument])
+            values = LINKS if (name, argument) == ("accumulate", "compare") else ARGUMENT_VALUES[argument]
+            yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in values)
 
 
 def _measure_null(asked: Options, spec: AttackSpec) -> ResultRow:
