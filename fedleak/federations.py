@@ -87,7 +87,7 @@ def audit(
 
     seconds: budget of processor time on one core for the attacks and their nulls.
     truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one.
-    model:   a network with its own code as "module:function".
+    model:   code "module:function" that builds the network, which is imported; for a recorded network that is not built in.
     Raises ValueError if `recording` holds no recording.
     """
     from attacker.audit import audit as audit_run

@@ -46,7 +46,7 @@ class ReconstructionFiles(Sequence[Reconstruction]):
 class AttackResult:
     """Reconstructions of an attack: of one observation, or one for each case of a recording.
 
-    spec:   the attack with its arguments. data: the public shape of the data.
+    spec:   the attack with its arguments. data: what the server knows of the data: shape, number of classes, normalisation.
     failed: dict from each case without a reconstruction to the reason.
     folder: folder of the reconstructions. run: folder of the run. Both are None for an observation in memory.
     """
@@ -71,7 +71,10 @@ class AttackResult:
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row for each reconstructed example. Raises ImportError without pandas."""
+        """Return a table with one row for each reconstructed example. Raises ImportError without pandas.
+
+        Columns: case, example (number in its case, from 0), label, confidence, explained, route, seconds (of the case).
+        """
         return import_pandas().DataFrame(
             [
                 {

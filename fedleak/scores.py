@@ -32,7 +32,7 @@ ImagePair = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScoreTable:
-    """Score rows, one for each true example and case.
+    """Score rows, one for each attack or null, each case and each true example.
 
     pairs: for observations in memory, original and reconstruction of each row, in the order of `rows`; empty for a recording.
     run:   for a recording, the folder of its run, from which originals and reconstructions are read; None in memory.
@@ -57,7 +57,10 @@ class ScoreTable:
         write_csv(self.rows, Path(path))
 
     def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
-        """Draw the first `most` originals above their reconstructions. Nulls of a recording are left out."""
+        """Draw the originals of the first `most` rows above their reconstructions; an original appears once for each attack.
+
+        Rows of a null are left out for a recording, and drawn like others for observations in memory.
+        """
         shown = [(row, pair) for row, pair in zip(self.rows, self._read_pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
         captions = ["no answer" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]

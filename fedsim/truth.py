@@ -40,7 +40,10 @@ class TruthWriter:
         self._path = make_private(folder) / f"{client}.jsonl"
 
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
-        """Append the indices of the examples that the client used in one round, one row per step."""
+        """Append the indices of the examples that the client used in one attempt of a round, one row per step.
+
+        attempt: 1, and one more after each time that the server resumed the run.
+        """
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
@@ -106,7 +109,10 @@ class TruthReader:
         return tuple((a, b) for a, b in pairs)
 
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
-        """Return a dict from (round, attempt) to the indices of each step. A message that was delivered twice counts once."""
+        """Return a dict from (round, attempt) to a dict from the number of each step, from 1, to its indices in order of use.
+
+        A message that was delivered twice counts once.
+        """
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path), start=1):

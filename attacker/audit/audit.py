@@ -111,7 +111,7 @@ def audit(
     seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
               chosen; a running attack is not stopped.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
-    model:    a network with its own code as `module:function`.
+    model:    code `module:function` that builds the network, which is imported; for a recorded network that is not built in.
     replayed: function that runs a `Replay`, an attack on the recording, and returns its result; one that also shows progress can
               be given.
     told:     callback that receives the plan, the attacks to be run and those left out, before the first attack.

@@ -86,7 +86,7 @@ class Replay:
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
     workers: number of processes; 1 works in this process; None means one per core if there is enough work.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
-    model:   a network with its own code as `module:function`, which workers import.
+    model:   code `module:function` that builds the network, which workers import; for a recorded network that is not built in.
     every:   seconds between two checkpoints.
     look:    callback that receives intermediate results, see `Memory`; only for work in this process.
     """

@@ -32,7 +32,7 @@ class ReplayJob:
     """The settings that all tasks of a replay share.
 
     recording, folder: paths of the recording and of the reconstructions. attack, arguments, null: see `AttackSpec`.
-    threads: PyTorch threads; None keeps PyTorch's default. model: a network with its own code, as `module:function`.
+    threads: PyTorch threads; None keeps PyTorch's default. model: as in `Replay`.
     every:   seconds between two checkpoints.
     """
 

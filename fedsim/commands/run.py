@@ -58,8 +58,8 @@ def run(
         str | None,
         typer.Option(
             metavar="C",
-            help="Record only this number of clients, those that answer first, or the named clients (see fedsim show): 5 or "
-            "3f2a,77b0.",
+            help="Record only this number of clients, the first that send an update, or the named clients (see fedsim show): 5 "
+            "or 3f2a,77b0.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",

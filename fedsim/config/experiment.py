@@ -82,7 +82,10 @@ def _check_rounds(value: Any) -> str:
 
 
 class RecordedParts(_Frozen):
-    """Selection of what is recorded: rounds `"all"` or `"1-8"`; clients `"all"`, the first `"5"` that answer, or names."""
+    """Selection of what is recorded: rounds `"all"` or `"1-8"`; clients `"all"`, names, or a number such as `"5"`.
+
+    A number stands for the first clients that send an update, see `fedsim.recording.selection.Wanted`.
+    """
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
     clients: Annotated[str, BeforeValidator(_check_clients)] = "all"

@@ -59,8 +59,10 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
     The certificate is valid for the names or addresses in `hosts` and `DEFAULT_HOST_NAMES`.
 
-    Existing files are kept; delete `server.pem` to make a certificate for other hosts. days: validity of the certificate.
-    Raises ValueError for more than 825 days, or if a certificate must be signed and the authority's key is missing.
+    Existing files are kept; delete `server.pem` to make a certificate for other hosts.
+    days: validity of the certificates that are created, the authority's and the SuperLink's.
+    Raises ValueError if `days` is not between 1 and 825, or if the SuperLink's certificate must be signed and the authority's key
+    is missing.
     """
     if not 0 < days <= MAX_VALID_DAYS:
         raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")

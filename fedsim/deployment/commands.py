@@ -33,7 +33,8 @@ class TlsIdentity:
 class Link:
     """Connection of a party to the SuperLink.
 
-    address: host and port. authority: path of the certificate that it trusts; None for a connection without TLS and keys.
+    address:   host and port. authority: path of the certificate of the authority (see `TlsIdentity`), by which the party verifies
+               the SuperLink's certificate; None for a connection without TLS and keys.
     """
 
     address: str
@@ -87,9 +88,10 @@ def make_client_command(link: Link, *, key: str | None, port: int, config: Mappi
 
 
 def make_client_config(number: int, count: int, home: str, *, experiment: str, seed: int | None = None) -> dict[str, str | int]:
-    """Return the configuration of client `number` of `count`, whose files are below `home`.
+    """Return the configuration of client `number` (from 0) of `count`, a dict with the keys in `fedsim.engine.flower_app`.
 
-    experiment: file with the experiment that the client agrees to. seed: seed of its secrets in reproducible runs.
+    home: folder of the client's files. experiment: path of the experiment that the client agrees to. seed: the same for all
+    clients, each of which derives its secrets from it and its number, for reproducible runs; None for random secrets.
     """
     own: dict[str, str | int] = {"partition-id": number, "num-partitions": count, "experiment": experiment}
     own |= {"data": f"part:{home}/data", "private": f"{home}/private", "truth": f"{home}/truth"}
@@ -116,7 +118,11 @@ def make_enrol_command(link: Link, *, keys: str) -> list[str]:
 
 
 def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
-    """Return the command that starts a federation on the SuperLink and waits until it finishes. Paths are on the server."""
+    """Return the command that starts a federation on the SuperLink and waits until it finishes.
+
+    experiment: path of the experiment's TOML file, read by this command. out, public: the run's folder and the folder of public
+    facts about the data, as paths on the server's machine.
+    """
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.list_options()]
     return [*words, "--out", out, "--public", public, "--resume"]
 
@@ -132,5 +138,8 @@ def make_page_command(*, port: int, attacker: str) -> list[str]:
 
 
 def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:
-    """Return the command that compares reconstructions with the examples that the clients used."""
+    """Return the command that compares reconstructions with the examples that the clients used.
+
+    run: folder of the run with the reconstructions. truth: each client's folder of truth, in any order.
+    """
     return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

@@ -22,7 +22,7 @@ class Layout:
     public/      for everybody: the experiment, and public facts about the data.
     trust/       for everybody: certificate of the authority. authority/: its signing key, not needed any more.
     keys/        public keys of the clients, for `fedsim enrol`.
-    clients/N/   for client N: data, key, private, truth; after the federation also for the scorer.
+    clients/N/   for client N: data, key, private, truth. After the federation, the scorer sees `data` and `truth`.
     superlink/   certificate, key and database. secret/: shared by SuperLink and server.
     server/      the run as `fedsim run` writes it, except its recording.
     attacks/     for the attacker: recordings (read-only) and reconstructions.

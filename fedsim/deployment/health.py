@@ -6,7 +6,10 @@ from fedsim.deployment.processes import is_healthy
 
 
 def main(address: str, authority: str | None = None) -> int:
-    """Return 0 if the process at `address` is healthy. authority: certificate that must have signed its own; None for no TLS."""
+    """Return the exit status: 0 if the process at `address`, HOST:PORT[/PATH], is healthy, else 1.
+
+    authority: path of the certificate of the authority that must have signed the process's certificate; None without TLS.
+    """
     return 0 if is_healthy(address, authority) else 1
 
 

@@ -28,7 +28,11 @@ JOINED_LINE = "SuperNode ID:"
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """A client's process. number: from 0. key: file of its private key, or None. config: its own configuration."""
+    """A client that `Native` starts as a SuperNode.
+
+    number: from 0. key: file of its private key; ignored without TLS, for which None is enough. config: its own configuration.
+    home:   folder in which its process runs.
+    """
 
     number: int
     key: Path | None
@@ -52,10 +56,10 @@ LOOPBACK_HOSTS = Hosts()
 
 
 class Native:
-    """Running SuperLink, server and clients (the parties), as a context manager that stops them.
+    """Running SuperLink, server and clients, as a context manager that starts and stops them.
 
-    layout:   folders. parties: the clients. secure: whether to use TLS and the keys in `layout`.
-    isolated: whether each process sees only what its container would see of `layout`.
+    layout:   folders. parties: the clients to start. secure: whether to use TLS and the keys in `layout`.
+    isolated: whether each process sees only those folders of `layout` that its container would see.
     """
 
     def __init__(
@@ -131,7 +135,10 @@ class Native:
         enrol(self.link, self.layout.keys, home=self.home / "enrol", prefix=prefix)
 
     def start(self) -> None:
-        """Start all parties. Raises Ended, with its last output, if one does not start."""
+        """Start the SuperLink, register the clients' keys if `secure` is set, then start the server and all clients.
+
+        Raises Ended, with the last output of the SuperLink, if the SuperLink does not answer in time or exits.
+        """
         self.start_superlink()
         if self.secure:
             self.enrol()

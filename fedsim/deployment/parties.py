@@ -18,9 +18,10 @@ PARTY_NAMES = "superlink, server, or client-0, client-1, ..."
 def make_command(
     party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True, control_from: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command of `party`.
+    """Return the command that starts `party`: "superlink", "server", or "client-N" with N from 0.
 
-    superlink:    address HOST:PORT. bind: address on which the SuperLink listens.
+    layout:       folders, whose paths the command contains. superlink: address HOST:PORT of the SuperLink.
+    bind:         address on which the SuperLink listens. secure: whether to use TLS and keys.
     control_from: networks that may send the SuperLink commands, besides its own machine.
     Raises ValueError for an unknown party, a missing file that it needs, a port in use, or an invalid network.
     """
@@ -59,7 +60,10 @@ def make_command(
 
 
 def replace_process(command: list[str], layout: Layout, party: str) -> NoReturn:
-    """Replace this process by `command`. Raises FileNotFoundError if there is no such program."""
+    """Replace this process by `command`, run in the folder flower/PARTY of `layout`, which is Flower's home folder as well.
+
+    Raises FileNotFoundError if there is no such program.
+    """
     home = make_private(layout.root / "flower" / party)
     environment = {**Processes(home).environment, "FLWR_HOME": str(home)}
     os.chdir(home)

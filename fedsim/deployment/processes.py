@@ -108,7 +108,10 @@ class Processes:
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """Stop a process and its child processes; with SIGKILL at once."""
+        """Send the signal `how` to a process and its child processes, and wait until the process exits.
+
+        It is killed after `KILL_SECONDS`. Child processes that are left when it has exited are killed, too.
+        """
         _send_signal(self._running[name], how)
         self._await_end(name)
 

@@ -27,7 +27,11 @@ class DeploymentFailed(RuntimeError):
 
 
 def make_run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:
-    """Return the run config of Flower. settings: the experiment as TOML. out, public: paths on the server."""
+    """Return the run config of Flower, with the keys in `fedsim.engine.flower_app`.
+
+    settings: the experiment as TOML. out: folder of the run on the server. public: folder of public facts about the data on the
+    server; None if the server has the data. threads: None keeps PyTorch's default.
+    """
     places = {"out": str(out), "public": "" if public is None else str(public)}
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
 
@@ -59,6 +63,8 @@ def run_to_end(
 
     A run that fails after the SuperLink was unreachable is continued from its last finished round, up to
     `MAX_CONTINUATIONS` times, since Flower loses what was being transferred when its SuperLink stops.
+    home: folder for Flower's configuration. processes: runs Flower's command.
+    Raises NotReached and RunFailed as `Submitted.wait` does, if the run is not continued.
     """
     for left in reversed(range(MAX_CONTINUATIONS + 1)):
         submitted = Submitted.start(link, config, home=home, processes=processes)

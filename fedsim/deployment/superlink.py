@@ -87,10 +87,11 @@ def read_network(text: str) -> Network:
 
 
 def extend_heartbeats(database: Path, seconds: float) -> int:
-    """Give everything that was online when the SuperLink stopped `seconds` from now to send a heartbeat.
+    """Set the heartbeat deadline of online clients and running tasks to `seconds` from now, before the SuperLink restarts.
 
-    Flower fails a task, and takes a client for lost, 60 seconds after the last heartbeat, and counts the time in which the
-    SuperLink itself was down. Returns the number of running tasks; 0 if the file does not exist or is not Flower's database.
+    Otherwise, Flower fails a task, and takes a client for lost, 60 seconds after the last heartbeat, and counts the time in which
+    the SuperLink itself was down.
+    Returns the number of running tasks; 0 if `database` does not exist or is not Flower's.
     """
     from flwr.supercore.constant import NodeStatus
     from flwr.supercore.date import now

@@ -65,12 +65,16 @@ def run(
 
 
 def set_verbosity(verbose: bool) -> None:
-    """Show or hide Flower's own log messages. Failed clients are recorded in either case."""
+    """Show or hide Flower's own log messages. The recording lists failed clients in either case."""
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
 def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
-    """Return Ray resources of one client. Raises EngineError if this machine never has them; Flower would wait an hour."""
+    """Return Ray's resources of one client, {"num_cpus": cpus, "num_gpus": gpus}.
+
+    gpus: None shares the GPUs, if there are any, equally among as many clients as the CPUs can run at once.
+    Raises EngineError if this machine never has these resources; Flower would wait an hour.
+    """
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
         raise EngineError(f"one client requires {cpus:g} CPUs, and this machine has {have_cpus}; lower --client-cpus")

@@ -75,9 +75,10 @@ def _build_run(
 
 
 def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
-    """Return the experiment that the run config names.
+    """Return the experiment in `settings`, the content of a TOML file, or if that is empty the one in the file at `path`.
 
-    own: whether this is the server or a simulation. A client does not import code that a server names.
+    own: whether this process is the server or a simulation; then code that the file names is imported. It is False on a client,
+    which does not import code that a server names.
     """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")

@@ -34,7 +34,10 @@ class Places:
         return own if facts is None else parts.fit_to(own, facts)
 
     def describe_dataset(self, own: Dataset) -> dict[str, object]:
-        """Return the description of the client's `own` data set for its truth folder."""
+        """Return name, arguments, content hash and size of the client's `own` data set, see `fedsim.data.describe`.
+
+        The client writes them to its truth folder, so that scoring can load the same examples.
+        """
         assert self.data is not None
         name, arguments = datasets.parse_text(self.data)
         return datasets.describe(own, name, arguments)

@@ -49,11 +49,11 @@ class FederationRun:
     """An experiment, with the folders and devices on which one party (server, client or whole simulation) runs it.
 
     out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA if available.
-    client_seed: seed of the clients' secrets; None draws them from the system. Never part of an experiment.
+    client_seed: seed of the clients' secrets; None draws them from the system. It is never part of the experiment's file.
     threads:     intra-op threads of one client; None does not change them.
     resume:      continue an unfinished run.
     places:      folders of this party; by default everybody has the data, and everything is in `out`.
-    code:        `module:function` that the local user asked for.
+    code:        names `module:function` of code that the local user allowed to be imported.
     """
 
     experiment: Experiment
@@ -275,12 +275,18 @@ class FederationRun:
 
 
 def _has_begun(path: Path) -> bool:
-    """Return whether a file shows that a run has begun. Leftovers of a crash and empty mounted folders do not."""
+    """Return whether `path`, a file or folder in the run's folder, shows that a run has begun.
+
+    Partial files left by a crash do not, nor does the folder `recording` if it is empty, as when it has just been mounted.
+    """
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
 def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Return examples for a trial step: the first ones, or black images if this party has no data."""
+    """Return `count` examples (count, *shape) and their labels (count,) for a trial step.
+
+    They are the first training examples, or zeros with label 0 if this party has no data.
+    """
     if len(data.train):
         return data.train[:count]
     return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)

@@ -22,7 +22,11 @@ MALICIOUS_SERVER_WARNING = (
 
 
 def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return warnings on what mode "train" or "eval" of `training` means for attacks on this network, and what they omit."""
+    """Return warnings for users of attacks on this network, one text each.
+
+    They name imprint layers of a malicious server, say how attacks treat batch norm in the mode ("train" or "eval") of
+    `training`, and list what attacks do not simulate (`list_unsimulated`).
+    """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
     if normed and training.mode != "train":

@@ -34,7 +34,7 @@ None stands for True with the activation sigmoid and False with any other.
 class LeNet(nn.Sequential):
     """5x5 convolutions with padding 2, each followed by an activation, then one linear layer; for images of any size.
 
-    strides, channels: one value per convolution.
+    strides:    one stride per convolution. channels: number of channels of every convolution.
     activation: sigmoid, tanh, relu, or leaky_relu.
     pooling:    none, max, or mean. With max or mean, all strides are 1, and each stride of 2 is replaced by 2x2 pooling after the
                 activation.
@@ -123,7 +123,7 @@ def lenet_cpl(
 
 
 def _compute_side(side: int, stride: int, pooled: object) -> int:
-    """Return the side length after the convolutions and pooling."""
+    """Return the side length after one convolution: with this stride, or if `pooled` is true with stride 1 and 2x2 pooling."""
     return side // 2 if pooled else (side - 1) // stride + 1
 
 

@@ -11,7 +11,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the softmax cross-entropy of logits (N, K) with y (N,) or soft (N, K).
+    """Return the softmax cross-entropy of logits (N, K) with classes y (N,) or class probabilities y (N, K), averaged over N.
 
     Raises ValueError for a single logit, for which the cross-entropy is always 0.
     """
@@ -21,9 +21,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def logistic(logits: Tensor, y: Tensor) -> Tensor:
-    """Return log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with y (N,) in {0, 1} or soft (N, 2); R-GAP, section 3.1.
+    """Return the mean over N of log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with y (N,) in {0, 1}.
 
-    Raises ValueError if there is more than one logit.
+    For class probabilities y (N, 2), the term of each example is the mean over both classes with these probabilities.
+    Raises ValueError if there is more than one logit. Source: R-GAP, section 3.1.
     """
     if logits.shape[-1] != 1:
         raise ValueError(

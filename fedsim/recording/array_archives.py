@@ -104,7 +104,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
-    """Raise ValueError if `file` is a zip archive, as torch.save writes it, that exceeds `limit` or the compression ratio."""
+    """Raise ValueError for a zip archive, as torch.save writes it, with over `limit` bytes unpacked, or packed too much.
+
+    An entry is packed too much if its compression ratio exceeds `MAX_RATIO`. Other files are not checked.
+    """
     try:
         with ZipFile(file) as archive:
             _check_sizes(archive.infolist(), limit)

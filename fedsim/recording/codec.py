@@ -50,7 +50,7 @@ def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError if the tensors do not have the names, shapes and kinds of type of the weights."""
+    """Raise ValueError unless names and shapes are those of the weights, and each tensor is floating point if its weight is."""
     check_names(got, weights)
     for name, tensor in got.items():
         with name_parameter(name):

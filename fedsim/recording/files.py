@@ -156,7 +156,10 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
 
 
 def _find_last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
-    """Return the position where the last, incomplete line of a file of `size` bytes begins, searching from the end."""
+    """Return the position after the last line break in a file of `size` bytes; 0 if there is none.
+
+    The file is read from its end, `step` bytes at a time.
+    """
     for start in range(size - size % step, -1, -step):
         file.seek(start)
         if (at := file.read(min(step, size - start)).rfind(b"\n")) >= 0:

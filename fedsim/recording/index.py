@@ -29,8 +29,12 @@ DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
 class Row:
     """One line of the index: a client's reply in a round, or its absence.
 
-    num_examples: number of distinct examples behind the update. reported: the number that the client reported, from which the
-    reader of the recording derived `num_examples`.
+    client, node, status, reason, bytes, metrics: as in `fedsim.recording.writer.Reply`.
+    attempt:      1, and one more after each time that the run was resumed.
+    num_examples: number of distinct examples behind the update; None if unknown. In the database it is the reported number.
+    file:         path of the update, relative to the recording's folder; with `sha256` and `codec` None if nothing is stored.
+    received_at:  seconds since 1970.
+    reported:     number of examples that the client reported, from which `Recording` derives `num_examples`; None before that.
     """
 
     round: int
@@ -111,7 +115,7 @@ def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
 
 
 def make_path(round: int, name: str) -> str:
-    """Return the relative path of the reply of client `name` in a round or, for "global", of the weights that the server sent."""
+    """Return the path, from the recording's folder, of the reply of client `name` in a round; "global": of the weights sent."""
     return f"rounds/{round:05d}/{name}.safetensors"
 
 

@@ -150,7 +150,10 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raise DamagedFile if the index is a link, or if its journal would do more than undo an interrupted commit."""
+    """Raise DamagedFile if the index is a link, or if its journal would do more than undo an interrupted commit.
+
+    status: result of `os.fstat` for the index in `folder`.
+    """
     try:
         check_status(status)
     except ValueError as error:

@@ -56,7 +56,7 @@ class Masked:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
         """Build from the output of `to_tensors`, for which the caller has called `check_fit`.
 
-        Raises ValueError for an impossible size.
+        Raises ValueError if a size in bytes in `sealed`, `up` or `down` is negative or above `MAX_NUMBER`.
         """
         for name in ("sealed", "up", "down"):
             if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):

@@ -36,7 +36,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The number of replies of one round by status, and their total bytes on the wire."""
+    """Number of recorded clients of one round by status (see `Reply`), and the bytes of their replies on the wire.
+
+    Under secure aggregation, `complete` counts the secure sum, and `masked` the clients in it.
+    """
 
     round: int
     complete: int
@@ -129,7 +132,7 @@ class Recording:
         ]
 
     def list_clients(self) -> list[str]:
-        """Return the names of all clients, sorted."""
+        """Return the sorted names of all clients in the index, also of those that never sent an update; no secure sum."""
         found = [
             client for (client,) in index.query_index(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")
         ]

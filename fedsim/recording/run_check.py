@@ -82,7 +82,10 @@ def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | N
 
 
 def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
-    """Yield errors of all entries of a folder that is opened without following links below `below`."""
+    """Yield an error for each foreign entry (see `find_foreign`) of a folder, opened without following links below `below`.
+
+    depth: number of nested folders, counted from the run's entries; an entry deeper than `MAX_DEPTH` is an error.
+    """
     try:
         with open_folder(folder, below=below) as at:
             yield from _check_entries(folder, at, depth)
@@ -95,7 +98,7 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
 
 
 def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield errors of all entries of the folder with descriptor `at`."""
+    """Yield an error for each foreign entry of the folder with descriptor `at` and depth `depth`. folder: path for messages."""
     status, is_plain = os.fstat(at), True
     for name in sorted(os.listdir(at)):
         if not _is_plain_file(name, at):  # a check by name and descriptor is faster than building thousands of paths
@@ -117,7 +120,10 @@ def _is_plain_file(name: str, at: int) -> bool:
 
 
 def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield errors of one entry of the folder with descriptor `at`, and of all entries below it."""
+    """Yield an error if the entry `name` of the folder with descriptor `at` is foreign, and for foreign entries below it.
+
+    path: path of the entry, for messages. depth: depth of the entry, see `_check_folder`.
+    """
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:  # another process may have removed it

@@ -182,9 +182,9 @@ def read_exactly(file: FileIO, into: memoryview) -> None:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Parse strict JSON. Raises ValueError for invalid JSON, duplicate keys, deep nesting, NaN and infinity.
+    """Parse JSON. Raises ValueError for invalid JSON, duplicate keys and deep nesting.
 
-    finite: whether to reject NaN and infinity, which Python's JSON writes as NaN and Infinity.
+    finite: whether to raise ValueError also for NaN and infinity, which Python's JSON writes as NaN and Infinity.
     """
     try:
         if not finite:

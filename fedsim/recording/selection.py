@@ -67,7 +67,7 @@ class Rounds(Set[int]):
 class Wanted:
     """The rounds and clients to record. None means all.
 
-    at_most: record only this number of clients, those that answer first.
+    at_most: record this number of clients, the same in all rounds: the first, by round and then by name, that send an update.
     """
 
     rounds: Rounds | None = None
@@ -103,7 +103,11 @@ def parse_rounds(text: str) -> Rounds | None:
 
 
 def parse_clients(text: str) -> int | frozenset[str] | None:
-    """Parse `"5"` into a number of clients, `"3f2a,77b0"` into names, `"all"` into None. Raises ValueError otherwise."""
+    """Parse `"5"` into a number of clients (see `Wanted.at_most`), `"3f2a,77b0"` into names, `"all"` into None.
+
+    A text of digits is a number if it has at most `COUNT_DIGITS` of them; a longer one is a node id, and so a name.
+    Raises ValueError for a number of 0 and for invalid names.
+    """
     if text == "all":
         return None
     if text.isdigit() and len(text) <= COUNT_DIGITS:

@@ -171,8 +171,9 @@ class Training:
     def count_examples(self, reported: int | None) -> int | None:
         """Return the number of distinct examples behind an update, given the number that the client reports.
 
-        Apps report the size of the client's data set. With `steps`, at most `steps * batch_size` of these examples are used; with
-        `drop_last`, only those that fill whole batches. None if nothing is reported and `examples` is not given.
+        It is the setting `examples`, if given; None if that is missing and nothing is reported. Otherwise it is computed from the
+        reported size of the client's data set. With `steps`, it is at most `steps * step_size`; with `epochs` and `drop_last`,
+        only the examples that fill whole batches count, or all if they fill none.
         """
         if self.examples is not None:
             return self.examples
@@ -184,7 +185,7 @@ class Training:
         return used or reported
 
     def list_beliefs(self) -> list[str]:
-        """Return sentences on what attacks assume about each update, with the training settings that lead to each."""
+        """Return sentences, each with one assumption of attacks about every update and the training settings behind it."""
         return [self._describe_amount(), self._describe_steps(), *self.list_limits()]
 
     def _describe_amount(self) -> str:

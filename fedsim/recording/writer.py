@@ -81,7 +81,10 @@ class Recorder:
         self._pending["rounds"].append((self._to_relative(path), sha256, time.time()))
 
     def record_reply(self, round: int, reply: Reply) -> None:
-        """Write one reply, or record its absence. Raises ValueError if the client's name or number of examples is invalid."""
+        """Write the payload of a reply, if it has one, to a file, and keep its row for the index until `commit`.
+
+        Raises ValueError if the client's name or number of examples is invalid.
+        """
         if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
                 f"client {reply.client!r}: use only letters, digits, '-' and '_', and not the names 'global' and 'sum'"

@@ -113,7 +113,11 @@ class Exchanges:
         return words
 
     def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
-        """Send one exchange; return a dict from node id to valid answer, and store why the others failed."""
+        """Send one exchange; return a dict from node id to valid answer, and store in `_seen` why the other nodes failed.
+
+        asked: dict from node id to the record that it is sent. read: maps the node id and the content of an answer to the parsed
+        answer; it may raise any error if the answer is malformed.
+        """
         sent = [self._make_message(stage, node, record) for node, record in asked.items()]
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)

@@ -64,7 +64,10 @@ class SecureGrid(Around):
         return make_replies(asked, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages that are not training. A secure round cannot be pushed and pulled later."""
+        """Push messages that are not training messages.
+
+        Raises NotImplementedError for training messages: a secure round takes several exchanges, as in `send_and_receive`.
+        """
         sent = list(messages)
         if any(message.metadata.message_type.partition(".")[0] == "train" for message in sent):
             raise NotImplementedError("secure aggregation takes several exchanges; use send_and_receive")

@@ -22,14 +22,17 @@ WORDS_KEY = "words"
 
 
 def read_context(message: Message) -> str:
-    """Return the name of a round and its attempt, to which keys are bound."""
+    """Return the text, such as "round 3, attempt 1", that names a round and the attempt of the run; keys are bound to it."""
     config = message.content[records.CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
 
 
 def read_stage(content: RecordDict) -> Stage | None:
-    """Return the exchange of a server's message, or None. Raises ValueError for an unknown exchange."""
+    """Return the exchange of a server's message; None if the message is not part of secure aggregation.
+
+    Raises ValueError for an unknown exchange.
+    """
     if EXCHANGE_KEY not in content:
         return None
     stage = _find_record(content)["stage"]
@@ -73,7 +76,10 @@ def read_roster(content: RecordDict) -> Roster:
 
 
 def read_sealed(content: RecordDict) -> dict[int, bytes]:
-    """Return the encrypted shares in a server's message or a client's answer."""
+    """Return a dict from member number to encrypted shares.
+
+    In a server's message the number is that of the sender of the shares, in a client's answer that of their receiver.
+    """
     return _read_by_member(_find_record(content), "peers", "sealed")
 
 

@@ -73,7 +73,11 @@ def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> C
 
 
 def _begin_round(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
-    """Begin a round. Raises ValueError if this round and attempt began already, since each is answered once."""
+    """Return the client's state at the beginning of a round, with new keys.
+
+    known: state that the client stored last; None if there is none. context: name of the round and attempt, see `read_context`.
+    Raises ValueError if `known` has the same context, since a client takes part once in each attempt.
+    """
     if known is not None and known.context == context:
         raise ValueError(f"{context} has begun already, and a client takes part in it once; repeat the round as another attempt")
     return participant.setup(context, part.agreement.threshold, draw_bytes)

@@ -67,7 +67,10 @@ class SecureRecording(RecordingStrategy):
 
 
 def count_clipped(revealed: Revealed) -> dict[str, int]:
-    """Return metrics of a round: number of clipped coordinates over all clients, and of clients with any."""
+    """Return two metrics of a round, keyed by name.
+
+    secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with any.
+    """
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 
 

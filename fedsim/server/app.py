@@ -48,7 +48,9 @@ class ServerSettings:
     folder:   folder of the run. manifest: public facts. strategy: builds Flower's strategy, around which the recording is
     wrapped.
     evaluate: maps weights and buffers by name to metrics on held-out data. The function holds these data; nothing else here does.
-    clients:  number of clients that must be connected. timeout: seconds to wait for them, and for the replies of a round.
+    seed:     draws the initial weights, the clients of each round, the noise of central differential privacy, and the graphs of
+              secure aggregation. rounds: number of rounds of the run.
+    clients:  number of clients that must be connected before each round. timeout: seconds to wait for them and for the replies.
     wanted:   rounds and clients to record. needs: maps a round to the approximate number of bytes that it writes to disk.
     privacy:  maps a round to the privacy guarantee up to it, as fields of its row of metrics (`Accounts.make_row`).
     secure:   settings of secure aggregation that all parties agreed on; None without it. on_round: called with each round's row
@@ -132,8 +134,8 @@ class FederationServer:
     def run(self) -> None:
         """Run from the first round that is not committed to the last one.
 
-        Raises EmptyRunError if no client answered in any round of the run, and TimeoutError if fewer than `settings.clients`
-        clients are connected after `settings.timeout` seconds of waiting.
+        Raises ValueError if the number of clients connected at the beginning is not `settings.clients`, TimeoutError if fewer are
+        connected later after `settings.timeout` seconds of waiting, and EmptyRunError if no client answered in any round.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()

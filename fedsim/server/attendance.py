@@ -45,7 +45,11 @@ class Attended(Around):
 
 
 def wait_for_all(grid: Grid, clients: int) -> None:
-    """Wait for clients before the first round. Raises ValueError unless `clients` nodes connect within `CONNECT_SECONDS`."""
+    """Wait for clients before the server begins or resumes a run.
+
+    Raises ValueError unless exactly `clients` nodes are connected after at most `CONNECT_SECONDS`. Clients that are missing later
+    raise TimeoutError instead, see `Attended`.
+    """
     deadline = monotonic() + CONNECT_SECONDS
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
         sleep(POLL_SECONDS)

@@ -64,7 +64,8 @@ def _is_finite(observation: Observation) -> bool:
 def _explain_clearing(folder: Path) -> str:
     """Return instructions to delete the run's files, so that it can start again.
 
-    In a deployment, `recording` is a link and both folders are mounted: only their contents may be deleted.
+    In a deployment, `recording` in the run's folder is a link, and both that folder and the link's target are mounted, so that
+    only their contents may be deleted.
     """
     link = folder / "recording"
     if link.is_symlink():

@@ -45,8 +45,9 @@ def clip_adaptively(
     noise_multiplier:     as in `clip_fixed`, for the mean and the count of clipped clients together: the mean gets a little more
                           noise, so that both cost as much privacy as the mean alone in `clip_fixed`.
     clipping_norm:        norm of the first round.
-    clipped_quantile:     target share of clipped clients, in [0, 1]; the norm grows while more are clipped.
-    norm_learning_rate:   for the logarithm of the norm; positive.
+    clipped_quantile:     target share of clipped clients, in [0, 1]; the norm grows after a round in which a larger share is
+                          clipped, and shrinks after one with a smaller share.
+    norm_learning_rate:   positive; each round multiplies the norm by exp(norm_learning_rate * (clipped share - target share)).
     clipped_count_stddev: standard deviation of the noise on the number of clipped clients; by default drawn / 20.
     """
     _check(noise_multiplier, clipping_norm)
@@ -113,7 +114,10 @@ class Central(Wrapper):
 
 
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
-    """Change a zero update by the smallest possible amount, since Flower divides by its norm."""
+    """Change one entry of a client's weights in `arrays` slightly, in place, if they equal the global weights `start`.
+
+    Flower divides by the norm of the update, so it must not be 0. The change is about the smallest that gives a positive norm.
+    """
     if _compute_length(records.read_array(array) - records.read_array(start[key]) for key, array in arrays.items()):
         return
     key = next(key for key, array in arrays.items() if records.read_array(array).size)

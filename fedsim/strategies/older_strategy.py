@@ -93,7 +93,7 @@ class SentMessages(Strategy):
         self._numbers: dict[str, int] = {}
 
     def number_client(self, client: ClientProxy) -> int:
-        """Return the node id of a client; clients of a server without nodes are numbered in the order in which they are seen."""
+        """Return the node id of a client, or if Flower's server has none, its number from 1 in the order of first appearance."""
         node = getattr(client, "node_id", None)
         return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
 

@@ -51,16 +51,19 @@ def record(
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
               (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
               sent.
-    training: local training of the clients, which attacks rely on. It is not sent to them. data: public shape of their data.
+    training: local training of the clients, which attacks rely on. It is not sent to them.
+    data:     shape, number of classes and normalisation of the clients' examples.
     defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`, such as "gaussian(std=0.01)".
     gradient, inputs: defenses of the clients' gradients and inputs, written like gradient="dp_sgd(max_norm=1, noise=1.1)".
-    rounds:   rounds to record, such as "1-20" or "1-3,7". clients: a number, "5" for those that answer first, or names.
+    rounds:   rounds to record, such as "1-20" or "1-3,7".
+    clients:  clients to record: "all", names such as "3f2a,77b0", or a number. "5" stands for five clients, the same in all
+              rounds: the first, by round and then by name, that send an update.
 
     When it is called, it logs what attacks will assume about the updates, with the reasons.
 
     Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or a name is
-    unknown. Before the first round, the strategy raises ValueError if `model` is not the network that it sends, or if it sends
-    different weights to different clients.
+    unknown. When the strategy sends a round's weights, it raises ValueError if `model` is not the network that it sends, or if it
+    sends different weights to different clients.
     """
     _check_interface(strategy)
     folder = Path(out).expanduser().absolute()

@@ -27,9 +27,10 @@ class ReplyReader:
     """Reader for the replies of one round.
 
     start:    arrays that the clients were sent. buffers: names of the buffers among them.
-    key:      name of the record of weights in a plain reply. examples: name of the metric with the number of examples.
-    foreign:  whether clients may send whole weights, as other Flower apps do.
-    types:    dtypes of the clients' network by name, if the server may send others.
+    key:      name of the record that holds the client's whole weights when the strategy reads the message.
+    examples: name of the metric with the number of examples.
+    foreign:  whether clients may send whole weights, as in other Flower apps, instead of an update packed by `fedsim.client`.
+    types:    dtypes of the clients' network by name; for a name that is missing, the dtype in `start`.
     """
 
     start: ArrayRecord
@@ -97,7 +98,7 @@ class ReplyReader:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
     def _read_shapes(self) -> dict[str, Tensor]:
-        """Return the tensors of `_read_start` on the meta device."""
+        """Return a float32 tensor on the meta device, which has only a shape, for each weight in `start` that is not a buffer."""
         shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
@@ -138,14 +139,17 @@ def read_pseudonym(message: Message) -> str | None:
 
 
 def to_whole(count: float) -> int:
-    """Return a number of examples as an int. Raises ValueError if it cannot be one."""
+    """Return a number of examples as an int. Raises ValueError unless it is whole, at least 1 and below `MAX_EXAMPLES`."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
-        raise ValueError(f"the number of examples must be a whole number of at least 0, got {count}")
+        raise ValueError(f"the number of examples must be a whole number of at least 1, got {count}")
     return int(count)
 
 
 def _take_count(metrics: dict[str, float], key: str) -> int | None:
-    """Remove and return the number of examples from `metrics`; None if it is missing or invalid."""
+    """Remove the number of examples under `key` from `metrics` and return it.
+
+    Returns None, and leaves `metrics` unchanged, if it is missing or `to_whole` rejects it.
+    """
     try:
         count = to_whole(metrics[key])
     except (KeyError, ValueError):
@@ -165,7 +169,7 @@ def _find_kind(array: Array) -> str:
 
 
 def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:
-    """Replace all records of the same type by `record`."""
+    """Remove all records of the type of `record` from `content`, and store `record` under `key`."""
     for name in [name for name, other in content.items() if isinstance(other, type(record))]:
         del content[name]
     content[key] = record
@@ -178,7 +182,10 @@ def _add_update(start: Array, update: Tensor) -> Array:
 
 
 def _get_only(found: Mapping[str, T], what: str) -> T:
-    """Return the only value of `found`, under any name. Raises ValueError, with the type `what`, if there is not exactly one."""
+    """Return the only value of `found`, whatever its key. Raises ValueError if there is not exactly one.
+
+    what: name of such a value in the message.
+    """
     if len(found) != 1:
         raise ValueError(f"a reply must contain exactly one {what}, got {len(found)}")
     return next(iter(found.values()))

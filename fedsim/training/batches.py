@@ -1,4 +1,7 @@
-"""Order of examples: which ones a client uses in which step. Epochs continue from round to round."""
+"""Order of examples: which ones a client uses in which step.
+
+With `training.steps`, an unfinished epoch continues in the next round. With `training.epochs`, each round begins a new epoch.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -176,7 +176,7 @@ def evaluate(
     buffers: Weights = NO_BUFFERS,
     chunk: int = 512,
 ) -> dict[str, float]:
-    """Return mean loss and accuracy on held-out examples, in evaluation mode.
+    """Return {"loss": mean loss, "accuracy": accuracy} on held-out examples, in evaluation mode.
 
     buffers: global batch-norm statistics; empty for the model's own. If clients train in mode "train" and statistics are not
              shared, there are no global ones. Batch norm then uses the statistics of the held-out examples, in equal parts of at

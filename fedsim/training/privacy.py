@@ -42,11 +42,13 @@ STRATEGY_NOT_A_MEAN = Noise(why="the noise is made for a mean of the updates, an
 class Accounts:
     """Everything that determines the privacy of a federation.
 
-    client:   noise that a client adds to its update. example: noise that it adds to its gradients, relative to one example.
+    client:   noise that a client adds to its update, relative to the largest norm of the update.
+    example:  noise that it adds to its gradients, relative to the largest norm of one example's gradient.
     size:     number of examples of the smallest client, which uses each of its examples most often over the whole run.
     others:   numbers of examples of the other clients. In one round, such a client may use an example twice although the smallest
               client uses each once, if an epoch ends within the round.
-    released: noise on the mean over the drawn clients, relative to one update; None without central noise.
+    released: noise that the server adds to the mean of the updates, relative to the largest share of one update in the mean; None
+              without central noise.
     drawn, population: number of clients per round, and in total.
     delta:    delta of every epsilon. prior: probability that an attacker who sees no message reconstructs an example; the bound
               on reconstruction starts from it.
@@ -74,9 +76,9 @@ class Accounts:
         bound:              largest probability that an attacker reconstructs an example from all rounds so far.
         unit:               what the guarantee protects: "client" for a whole update; "example" if only gradients have noise.
         relation:           "replace-one": neighbouring inputs differ in the content of one unit.
-        why:                the reason for an infinite epsilon.
+        why:                the reason for an infinite epsilon; missing if it is finite.
         epsilon_if_poisson: epsilon if batches were Poisson-sampled (add-or-remove-one), which they are not.
-        central:            the same fields for an observer of the global model only.
+        central:            the same fields for an observer of the global model only; missing without central noise.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
@@ -104,7 +106,7 @@ class Accounts:
         } | ({"why": noise.why} if noise.why else {})
 
     def _make_central(self, number: int) -> dict[str, Any]:
-        """Return the field `central`, the guarantee for an observer of the global model only; empty without central noise."""
+        """Return the field `central`, the guarantee for an observer of the global model only; {} without central noise."""
         if self.released is None:
             return {}
         entry = self._make_entry(self.released, "client", 1, number)
@@ -143,7 +145,11 @@ def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozens
 
 
 def _find_released(e: Experiment) -> Noise | None:
-    """Return the central noise: for m clients and clipping norm S, a multiplier z adds deviation z * S / m to the mean."""
+    """Return the server's noise, whose multiplier is `strategy.central.noise_multiplier`; None without `strategy.central`.
+
+    A multiplier z adds noise with standard deviation z * S / m to the mean of m updates, clipped to norm S. The multiplier is 0,
+    which counts as no noise, for a strategy other than FedAvg.
+    """
     central = e.strategy.arguments.get("central")
     if central is None:
         return None

@@ -27,7 +27,10 @@ POSITION_PARTS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:
-    """Encode ascending positions below `size`, at least one, with the smallest of the three encodings."""
+    """Encode at least one ascending position below `size` with the smallest of the three encodings.
+
+    Returns {"index": ...}, {"mask": ...} or, for gaps, {"high": ..., "low": ...}.
+    """
     count = len(positions)
     lower = _count_lower_bits(size, count)
     lengths = {"index": count * _find_type(size).itemsize, "mask": count_packed_bytes(1, size)}

@@ -13,7 +13,10 @@ VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 
 
 def encode_table(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
-    """Encode the bit patterns (N,) of entries of type `dtype` as a table; None if it has over `most` values or saves nothing."""
+    """Return the bit patterns (N,) of entries of type `dtype` as {"palette": distinct values, "codes": packed indices into it}.
+
+    Without "codes" if there is one value only. Returns None if there are over `most` values or the encoding saves nothing.
+    """
     found = palette.find_palette(bits, most)
     if found is None:
         return None

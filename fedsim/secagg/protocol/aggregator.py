@@ -102,7 +102,10 @@ class Aggregator:
         return self._total
 
     def _remove_masks(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
-        """Remove the masks that `neighbours` shared with a member that sent no vector."""
+        """Remove from the sum the pairwise masks of `member`, which sent no vector, and its `neighbours`, which are in the sum.
+
+        key: private mask key of `member`, recovered from shares.
+        """
         for peer in sorted(neighbours):
             seed = derive_pairwise_seed(key, self._publics[peer].mask, self._context)
             (subtract_mask if peer < member else add_mask)(self._total, seed)
@@ -134,7 +137,11 @@ class Aggregator:
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if fewer neighbours of a member than the threshold remain, since clients then refuse to answer."""
+        """Raise Lost if too few clients answered around some member, since clients then refuse to answer further.
+
+        left: members that answered the exchange `stage`. Too few: a member of `left` and its neighbours in `left` are together
+        fewer than the threshold.
+        """
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:

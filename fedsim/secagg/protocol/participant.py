@@ -72,8 +72,10 @@ def setup(context: str, threshold: int, draw: Draw) -> Participant:
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
     """Split this client's mask key and seed among its peers and itself.
 
+    number: this client's own number. peers: public keys by peer number. draw: returns random bytes of a given length.
     Returns the new state, and a dict from peer number to the encrypted shares that this peer is to hold.
-    Raises ValueError for too few peers, and if two public keys are equal: one party could then hold the shares of two members.
+    Raises ValueError if this client and its peers are fewer than the threshold, if a number is below 1 or occurs twice, or if two
+    public keys are equal: one party could then hold the shares of two members.
     """
     _check_stage("setup", "share", me)
     _check_enough(me, len(peers) + 1, "share")

@@ -95,7 +95,7 @@ class Quantiser:
         return Revealed(mean, num_examples, clipped, clipped_clients)
 
     def count_words(self, shapes: Shapes) -> int:
-        """Return the number of words of an update with these shapes."""
+        """Return the number of 32-bit words of an encoded update with these shapes, `HEADER_WORDS` included."""
         return HEADER_WORDS + sum(int(np.prod(shape)) for shape in shapes.values())
 
 

@@ -29,7 +29,8 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret from at least `threshold` of its shares, a dict from point to share.
 
-    Raises ValueError if they are too few, malformed, or shares of different secrets.
+    Raises ValueError if they are too few or malformed, or if they cannot be shares of one secret: the first and the last
+    `threshold` of them by point give different results, or one that is too large. These two checks do not find every mixture.
     """
     if len(shares) < threshold:
         raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")
