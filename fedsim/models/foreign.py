@@ -1,7 +1,7 @@
 """Support for networks from outside this project.
 
-Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, embeddings take tokens as floats, and
-modules whose code no other process can import are copied.
+Lazy layers get their sizes by one forward pass, output objects are replaced by their logits, embeddings take tokens as floats,
+and modules whose code no other process can import are copied.
 """
 
 import copy
@@ -39,7 +39,7 @@ def take_tokens_as_floats(model: nn.Module) -> nn.Module:
 
 
 def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the arguments of an embedding with indices of type int64; None, which leaves them unchanged, if they are integers."""
+    """Return the arguments of an embedding with indices as int64; None, which leaves them unchanged, if they are integers."""
     if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
         return (given[0].long(), *given[1:])
     return None
