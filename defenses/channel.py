@@ -87,6 +87,6 @@ def compose_channels(*channels: Channel) -> Channel:
 
 
 def _select_own(tensors: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
-    """Return the tensors of the i-th channel of a chain."""
+    """Return the tensors of the i-th channel of a chain, whose names begin with "{i}/", by their names without this prefix."""
     prefix = f"{i}/"
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

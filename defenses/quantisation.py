@@ -111,7 +111,10 @@ def _round_at_random(update: Update, levels: int, norm: Norm, kappa: float, rng:
 
 
 def _quantise(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
-    """Round to at most 2 * levels + 1 distinct values; zero is +0.0."""
+    """Round values to multiples of `largest` / `levels`, at most 2 * levels + 1 distinct ones; zero is +0.0.
+
+    largest: 0-d; values of larger magnitude are cut off there. rounded: maps magnitudes, in such multiples, to whole numbers.
+    """
     safe = torch.where(largest > 0, largest, 1)
     positions = (values.abs().to(largest.dtype) / safe).clamp(max=1) * levels
     whole = rounded(positions) * values.sign().to(largest.dtype)

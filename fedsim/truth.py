@@ -98,7 +98,7 @@ class TruthReader:
         return Used(tuple(steps[step] for step in sorted(steps)))
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of examples of which a client uses one each; empty if it has no canaries."""
+        """Return a client's canaries: pairs of data set indices; it trained on one example of each. Empty if it has none."""
         path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
         if not os.path.lexists(path):
             return ()

@@ -91,16 +91,16 @@ def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
 
 
 def _select_strip(run: ReportedRun) -> list[Example]:
-    """Return up to `STRIP_EXAMPLES` examples for the row of pictures at the top: the first of the best attack with an original.
+    """Return up to `STRIP_EXAMPLES` examples of the best attack that have an original, for the row of pictures at the top.
 
-    They are not selected by quality.
+    They are simply the first ones, not selected by quality.
     """
     best = words.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 
 
 def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
-    """Return the first reconstructions of the first attack that has any, if nothing is scored; otherwise none."""
+    """Return up to `STRIP_EXAMPLES` reconstructions of the first attack that has any; none if an attack of the run is scored."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.find_best_attack(run) is None else []
 
@@ -114,7 +114,11 @@ def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
 
 
 def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
-    """Return the chart of leakage against the number of recorded rounds; None without an attack scored on several numbers."""
+    """Return the chart of examples recovered against the number of recorded rounds, with one line per attack.
+
+    number: number of the run on the page, for unique ids in the chart. None if no attack was scored on cases with different
+    numbers of rounds.
+    """
     lines = [
         figures.DrawnLine(
             label=line.spec.removesuffix("()"),

@@ -69,14 +69,14 @@ def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
 
 
 def make_score_command(folder: Path) -> str:
-    """Return the command that scores all reconstructions of a run."""
+    """Return the command that scores all reconstructions of the run in `folder`."""
     return join(["attacker", "score", str(folder)])
 
 
 def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
     """Return the command that replays an attack and its null, skipping finished cases.
 
-    told: content of the attack's attack.json; None for a command without an attack's arguments.
+    folder: folder of the recording. told: content of the attack's attack.json; None for `cpl` with its default arguments.
     """
     words = ["attacker", "replay", str(folder), "--attack"]
     if told is None:

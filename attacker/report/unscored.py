@@ -28,7 +28,8 @@ class UnscoredExample:
     number:     its number in the reconstruction, from 1; the order of examples within a batch has no meaning.
     loss:       the attack's own loss at the end; None if it is not finite. confidence: the attack's estimate
                 of the probability that the example is recovered; None if there is none.
-    route:      method that found the reconstruction. notes: the attack's notes; for cases of several rounds they are in `Linked`.
+    route:      method that found the reconstruction. notes: the attack's notes; empty for cases of several rounds, whose notes
+                are in `attacker.report.linked.Linked`.
     shown:      the reconstruction as an image or table row.
     null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """
@@ -48,9 +49,9 @@ class UnscoredExample:
 
 @dataclass(frozen=True)
 class Unscored:
-    """The reconstructions of one attack without scores.
+    """The reconstructed examples of one attack in cases without scores.
 
-    found:    the first of them, in the order of the recording. total: number of all.
+    found:    the first of these examples, in the order of the recording. total: number of all of them.
     failures: reasons why cases have no reconstruction, with the number of cases for each. problems: files that cannot be shown.
     """
 
@@ -90,12 +91,15 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
 
 
 def _read_failure(path: Path) -> list[str]:
-    """Return the reason why a case failed, as a list of one; empty if it did not fail."""
+    """Return the reason in the file `path`, which replay writes if a case fails, as a list of one; empty without the file."""
     return [read_reason(path)] if os.path.lexists(path) else []
 
 
 def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
-    """Return a dict from position to example of the null's reconstruction of a case; empty if there is none that can be read."""
+    """Return a dict from index, from 0, to example of the null's reconstruction of a case; empty if none can be read.
+
+    null: folder of the null's reconstructions, if it ran. case: entry of the case in attack.json.
+    """
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None
     except ValueError:

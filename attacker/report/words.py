@@ -57,7 +57,10 @@ def format_percent_interval(estimate: Estimate) -> str:
 
 
 def format_interval(estimate: Estimate, digits: int) -> str:
-    """Return the confidence interval of an estimate as text; if it has too few clusters for one, the range of its values."""
+    """Return the confidence interval of an estimate as text, such as "0.83 to 0.97"; with too few clusters, its range of values.
+
+    digits: number of digits after the decimal point.
+    """
     ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
     return ends if estimate.is_interval else f"values {ends}; no interval of {format_count(estimate.clusters, 'group')}"
 
@@ -102,7 +105,11 @@ def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
 
 
 def _rank_strength(summary: Summary) -> tuple[bool, float, bool, float, bool, float, float]:
-    """Return a sort key for `find_strongest`. Among equal attacks, those with a null and those on more examples come first."""
+    """Return a sort key for `find_strongest`, largest for the strongest attack.
+
+    Its entries, the most important first: verdict other than "not distinguishable", share of examples recovered, verdict of a
+    leak, share of labels recovered, existence of a null, lower end of the interval of the share of examples, mean PSNR.
+    """
     success, labels = _of(summary.success), _of(summary.label_success)
     told = (not _is_gone(summary), success.value, _is_leak(summary), labels.value, summary.null is not None, success.low)
     return *told, summary.psnr.value if summary.psnr else 0.0
@@ -155,7 +162,10 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
 
 
 def _describe_labels(summary: Summary, reads: str) -> str:
-    """Return how many labels were recovered, as text; "" if an oracle supplied them."""
+    """Return the share of labels recovered as a clause that begins with " and "; "" if it is unknown or an oracle supplied them.
+
+    reads: verb of the clause, "read" or "reads".
+    """
     if summary.label_success is None or "labels" in summary.oracles:
         return ""
     return f" and {reads} {format_rate(summary.label_success)} labels"
@@ -222,7 +232,10 @@ def describe_coverage(run: ReportedRun) -> str:
 
 
 def format_states(states: Mapping[str, int], wanted: Sequence[CaseState] = STATES) -> str:
-    """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting"; states without cases are left out."""
+    """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting".
+
+    wanted: the states to name, in this order; others are left out, and so are states without cases.
+    """
     return format_counts(states, wanted)
 
 
@@ -266,8 +279,8 @@ def _of(estimate: Estimate | None) -> Estimate:
 def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> str:
     """Return a sentence on the best attack with an oracle if it recovered more than `top`, otherwise "".
 
-    An oracle is information that no server has. top: the strongest attack without one; if it has one too, the
-    result is "".
+    An oracle is information that no server has. top: the attack that `find_strongest` chose. It has an oracle only if all
+    scored attacks have one; the result is then "".
     """
     scored = [one for one in summaries if one.oracles and one.success]
     told = [one for one in scored if _of(one.success).value > _of(top.success).value]

@@ -50,7 +50,7 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return the first `most` examples of a reconstruction by the attack's own ranking, with their slots."""
+    """Return a reconstruction of only the first `most` examples by the attack's own ranking, without the slots of the others."""
     kept = rank_candidates(found.confidence, found.explained)[:most]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)

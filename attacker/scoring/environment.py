@@ -14,8 +14,9 @@ CODE_PACKAGES = ("attacker", "fedsim", "defenses")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions by package (None if not installed), processor, cores, GPU and commit, as plain JSON values.
+    """Return a flat dict of plain JSON values: the version of each package by its name, processor, cores, gpu and commit.
 
+    The packages are "python" and those of `VERSIONED_PACKAGES`; the version is None if one is not installed.
     cores:  number of cores that this process may use. gpu: name of the GPU if this process used one, else None.
     commit: commit of the source tree, with "+dirty" if the code differs from it; None outside a work tree.
     """
@@ -24,7 +25,7 @@ def describe_environment() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _describe_machine() -> dict[str, Any]:
-    """Return the part of `describe_environment` that cannot change during the process."""
+    """Return the entries of `describe_environment` except `gpu`, the only one that may change during the process."""
     return {
         "python": platform.python_version(),
         **{package: _read_version(package) for package in VERSIONED_PACKAGES},

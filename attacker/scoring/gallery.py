@@ -109,7 +109,7 @@ class Gallery:
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Flatten examples to (N, d), after downsampling images larger than `MAX_SIDE` pixels."""
+    """Flatten examples to (N, d); sides of images longer than `MAX_SIDE` pixels are first reduced to that by averaging."""
     if x.ndim == 4 and max(x.shape[-2:]) > MAX_SIDE:
         x = adaptive_avg_pool2d(x, (min(MAX_SIDE, x.shape[-2]), min(MAX_SIDE, x.shape[-1])))
     return x.flatten(1).float()

@@ -41,7 +41,10 @@ class GrowthPoint:
 
 
 def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
-    """Replace the rows of an attack in a run's `growth.jsonl`; without cases and without earlier rows, write nothing."""
+    """Replace the rows of the attack `source` in a run's `growth.jsonl` by `cases`, which may be empty.
+
+    The file is not written if there are neither cases nor earlier rows of this attack.
+    """
     path, new = run / GROWTH_FILE, [asdict(case) for case in cases]
     old = [asdict(case) for case in read_growth(run)] if os.path.lexists(path) else []
     kept = [row for row in old if row["source"] != source]

@@ -47,7 +47,7 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
 
 
 def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
-    """Return reconstructions (N, *shape) without NaN, clamped to [0, 1].
+    """Return reconstructions (N, *shape) clamped to [0, 1], with 0 for NaN.
 
     One-hot columns are not clamped: the largest value is the answer, and several may exceed 1.
     """

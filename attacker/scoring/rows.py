@@ -33,12 +33,15 @@ class ScoreRow:
     A measure that cannot be computed is None, and so is every measure of a case that has not been attacked yet. The fields are:
 
     run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
-    attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given; null: the gradient was withheld.
+    attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given. null: whether it is the null,
+    from which the update is withheld.
     network_code, attack_code: digests of code that is not part of this project.
-    model, defense, gradient, network, inputs, secure_aggregation, ranges_from: public settings of the federation. codec: packing
-    of the update. rounded: whether the client sent whole weights instead of an update, which are rounded to the weights'
-    precision. limits: properties of the local training that no attack simulates exactly. threat: class A to H of the attacker,
-            and concessions: training settings that make attacks easier, see `attacker.scoring.threat`.
+    model, defense, secure_aggregation: public settings of the federation, as text. gradient, network, inputs: defenses that
+    change how clients compute gradients, their network and their examples. ranges_from: source of the ranges of table columns,
+    see `DataSpec`. codec: packing of the update. rounded: whether the client sent whole weights instead of an update, which are
+    rounded to the weights' precision. limits: texts on properties of the local training that no attack simulates exactly.
+    threat: class A to H of the attacker, and concessions: training settings that make attacks easier, see
+    `attacker.scoring.threat`.
     case, client, state: key of the case, the client, and the state of the case, see `states.CaseState`.
     rounds: rounds of the case in which the example was used. batch, position: local step, from 1, and position in its batch, from
     0, of the first use. index: index of the example in the data set.
@@ -168,7 +171,11 @@ class ScoreRow:
             raise ValueError(f"score row: {where}: {problem['msg']}, got {problem['input']!r:.200}") from None
 
     def flatten_values(self) -> dict[str, Any]:
-        """Return one plain value per table column: mappings become one column per key, sequences are joined by "; "."""
+        """Return a dict from the name of a table column to a plain value.
+
+        The mappings `environment` and `constant` become one column per key, such as `environment.torch`. Other mappings become
+        JSON, and sequences are joined by "; ".
+        """
         found: dict[str, Any] = {}
         for name, value in self.to_dict().items():
             if name in ("environment", "constant"):

@@ -69,7 +69,8 @@ class Scorer:
            that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
            and rows give the reason.
-    bound_seconds: time for lower bounds on the errors, which need the run's recording; 0 for none.
+    bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. They need the run's
+           recording.
     Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
 
     Attributes that tell what is missing:
@@ -157,7 +158,10 @@ class Scorer:
         return rows
 
     def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
-        """Yield how many examples each case recovers, also cases that others contain, if any case has several rounds."""
+        """Yield how many examples each finished case with truth recovers, also if its rounds are part of another case.
+
+        Yield nothing if every case has one round.
+        """
         if not any("rounds" in case for case in facts["cases"]):
             return
         for case in (case for case in facts["cases"] if case["status"] == "complete"):
@@ -184,8 +188,9 @@ class Scorer:
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
         """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
 
-        batch, position: those of the first use. index: in the data set. cohort: the clients of a secure sum; their batches are
-        numbered consecutively, client after client.
+        batch, position: those of the first use. index: in the data set. attempt: number of the start of the run in which the
+        round was recorded; above 1 only after a resume. cohort: the clients of a secure sum; their batches are numbered
+        consecutively, client after client.
         """
         examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
         return [(example.batch, example.position, example.index) for example in examples], x, y
@@ -220,7 +225,10 @@ class Scorer:
         raise NoTruth(f"no truth of client {client} in round {round}; give --truth FOLDER for every client")
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of examples of which a client uses one each, as indices into `data`; empty without canaries."""
+        """Return a client's canaries: pairs of indices into the attribute `data`; the client trained on one example of each.
+
+        Empty if it has none.
+        """
         return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
 
     def _score_case(
@@ -282,7 +290,10 @@ class Scorer:
             )
 
     def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
-        """Return, for each original, the scores of `Gallery.constant`, which `fill_failures` uses without a reconstruction."""
+        """Return, for each original, a dict from names in `FILLED` to the scores of the image or row `Gallery.constant`.
+
+        `fill_failures` gives them to originals without a reconstruction. Scores that cannot be computed are left out.
+        """
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 

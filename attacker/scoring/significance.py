@@ -89,7 +89,8 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
     it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
     (Stouffer 1949). The null's own score is subtracted if it is positive, since originals may differ from the other examples.
     Returns `attack` and `null`, their means of `rank_share`; `difference`, an `Estimate` of the mean of attack minus null; and
-    the one-sided p-value `p`. None if the rows of either lack `case_chance` or `rank_share`.
+    the one-sided p-value `p`. None if no row of the attack or no row of the null has `case_chance`, or if no row has `rank_share`
+    in both. clusters: as in `Paired.clusters`.
     """
     mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
     ranks, others = both.compute_differences("rank_share"), both.null

@@ -90,5 +90,8 @@ def count_unfinished(cases: Mapping[str, int]) -> int:
 
 
 def format_counts(cases: Mapping[str, int], states: Sequence[CaseState] = STATES) -> str:
-    """Return the number of cases by state as text, such as "2 done, 3 waiting"."""
+    """Return the number of cases by state as text, such as "2 done, 3 waiting", without states that no case has.
+
+    states: the states to name, in this order.
+    """
     return ", ".join(f"{cases[state]:,} {state}" for state in states if cases.get(state))

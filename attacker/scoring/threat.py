@@ -52,7 +52,7 @@ def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_other_decoder(spec: str) -> bool:
-    """Return whether an attack searches in the latent space of a decoder that was learned elsewhere."""
+    """Return whether the argument `decoder` of an attack names one that is not built in, such as a pretrained generator."""
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

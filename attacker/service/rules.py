@@ -200,7 +200,10 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Drop the oldest waiting jobs if more rounds wait than the budget allows."""
+        """Drop the oldest waiting jobs, each of one round, until at most `Budget.behind` of them wait or run.
+
+        Only jobs of this rule on this recording count.
+        """
         if rule.budget.behind is None:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind

@@ -128,8 +128,8 @@ class GridCell(TypedDict):
     """One client in one round.
 
     leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
-    attack: folder name of the attack with this leak. state: state of the observation's cases over all attacks shown; "none" if no
-    attack uses the observation.
+    attack: folder name of the attack with this leak. cases: keys of its cases that use the observation. state: of the states of
+    such cases of all attacks shown, the last in the order done, failed, interrupted, waiting, running; "none" if there are none.
     null_success, null_psnr: scores of the attack's null on the same update; null if there are none.
     """
 
@@ -206,6 +206,7 @@ class NullTold(TypedDict):
 class ExampleTold(TypedDict):
     """One example of a case: a reconstruction or, if the case is scored, a true example with the reconstruction assigned to it.
 
+    n: index of the true example in the case or, if the case is not scored, of the reconstructed example; from 0.
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
     rounds: rounds to which the attack assigns the example. null: the null's reconstruction of it, or null.
     """
@@ -310,7 +311,10 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """A registered attack. source: the paper that it is from. arguments: those that a job may set, with their defaults."""
+    """A registered attack. source: the paper that it is from. arguments: those that a job may set, with their defaults.
+
+    needs: names of conditions that a case must meet, such as "single_example", see `attacker.attacks.base.Need`.
+    """
 
     name: str
     summary: str
@@ -365,7 +369,11 @@ class PreviewImage(TypedDict):
 
 
 class PreviewTold(TypedDict):
-    """Preview of a running job: its best reconstructions so far, by the attack's own loss."""
+    """Preview of a running job: its best reconstructions so far, by the attack's own loss.
+
+    version: increases with each preview. iteration: current iteration of the search within one restart. most: maximum of these.
+    loss: median over the searches that run together.
+    """
 
     version: int
     iteration: int

@@ -85,7 +85,10 @@ def _hash(id: str) -> str:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return the open sessions of a file; none if it is missing or damaged, so that users must enter the token again."""
+    """Return a dict from the hash of each session's id in a file to the Unix time at which the session ends.
+
+    It is empty if the file is missing or damaged; users must then enter the token again.
+    """
     try:
         found = json.loads(read_private(path, MAX_FILE_BYTES))
         return {str(key): int(end) for key, end in found.items()}

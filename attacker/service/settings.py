@@ -129,7 +129,9 @@ class ServiceSettings:
     def limit_job_memory(self, memory: float | None, workers: int) -> float | None:
         """Return the memory limit in megabytes of each of `workers` parallel jobs; None for no limit.
 
-        memory: memory of the machine in megabytes; None if unknown.
+        It is `job_megabytes` if that is set, and otherwise an equal part of `JOB_MEMORY_SHARE` of `memory`, but at least
+        `MIN_JOB_MEGABYTES`. There is no such default if `job_limits` is False, or the memory of jobs cannot be measured.
+        memory: memory of the machine in megabytes; None if unknown, which means no limit.
         """
         if self.job_megabytes is not None:
             return self.job_megabytes
@@ -148,7 +150,7 @@ class ServiceSettings:
         return "https" if self.certfile else "http"
 
     def list_truth(self, run: Path) -> tuple[Path, ...]:
-        """Return the folders of truth that the service may read for `run`; empty if it was given none."""
+        """Return the folders of truth that the service may read: `truth` or, if that is "own", the folder `truth` in `run`."""
         if self.truth != OWN_TRUTH:
             return self.truth
         own = run / "truth"

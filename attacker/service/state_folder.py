@@ -56,7 +56,8 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
 def read_private(path: Path, most: int) -> bytes:
     """Read up to `most` bytes of a regular file that belongs to this user and is closed to others; links are not followed.
 
-    Raises ValueError for any other file, and FileNotFoundError if there is none.
+    The rest of a larger file is not read. Raises ValueError for a file of another kind, owner or mode, and FileNotFoundError if
+    there is none.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | OPEN_FLAGS)

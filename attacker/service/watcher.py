@@ -79,9 +79,9 @@ class Watcher:
             self.feed.publish("job", job.id, job.model_dump(mode="json"))
 
     def _tell(self, look: Callable[[], Changes]) -> None:
-        """Call `look` and publish the changes that it returns.
+        """Call `look`, publish the changed and removed recordings that it returns, and keep the new rounds for `_hand_on`.
 
-        Both happen under a lock, so that events of a recording are in chronological order.
+        This happens under a lock, so that events of a recording are in chronological order.
         """
         with self._telling:
             changes = look()

@@ -22,7 +22,9 @@ class AttackOnSetting:
     rmse:      mean over examples of the root mean squared error of the reconstruction, data in [0, 1]; a small value means that
                much leaks. null_rmse: the same for the attack's null, which does not read the update.
     recovered, null_recovered: shares of recovered examples, by the attack and by its null. psnr: mean in dB; None for tables.
-    knows:     whether the attack models the defense. refused: why it could not run, or "".
+    specs:     the attack with the arguments chosen by the tuning clients; each distinct choice of the seeds once.
+    knows:     whether the attack models the defense. refused: why it could not run with the first seed for which it could not;
+               "" if it always ran. Scores are then over the other seeds, and None if there are none.
     errors, cases: dicts from an example (`ExampleKey`) to its RMSE, and to the key of its case.
     """
 

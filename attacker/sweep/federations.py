@@ -37,9 +37,10 @@ class AttackScores:
     spec:      the attack with its arguments, those that were best on the tuning clients. knows: whether it models the defense.
     refused:   why the attack could not run; "" if it ran.
     outcome:   verdict against the null, see `attacker.scoring.verdict`.
-    examples:  one mapping per distinct example: `index` in the data set, `case`, `rmse` and `null_rmse` (root of the mean squared
-               error, data in [0, 1]), `psnr` (None for rows of tables), `success` and `null_success` (whether it was recovered,
-               in [0, 1]), `labels` (whether its label was recovered, in [0, 1]).
+    examples:  one mapping per distinct example: `index` in the data set, `case` (key of the last case with it), `rmse` and
+               `null_rmse` (root of the mean squared error, data in [0, 1]), `psnr` (None for rows of tables), `success` and
+               `null_success` (share of its cases in which it was recovered), `labels` (the same for its label). Errors and PSNR
+               are means over these cases, too.
     """
 
     spec: str

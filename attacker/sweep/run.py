@@ -19,7 +19,11 @@ PARENT_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """The progress of a sweep. seconds_left: expected time of the rest; None before the first federation is finished."""
+    """The progress of a sweep.
+
+    done, total: number of finished federations, and of all. name: the federation that was finished last.
+    seconds_left: expected time of the rest; None before the first federation is finished.
+    """
 
     done: int
     total: int
@@ -59,7 +63,8 @@ def run_sweep(
     """Run every federation that is not finished, and return all results.
 
     workers: number of processes, each with one federation at a time. ray: address of a Ray cluster that runs the attacks of one
-    federation after the other. seconds: time budget; no part begins after it.
+    federation after the other, if there is one process. seconds: time budget; no training and no attack begins after it.
+    watch: called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
     left = [one for one, result in read_state(grid, out).results if result is None]

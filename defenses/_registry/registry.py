@@ -65,7 +65,8 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """Return positional and named arguments of `function` as one dictionary by parameter name.
 
-    hidden: number of leading parameters that the program passes itself; messages leave them out.
+    args, given: the positional and the named arguments. Defaults of omitted parameters are not part of the result.
+    hidden: number of leading parameters that the program passes itself, in `args`; messages leave them out.
 
     Raises ValueError, stating `name` and the parameters, if an argument is unknown, missing or given twice.
     """

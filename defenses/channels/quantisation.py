@@ -80,7 +80,7 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
-    """Return the channel of `qsgd`: the update cut off at `kappa` times its norm, and the power of stochastic rounding.
+    """Return the channel of `qsgd`: values cut off at `kappa` times their tensor's norm, and the power of stochastic rounding.
 
     The power is an estimate; for gradients of networks it was within a third of the true one. The step size is inferred from
     the received values. Values are assumed to be uniform between two steps, except between zero and the first step, where most

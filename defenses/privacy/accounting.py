@@ -173,10 +173,10 @@ def bound_reconstruction(prior: float, mu: float) -> float:
 
 
 def bound_reconstruction_renyi(prior: float, mu: float) -> float:
-    """Return the same bound for noise whose Renyi divergence of order a is at most a * mu**2 / 2, such as Laplace noise.
+    """Return a bound as `bound_reconstruction` for noise whose Renyi divergence of order a is at most a * mu**2 / 2.
 
-    The bound is min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a) = exp(-(sqrt(-ln prior) - mu / sqrt(2))**2), and 1 for
-    mu beyond the maximum of that expression.
+    Laplace noise is an example. The bound is min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a), which is
+    exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) up to the maximum of this expression at mu = sqrt(-2 ln prior), and 1 beyond.
 
     Source: Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries".
     """

@@ -45,9 +45,10 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 
 
 def _expect_right(share: float, shift: float) -> float:
-    """Return the expected share of right ones among the guesses, if only canaries with the largest absolute scores are guessed.
+    """Return the expected share of right guesses under Gaussian noise, if canaries with the largest absolute scores are guessed.
 
-    share: share of canaries that are guessed. shift: as in `is_refuted`.
+    share: share of canaries that are guessed. shift: distance between the messages with the two versions of a canary, in standard
+    deviations of the noise.
     """
 
     def count_above(score: float) -> float:
@@ -78,12 +79,13 @@ def bound_epsilon_of_independent_guesses(
 ) -> float:
     """Return a lower confidence bound on epsilon from guesses about all canaries, if Gaussian noise hides each one separately.
 
-    It needs far fewer canaries than `bound_gaussian_epsilon`, which holds for every mechanism with the trade-off function of
-    Gaussian noise, even if one draw of noise uncovers all canaries together. Here every coordinate has noise of its own, so that
-    guesses about canaries with orthogonal gradients are independent and their number has a binomial distribution (Nasr et al.
+    It needs far fewer canaries than `bound_gaussian_epsilon`, which also holds if the guesses depend on each other, as long as
+    the mechanism has the trade-off function of Gaussian noise. Here every coordinate has noise of its own, so that guesses about
+    canaries with orthogonal gradients are independent, and the number of right ones has a binomial distribution (Nasr et al.
     2023, "Tight auditing of differentially private machine learning", for Gaussian differential privacy). overlap: mean over
     canaries of the sum of squared cosines with the gradients of the other canaries of the same message; 0 if they are orthogonal.
-    It increases the variance of `right` by a factor, and the number of guesses is divided by it (design effect, Kish 1965).
+    It increases the variance of `right` by the factor of `inflate_variance`; `right` and `guesses` are divided by this factor
+    (design effect, Kish 1965).
     Raises ValueError if `right` is not in 0 .. guesses, or `overlap` is negative.
     """
     _check_counts(right, guesses, guesses, delta, confidence)
@@ -101,19 +103,22 @@ def bound_epsilon_of_independent_guesses(
 def inflate_variance(share: float, overlap: float) -> float:
     """Return an upper bound on the factor by which `overlap` increases the variance of the number of right guesses.
 
+    share: share of right guesses, p. overlap: as in `bound_epsilon_of_independent_guesses`.
+
     The noise in the scores of two canaries has the correlation c, the cosine of their gradients. As the coins are fair, its
-    effect on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2, with p the share of right
-    guesses. That each canary also moves the other's score makes the covariance smaller.
+    effect on the covariance of two right guesses is even in c: at most c^2 (1 - p) (2 p - 1) / 2. That each canary also moves
+    the other's score makes the covariance smaller.
     """
     return 1 + overlap * (2 * share - 1) / (2 * share)
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether `right` right ones of `guesses` guesses have a probability below 1 - confidence under Gaussian noise.
+    """Return whether Gaussian noise with this `shift` is refuted by `right` right ones of `guesses` guesses.
 
-    shift: distance between the messages with the two versions of a canary, in standard deviations of the noise.
+    It is refuted if at least so many right ones then have a probability below 1 - confidence. shift: distance between the
+    messages with the two versions of a canary, in standard deviations of the noise. canaries: number of canaries, guessed or not.
 
-    Assume that so many right guesses have at least the probability 1 - confidence. For each number i from `right` down to 0, the
+    Assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
     recursion bounds from below two shares of all canaries: the expected share that is guessed right while at least i guesses are
     right, and the same for wrong guesses. If the two sum to more than the share of guessed canaries, the assumption is wrong.
     """

@@ -177,10 +177,10 @@ def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
 
 
 def _split_weights(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights in a message, and the buffers to train with, by name.
+    """Return the weights in a message, and the buffers to train with, as two dicts by name.
 
-    The buffers are those that the client stored after its last training, or else those in the message. The dict is empty if there
-    are neither; training then begins with the model's initial buffers.
+    names: names of the model's buffers. The buffers are those that the client stored after its last training, or else those in
+    the message. The second dict is empty if there are neither; training then begins with the model's initial buffers.
     """
     record, own = message.content[records.WEIGHTS_KEY], context.state.get(records.BUFFERS_KEY)
     assert isinstance(record, ArrayRecord)

@@ -45,7 +45,10 @@ class ClientIdentity:
         return int.from_bytes(self._derive_seed("training", round)[:8], "big") >> 1
 
     def draw_order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
-        """Return the order of `size` examples in one epoch."""
+        """Return the indices 0 .. size - 1 of the client's examples in the order of one epoch; ascending without `shuffle`.
+
+        epoch: its number, counted over all rounds of the client.
+        """
         if not shuffle:
             return np.arange(size)
         words = np.frombuffer(self._derive_seed("order", epoch), dtype=np.uint32)

@@ -233,7 +233,10 @@ def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name
 
 
 def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
-    """Raise ValueError if a tensor's shape or type differs from the model's, or it holds NaN or infinity."""
+    """Raise ValueError if a tensor's shape or dtype differs from the model's, or it holds NaN or infinity.
+
+    float64 is accepted where the model has float32. expected: the model's tensor of this name. path: file, for messages.
+    """
     if t.shape != expected.shape:
         raise ValueError(f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}")
     wider = t.dtype is torch.float64 and expected.dtype is torch.float32

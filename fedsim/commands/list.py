@@ -55,7 +55,11 @@ def describe_names(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def _describe_or_explain(registry: "Registry[Any]", name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
-    """Return the description of a name, or why it cannot be loaded: one broken package must not hide the others."""
+    """Return the description of a registered name, as `_describe` does: a dict of summary, arguments and reference.
+
+    If the name cannot be loaded, the summary is the reason and the rest is "": one broken package must not hide the others.
+    factory_of: function from an entry of the registry to the factory.
+    """
     try:
         return _describe(factory_of(registry[name]))
     except ValueError as error:

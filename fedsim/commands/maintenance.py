@@ -142,7 +142,10 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
 
 
 def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
-    """Add an error to `damage` for each row without truth, if the folder `truth` exists."""
+    """Add an error to `damage` for each of `rows` (observations) without truth, if the folder `truth` exists.
+
+    It is an error of the client's file of truth, which has no entry for the round and attempt, or cannot be read.
+    """
     if not truth.is_dir():
         return
     try:
@@ -161,7 +164,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 
 def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
-    """Yield the files of a recording that are not in `known`, relative to `folder`."""
+    """Yield the files of a recording that are not in `known` (paths below `recording`), as paths relative to `folder`."""
     known = known | {MANIFEST_FILE, INDEX_FILE, f"{INDEX_FILE}-journal"}
     for path in _find_files(recording):
         if path.relative_to(recording).as_posix() not in known:

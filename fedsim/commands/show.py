@@ -69,7 +69,11 @@ def _print_clients(clients: list[dict[str, Any]]) -> None:
 
 
 def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
-    """Return number of rounds, number of updates and range of the reported numbers of examples per client, sorted by name."""
+    """Return one dict per client, sorted by name.
+
+    client: name. rounds, complete: numbers of rounds, and of updates in them. num_examples: smallest and largest number of
+    examples that the client reported, [None, None] if none.
+    """
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.client, []).append(row)
@@ -105,7 +109,11 @@ def _to_mapping(value: Any) -> dict[str, Any]:
 
 
 def describe_run(folder: Path) -> dict[str, Any]:
-    """Return settings, rounds, clients and size of a run as plain JSON values."""
+    """Return settings, rounds, clients and size of a run as a dict of plain JSON values, which `fedsim show --json` prints.
+
+    rounds, complete: numbers of rounds, and of updates. clients: names. per_client: see `_summarise_clients`. megabytes: size of
+    the recording. per_round: one dict per round, with numbers of replies and measures of the training.
+    """
     from dataclasses import asdict
 
     from fedsim.recording import Recording

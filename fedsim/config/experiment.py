@@ -54,9 +54,9 @@ class Named(_Frozen):
 class Clients(_Frozen):
     """Clients of a federation.
 
-    count: their number. fraction: share of them that is drawn in each round. canaries: number of pairs of examples of each client
-    that an audit knows; the client trains on one of each pair, chosen by a secret coin, and how often the audit guesses it bounds
-    epsilon from below; see `fedsim.training.batches.choose_versions`.
+    count: their number. fraction: share of them that is drawn in each round. canaries: number of pairs of examples per client. An
+    audit knows the pairs; the client trains on one example of each, chosen by a secret coin. The share of coins that the audit
+    guesses right bounds epsilon from below; see `fedsim.training.batches.choose_versions`.
     """
 
     count: int = Field(gt=0)

@@ -114,7 +114,9 @@ def _load(name: str, arguments: str) -> Dataset:
 
 
 def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict that identifies a data set: arguments of `load`, content hash and number of training examples.
+    """Return a dict that identifies a data set: name, arguments, content_hash and size, the number of training examples.
+
+    name, arguments: those of `load`.
 
     Clients store it with the truth (the indices of the examples that they used), so that scoring finds the same examples.
     """

@@ -60,7 +60,8 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
 def fit_to(own: Dataset, like: Dataset) -> Dataset:
     """Return the data set `own` with the specification of `like`, the server's public description.
 
-    Raises ValueError if shapes, columns or class names differ, or a label is not among the classes of `like`.
+    Labels stay as they are, see `renumber_classes`. Raises ValueError if shapes or columns differ, if a class has another name
+    than the class of the same number in `like`, or if a label is not among the classes of `like`.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(

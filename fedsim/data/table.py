@@ -100,7 +100,11 @@ def _find_held_out(file: Path, table: Table, split: str | None) -> tuple[Array, 
 
 
 def _read_labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return the class of each row (N,), and the names of the classes in order."""
+    """Return the class number of each row (N,), and the names of the classes in the order of their numbers.
+
+    texts: (N,), the column of labels. held_out: (N,), whether a row is held out. Raises ValueError if a label is missing, if one
+    occurs in held-out rows only, or if there are fewer than two.
+    """
     if MISSING_VALUE in texts:
         row = 1 + texts.tolist().index(MISSING_VALUE)
         raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")

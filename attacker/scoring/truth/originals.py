@@ -27,7 +27,10 @@ class Original:
 
 
 class Use(NamedTuple):
-    """One observation of a case: its round, attempt, and the clients that it depends on (several for a secure sum)."""
+    """One observation of a case: its round, and the clients that it depends on (several for a secure sum).
+
+    attempt: number of the start of the run in which the round was recorded; above 1 only after a resume.
+    """
 
     round: int
     attempt: int

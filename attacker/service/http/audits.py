@@ -57,7 +57,7 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
 
 @router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
 def verdict(service: Service, id: Name) -> AuditTold:
-    """Return the grade and the findings of an audit that is done."""
+    """Return the grade and the findings of the audit job `id`, which must be done."""
     found = json.loads(_find_verdict(service, id).data.read_bytes())
     return AuditTold(
         grade=found["grade"],
@@ -72,7 +72,7 @@ def verdict(service: Service, id: Name) -> AuditTold:
 
 @router.get("/jobs/{id}/audit/page", tags=["jobs"], response_class=Response, responses=PAGE_RESPONSES)
 async def verdict_page(request: Request, service: Service, id: Name) -> Response:
-    """Return the page that `attacker audit` writes."""
+    """Return the verdict of the audit job `id`, which must be done, as the HTML page that `attacker audit` writes."""
     paths = await asyncio.to_thread(_find_verdict, service, id)
     content = await asyncio.to_thread(paths.page.read_bytes)
     return await asyncio.to_thread(make_tagged_response, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})

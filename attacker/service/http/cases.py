@@ -105,7 +105,10 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
 
 
 def load_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
-    """Return one case with its examples and the reconstructions of the attack's null. Raises Unknown."""
+    """Return one case of the attack `source` with its examples and the reconstructions of the attack's null.
+
+    Raises UnknownName if the run has no such attack, or the attack no such case.
+    """
     of, facts, rows = _find_case(service, run, source, case)
     null = service.catalogue.find_null(run, of)
     answer = _read_answer(run, of, case, rows)
@@ -162,7 +165,10 @@ async def _respond_half(request: Request, service: Parts, id: str, source: str, 
 
 
 def _find_case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
-    """Return an attack's results, one case of it, and the scores of that case. Raises Unknown if there is no such case."""
+    """Return the results of the attack `source`, one case of it, and the score rows of that case.
+
+    Raises UnknownName if the run has no such attack, or the attack no such case.
+    """
     of = service.catalogue.get_source(run, source)
     if case not in of.cases:
         raise UnknownName(f"there is no case {case[:100]!r} of {source}")

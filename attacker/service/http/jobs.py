@@ -43,7 +43,7 @@ def jobs(
 
 @router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE)
 async def submit(request: Request, response: Response, service: Service, spec: JobSpec) -> Job:
-    """Submit a job that attacks a recording and runs the null, and then scores both if the service has the truth."""
+    """Submit a job that attacks a recording, runs the null unless `null` is false, and scores both if the service has truth."""
     await run_in_threadpool(_check, service, spec)
     job = await run_in_threadpool(service.queue.submit, spec)
     response.headers["Location"] = f"{API_PREFIX}/jobs/{job.id}"

@@ -188,7 +188,11 @@ def _read_cookie(header: str, name: str) -> str:
 
 
 async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
-    """Return the body of a request. Raises Refused above `most` bytes, whatever its headers claim, and TooSlow."""
+    """Return the body of a request.
+
+    Raises Refused if it has more than `most` bytes, whatever its headers claim, and TooSlow if it is not complete after
+    `patience` seconds or the client disconnects.
+    """
     body = bytearray()
 
     async def read() -> None:

@@ -166,7 +166,10 @@ def _list_files(folder: Path) -> Iterator[tuple[str, Mark]]:
 
 
 def _list_under_way(run: Path, path: str) -> set[str]:
-    """Return the cases in a checkpoint, if a process is attacking them now."""
+    """Return the keys of the cases in the checkpoint `path`, relative to `run`.
+
+    The set is empty if the checkpoint cannot be read or was last written more than `CHECKPOINT_VALID_SECONDS` ago.
+    """
     try:
         if time.time() - os.lstat(run / path).st_mtime > CHECKPOINT_VALID_SECONDS:
             return set()

@@ -69,7 +69,7 @@ class Shelf(Generic[T]):
         return self._total
 
     def _drop_old(self, key: Hashable, place: _Place[T]) -> None:
-        """Drop a value of an old version, or the entry of a value that could not be made."""
+        """Drop `place`, whose new value could not be made, with its old value, if it is still the entry of `key`."""
         with self._lock:
             if self._places.get(key) is place:
                 self._drop(key)
@@ -81,7 +81,10 @@ class Shelf(Generic[T]):
             place.weight = weight
 
     def _drop_surplus(self, kept: Hashable) -> None:
-        """Drop the least recently used values until the rest is within the limit."""
+        """Drop the least recently used values until the rest is within the limit.
+
+        The value of the key `kept` is not dropped, nor are values that are being made.
+        """
         surplus, going = self._total - self.most, list[Hashable]()
         for key, place in self._places.items():
             if surplus <= 0:

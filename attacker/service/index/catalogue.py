@@ -48,7 +48,8 @@ class CatalogueRun:
     """One run at the time of the last scan.
 
     identity: differs between recordings that had the same id one after the other; empty if the manifest cannot be read.
-    marks:    dict with a value for manifest, index, training, scores and each attack's folder that changes when they change.
+    marks:    dict from "manifest", "index", "training" and "scores" to a value that changes when the file does.
+    sources:  the same for the folders of attacks, by their names. told: the run as the API returns it.
     version:  differs between any two states of the run's files, also after a restart of the service.
     """
 
@@ -76,7 +77,7 @@ class Arrived(NamedTuple):
 
 @dataclass
 class Changes:
-    """Differences between two scans. changed: ids of changed and of new recordings."""
+    """Differences between two scans. changed: changed and new runs. removed: ids of deleted runs. arrived: new rounds."""
 
     changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)

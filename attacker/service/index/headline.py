@@ -27,10 +27,11 @@ def find_strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> S
 
 
 def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
-    """Return case and index of the `NUM_HEADLINE_EXAMPLES` examples that an attack reconstructed best, each distinct one once.
+    """Return the `NUM_HEADLINE_EXAMPLES` examples that an attack reconstructed best, as pairs of case key and index.
 
-    Recovered examples come first, then those with higher PSNR. For an attack without scores, one example is returned, the first,
-    of each of the cases with the highest confidence.
+    The index is that of the example's row in `scores[key]`. Recovered examples come first, then those with higher PSNR; each
+    distinct example is returned once. For an attack without scores, the pairs are (key, 0), the first reconstructed example, for
+    the `NUM_HEADLINE_EXAMPLES` cases with the highest confidence.
     """
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:

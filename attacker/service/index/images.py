@@ -33,7 +33,10 @@ class Halves(NamedTuple):
 
 
 def encode_reconstruction(run: Path, file: str, number: int, data: DataSpec) -> bytes:
-    """Return the reconstruction with that number as PNG, with values clamped to [0, 1]. Raises NoImage."""
+    """Return one reconstructed example as PNG, with values clamped to [0, 1]. Raises NoImage.
+
+    file: the case's reconstruction, relative to `run`. number: index of the example in it, from 0.
+    """
     pair = _read_alone(run, file, number, data)
     if pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are listed, and there is no image")

@@ -88,7 +88,8 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
 def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file with one JSON object per line.
 
-    An incomplete last line is left out: it is still being written.
+    An incomplete last line is left out: it is still being written. Lines that are no JSON object are skipped. trouble: list to
+    which a message is added if lines were skipped or the file cannot be read.
     """
     if not (run / name).exists():
         return

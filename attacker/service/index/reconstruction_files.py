@@ -43,7 +43,9 @@ class ReconstructionSummary(NamedTuple):
 class Whole(NamedTuple):
     """A case's reconstruction without its images.
 
-    labels, confidence: (N,). rounds: the rounds of each example. losses: pairs of iteration and loss.
+    labels, confidence: one value per example. losses: pairs of iteration and loss.
+    places: dict from the index of an example to the first place in the recording that it fills: round, client, batch, position.
+    rounds: dict from the index of an example to all rounds that the attack assigns it to.
     """
 
     answer: ReconstructionSummary

@@ -179,7 +179,11 @@ def describe_whole_case(
 
 
 class PictureLinks(NamedTuple):
-    """Addresses of a case's images. address: address of the case. version: text that changes with its images, see `to`."""
+    """Addresses of a case's images.
+
+    address: address of the case. version: text that changes with its images; it is added to their addresses, so that browsers
+    request them anew.
+    """
 
     address: str
     version: str

@@ -145,7 +145,7 @@ class Attacked(FrozenModel):
 class Result(FrozenModel):
     """The result of a job. attacks: the attack and, if requested, its null; for an audit, all attacks that ran, and their nulls.
 
-    scored: whether it was scored. score_note: the reason if not, or remarks.
+    scored: whether the reconstructions were scored. score_note: why they were not, or remarks on the scoring.
     """
 
     attacks: tuple[Attacked, ...] = ()

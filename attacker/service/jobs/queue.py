@@ -190,10 +190,10 @@ class Queue:
     # --- actions of the supervisor ---
 
     def recover(self, owner: str) -> int:
-        """Put the running jobs of other owners back into the queue, and return the number of these jobs.
+        """Put jobs that earlier starts of the service left running back into the queue, and return the number of these jobs.
 
-        Those whose cancellation was requested are marked as cancelled instead. It does not count as a crash of these jobs. owner:
-        the id of the present owner. Call it only while no other owner can be alive.
+        Those whose cancellation was requested are marked as cancelled instead. The return to the queue does not count as a crash.
+        owner: id of the present start of the service. Call it only while no other service works on this queue.
         """
         with self.store.open_transaction() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
@@ -202,7 +202,10 @@ class Queue:
             return len(rows)
 
     def claim(self, owner: str) -> Claim | None:
-        """Mark the next waiting job as running and return the claim on it; None if no job waits."""
+        """Mark the next waiting job as running and return the claim on it; None if no job waits.
+
+        The next job is that of the highest priority, and of these the one submitted first. owner: as in `recover`.
+        """
         # called often, so an empty queue must not cost a write
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):
             return None

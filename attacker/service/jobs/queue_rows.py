@@ -24,7 +24,10 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to work on a job and to set its final state, until the job is no longer running or another attempt claims it."""
+    """The right to work on a job and to set its final state, until the job is no longer running or another attempt claims it.
+
+    attempt: number of this attempt at the job, from 1. owner: id of the start of the service that runs it.
+    """
 
     id: str
     attempt: int
@@ -51,7 +54,10 @@ def end_job(
     result: Result | None = None,
     share: float | None = None,
 ) -> None:
-    """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid."""
+    """Write the final state of a claimed job. Raises Fenced if the claim is no longer valid.
+
+    cpu: CPU seconds of this attempt, added to those of earlier ones. share: progress in [0, 1]; None keeps the stored one.
+    """
     check(db, claim)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, error = ?, result = ?, share = coalesce(?, share), cpu = cpu + ?, "
@@ -70,7 +76,7 @@ def end_job(
 
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
-    """Put a job back into the queue, or mark it as cancelled if `cancelled` is set."""
+    """Put a job back into the queue, or mark it as cancelled if `cancelled` is set; add `cpu` to its CPU seconds."""
     state, ended = ("cancelled", format_now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",

@@ -36,7 +36,8 @@ class IdleWorkers:
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
         """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
 
-        If there are too many, an idle worker of another recording is stopped. busy: workers that have a job.
+        In the last two cases, idle workers of other recordings are stopped first, the longest idle first, until idle and busy
+        workers together are fewer than `size`. busy: workers that have a job.
         Raises OSError, among others, if no process can be started.
         """
         for worker in self._idle:
@@ -97,6 +98,6 @@ class IdleWorkers:
         return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
     def _find_free_gpu(self, busy: Collection[JobWorker]) -> str | None:
-        """Return a GPU that no worker uses; None if there is none."""
+        """Return a GPU of `list_shared_gpus` that no idle or busy worker uses; None if all are used, or none is shared."""
         used = {worker.gpu for worker in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

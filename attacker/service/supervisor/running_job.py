@@ -40,7 +40,7 @@ class RunningJob:
         self._until = float("inf")
 
     def record_start(self) -> None:
-        """Store that the worker has begun the job."""
+        """Note that the worker begins the job now, from when its time limit counts."""
         self._began = time.monotonic()
 
     def save_progress(self, told: JobProgress) -> None:
@@ -51,7 +51,7 @@ class RunningJob:
             self.queue.save_progress(self.claim, told)
 
     def record_answer(self, answer: JobOutcome) -> None:
-        """Store the outcome of the job that the worker reports."""
+        """Set `end` according to the outcome that the worker reports; `settle` then writes it into the queue."""
         self._seen, result = self.worker.measure_usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
@@ -65,7 +65,11 @@ class RunningJob:
             self.record_release()
 
     def record_death(self, words: str) -> None:
-        """Store that the worker died. words: what is known about the reason."""
+        """Set `end` after the worker died; `settle` then writes it into the queue.
+
+        The job is cancelled or failed if the supervisor stopped it, see `asked`; otherwise see `Queue.end_crashed`.
+        words: what is known about the reason.
+        """
         if self.asked is not None:
             self.end = self._choose_end()
         else:
@@ -73,7 +77,7 @@ class RunningJob:
             self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
 
     def record_release(self) -> None:
-        """Store that the job goes back into the queue."""
+        """Set `end` so that `settle` puts the job back into the queue."""
         self.end = partial(self.queue.release, self.claim, cpu=self._cpu)
 
     def _choose_end(self, result: Result | None = None) -> Callable[[], object]:
@@ -117,9 +121,9 @@ class RunningJob:
             self.worker.kill()
 
     def _kill_too_large(self, megabytes: float) -> None:
-        """Kill the worker, because it uses too much memory.
+        """Kill the worker, because it uses more memory than the job's limit `megabytes`. The job then fails.
 
-        If the worker has run other jobs before, their leftovers may be the reason, so that the job is repeated in a new worker.
+        If the worker has run other jobs before, their leftovers may be the reason; the job is then repeated in a new worker.
         """
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"

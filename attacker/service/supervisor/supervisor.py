@@ -174,7 +174,10 @@ class Supervisor:
                 worker.kill()
 
     def _finish_job(self, running: RunningJob) -> None:
-        """Remove the files of a finished job, and keep its worker for further jobs or stop it."""
+        """Delete the preview and the lock file of a finished job.
+
+        Its worker is kept for further jobs, or stopped if the supervisor interrupted the job.
+        """
         worker, claim = running.worker, running.claim
         del self._running[worker]
         preview = make_preview_path(self.settings.state_folder, claim.id)

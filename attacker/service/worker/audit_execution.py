@@ -26,7 +26,11 @@ ATTACKS_SHARE = 0.95
 
 @dataclass
 class AuditWork:
-    """An audit that a worker runs."""
+    """An audit that a worker runs.
+
+    watch: callback for the progress. parts: results of the attacks and nulls that have run, in order. scored: whether the verdict
+    shows scores; set when the audit is done.
+    """
 
     task: JobTask
     watch: JobWatch
@@ -99,7 +103,11 @@ class AuditProgress:
     watch: JobWatch
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
-        """Report that `share` of the replay of an attack or of its null is done. Attacks that are left out count as done."""
+        """Report the progress of the audit while `attack` is replayed; it is a null if `attack.null` is set, and comes last.
+
+        share: share of this replay that is done. words: text to add to the progress, or "". Earlier attacks of the plan count as
+        done, also those that were left out.
+        """
         names = list(self.seconds)
         place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)
         before = sum(self.seconds[name] for name in names[:place])

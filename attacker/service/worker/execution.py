@@ -30,7 +30,8 @@ SCORING_SHARE = 0.05
 def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
     """Run a job and return its outcome; exceptions become the outcome "failed".
 
-    Finished cases of earlier attempts are skipped.
+    Cases (updates attacked together) that earlier attempts finished are skipped. interrupt: context in which SIGINT raises
+    KeyboardInterrupt; the outcome is then "interrupted".
     """
     work: _Work | AuditWork = _Work(task, watch) if "attack" in task.spec else AuditWork(task, watch)
     try:
@@ -92,7 +93,10 @@ class _Work:
                     raise RuntimeError(f"no case could be attacked: {reasons}")
 
     def _join_cluster(self) -> AbstractContextManager[None]:
-        """Return a context that connects to the job's Ray cluster, shared by its replays; an empty one if no case is left."""
+        """Return a context that connects to the job's Ray cluster, shared by its replays.
+
+        It does nothing if the job has no cluster, or earlier attempts finished all cases.
+        """
         if self.task.ray is None or all(count_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
         return ray_cluster.join_cluster(self.task.ray)

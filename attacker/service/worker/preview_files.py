@@ -36,8 +36,8 @@ class ImagePlace(NamedTuple):
 class Preview:
     """The best images of a running job so far.
 
-    images: (n, H, W, C), 8 bit, C 1 or 3. places: slot and label of each image.
-    iteration: current iteration within one restart. most: largest number of iterations.
+    images: (n, H, W, C), 8 bit, C 1 or 3. places: place in the recording and recovered label of each image.
+    iteration: current iteration of the search within one restart. most: largest number of iterations of one restart.
     loss: median over the running searches, if finite. version: increases with each preview of a job.
     """
 
@@ -105,7 +105,7 @@ class Painter:
 
 
 def _to_bytes(x: Tensor) -> NDArray[np.uint8]:
-    """Convert images (N, C, H, W) of any values to (N, H, W, C) in 8 bit."""
+    """Convert images (N, C, H, W) to (N, H, W, C) in 8 bit. Values are clamped to [0, 1], NaN becomes 0, and 1 becomes 255."""
     eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
     found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
     return found

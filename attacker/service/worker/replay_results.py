@@ -19,7 +19,7 @@ MAX_MESSAGE = 300
 
 
 def make_replay_options(task: JobTask) -> dict[str, Any]:
-    """Return the options that every replay of a job has."""
+    """Return the keyword arguments of `Replay` that are the same for every replay of a job."""
     return {
         "device": task.device,
         "threads": task.threads,
