@@ -1,4 +1,7 @@
-"""Norms and inner products of gradients that allocate no temporary tensors in the forward pass, and one each in the backward."""
+"""Squared norms and inner products of gradients.
+
+`compute_products` allocates no tensor of a parameter's size in the forward pass, and only its results in the backward pass.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -28,8 +28,9 @@ TapRule = Callable[[Tensor], layers.Stack]
 class Tap:
     """The record of one layer call.
 
-    edge:  the autograd graph's edge of its output, before any in-place operation on it.
-    rules: for each weight of the layer, by name, the function from the output's gradient to the weight's gradients.
+    edge:  autograd's edge of the layer's output, before any in-place operation on this output.
+    rules: dict from the name of each weight to a function that maps the gradient of the output to those of the weight, one for
+           each of the P problems, see `layer_gradients.Stack`.
     """
 
     edge: GradientEdge
@@ -40,7 +41,8 @@ class Taps(TorchFunctionMode):
     """A context manager that records in `found` every layer call that uses one of `weights`; tensors are compared by identity.
 
     problems:  number P of problems whose examples are in the batch.
-    precision: data type of convolutions that are left to PyTorch; None for that of the weights, which all other layers use.
+    precision: data type of convolutions, except of small ones for which `convolve` is used (`_is_small`); None for that of their
+               inputs, which all other layers use.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:
@@ -55,7 +57,11 @@ class Taps(TorchFunctionMode):
         return func(*args, **kwargs or {}) if layer is None else layer(self, *args, **kwargs or {})
 
     def note(self, output: Tensor, *rules: tuple[Tensor | None, TapRule]) -> Tensor:
-        """Record a layer call with one (weight, rule) pair for each of its weights, and return its output unchanged."""
+        """Record a layer call with one (weight, rule) pair for each of its weights, and return its output unchanged.
+
+        Pairs are ignored if the weight is None, as without a bias, or is not one of `weights`. If none is left, nothing is
+        recorded.
+        """
         named = {self.names[id(weight)]: rule for weight, rule in rules if id(weight) in self.names}
         if named:
             self.found.append(Tap(get_gradient_edge(output), named))
@@ -125,7 +131,10 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute batch norm with the running statistics as a scale and an offset; PyTorch's own has a slow double backward."""
+    """Compute and record batch norm with running statistics, as a scale and an offset; PyTorch's double backward is slow.
+
+    Raises ValueError if the layer uses the statistics of the batch (`training`, or no running statistics).
+    """
     if training or running_mean is None or running_var is None:
         raise ValueError("batch norm uses the statistics of the batch, so several problems cannot be computed in one batch")
     problems = taps.problems

@@ -147,9 +147,10 @@ def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor
 
 
 def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
-    """Fit features by at most `steps` Gauss-Newton steps from `start`; a step that increases the cost is halved or left out.
+    """Fit features by `steps` Gauss-Newton steps from `start`, for each candidate separately.
 
-    share: standard deviation of the gradient's error, in units of the target's root mean square.
+    A step that would increase a candidate's cost is halved until it does not. If the cost still increases after MAX_HALVINGS
+    attempts, the step is left out. share: standard deviation of the gradient's error, relative to the target's root mean square.
     """
     y, z, tolerance = start.y, start.z, share * fit.scale
     now = compute_cost(fit, z, y, tolerance)
@@ -222,11 +223,11 @@ def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
 
 
 def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
-    """Return a batch of candidates that differ from the fit `now` in the label of one example; None if all were tried.
+    """Return a batch of candidates that differ from the fit `now` in the label of one example; None if all such were tried.
 
-    These are at most MAX_TRIED_CHANGES candidates: those that lower the cost most, to first order. Their features are
-    still those of `now`.
-    share: assumed standard deviation of the gradient's error, in units of its root mean square.
+    These are at most MAX_TRIED_CHANGES candidates: of those not in `tried`, the ones that lower the cost most, to first order.
+    Their features are still those of `now`.
+    share: assumed standard deviation of the gradient's error, in units of the target's root mean square.
     tried: numbers of examples per class of all candidates so far; those of the returned candidates are added.
     """
     parts, classes = _compute_parts(fit, now.z, now.y), now.y.shape[-1]

@@ -20,8 +20,8 @@ share: the channels of photographs are similar."""
 def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
     """Draw random inputs (count, *shape) in [0, 1].
 
-    Images are noise with a spectrum of one over the frequency, like photographs. White noise would not do: trained networks
-    assign it to a single class, with features unlike those of any example. Rows of a table are uniform.
+    Images are noise whose amplitude is proportional to one over the frequency, as in photographs. White noise would not do:
+    trained networks assign it to a single class, with features unlike those of any example. Rows of a table are uniform.
     """
     if not data.is_image:
         return torch.rand(count, *data.shape, generator=rng)

@@ -45,7 +45,9 @@ class Evidence(NamedTuple):
     examples:  number of examples in the batch.
     guess:     mean class probabilities (K,) that the model predicts for random inputs.
     shortened: whether the attacker knows of a defense that may have reduced the norm of the gradient, such as clipping.
-    head:      weights and features of the head, or None. For several local steps, it and `guess` are those halfway through them.
+    head:      weights of the head, and its inputs for random examples; None if the caller does not know them. For several local
+               steps, `head` and `guess` are those at the mean of the weights sent and returned, unless a defense changed the
+               update.
     """
 
     gradient: GradientTensors
@@ -79,8 +81,8 @@ def infer_from_rows(evidence: Evidence) -> Tensor:
     """Infer labels from the rows of the head's weight gradient.
 
     For one example, the label is the row with the smallest sum (iDLG; CPL, algorithm 1 line 9), if features are not negative. For
-    n examples, which must have distinct labels, they are the n rows with the smallest entries (Yin et al. 2021, eq. 6). With a
-    single logit, the label is class 1 if the sum is negative, which is right if features are mostly positive.
+    n examples, which must have distinct labels, they are the n rows whose smallest entry is lowest (Yin et al. 2021, eq. 6). With
+    a single logit, the label is class 1 if the sum is negative, which is right if features are mostly positive.
     Raises ValueError for more examples than classes, or for more than one with a single logit.
     """
     rows = evidence.gradient[evidence.weight]
@@ -130,7 +132,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
     are returned for n < K / 2, otherwise those of the bias's gradient.
 
     Without a fit, the counts of the bias's gradient are returned if the evidence lacks the head, or if the rows do not add up to
-    0, because a defense added noise, sent only signs or left out entries. The gradient is estimated for a head without a bias.
+    0, because a defense added noise, sent only signs or left out entries. If there is no bias, its gradient is estimated from the
+    rows and `Evidence.head`, or without the latter `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
@@ -180,7 +183,10 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
 
 
 def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
-    """Return the most probable counts (K,); by simpler rules if the fit would be too expensive."""
+    """Return the most probable counts (K,), by a fit.
+
+    If the fit is too expensive, the counts of iLRG are returned for n < K / 2, otherwise those of the bias's gradient.
+    """
     rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
         factor = _estimate_scale(bias, evidence.guess, evidence.examples)
@@ -221,7 +227,10 @@ def _is_bias_sent(evidence: Evidence) -> bool:
 
 
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
-    """Return the gradient (K,) of the head's bias, or an estimate of it if there is none."""
+    """Return the gradient (K,) of the head's bias; if the head has no bias or its gradient was not sent, an estimate.
+
+    Raises ValueError if there is no bias and the evidence lacks the head, from which the gradient is estimated.
+    """
     if evidence.bias is not None and (_is_bias_sent(evidence) or evidence.head is None):
         return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
@@ -238,7 +247,10 @@ def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _add_negative_logit(slope: Tensor) -> Tensor:
-    """Return a gradient by logit, (K, ...); for a single logit, add that of the other class, which is the negative."""
+    """Return the gradient `slope` by logit, (K, ...), unchanged; for a single logit (K = 1), return (2, ...) for two classes.
+
+    The gradient of class 0 is the negative of that of class 1, the given one.
+    """
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 
 

@@ -17,10 +17,10 @@ FOLDER_FACTOR = 2
 
 
 def read_images(path: Path, size: int) -> Tensor:
-    """Return images (N, 3, H, W) uint8. Raises ValueError, naming the path, if there are none, or they are smaller than `size`.
+    """Return images (N, 3, H, W) uint8. Raises ValueError, naming the path, if there are none, or a side is below `size`.
 
     An archive's images are returned as they are. The images of a folder, in the order of their paths, are cropped to their
-    central squares. All are then resized to one side: the smallest side of all squares, but at most twice `size`.
+    central squares, which are then resized to one common side: that of the smallest square, but at most twice `size`.
     """
     images = _read_folder(path, size) if path.is_dir() else _read_archive(path)
     if min(images.shape[-2:]) < size:

@@ -101,7 +101,11 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _check(facts: PriorFacts, kind: PriorKind, digest: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if the file is of another kind, has changed since it was written, or holds no finite numbers."""
+    """Raise ValueError unless the file is valid.
+
+    It must be of the kind `kind` with valid settings, the hash of its `tensors` must be `digest`, which it states, and all their
+    values must be finite.
+    """
     if facts.kind != kind:
         raise ValueError(f"it is of kind {facts.kind!r}")
     if not all(type(value) is int and 0 < value <= MAX_WIDTH for value in facts.settings.values()):

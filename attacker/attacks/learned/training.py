@@ -74,7 +74,7 @@ class Trainer:
     def run(self, progress: TrainingProgress | None = None) -> nn.Module:
         """Train to the last step, from the checkpoint if there is one, and return the network.
 
-        After Ctrl-C the state is saved, and KeyboardInterrupt is raised.
+        After Ctrl-C, KeyboardInterrupt is raised, and the state is saved first if there is a checkpoint file.
         """
         self._load()
         saved = monotonic()
@@ -158,7 +158,10 @@ class Trainer:
 
 
 def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
-    """Return random crops (count, 3, size, size) in [0, 1] of random images, half of them mirrored, each shrunk to `size`."""
+    """Return random square crops of random images, shrunk to `size`, (count, 3, size, size) in [0, 1].
+
+    The side of a crop is at least `size` and MIN_CROP times the image's shorter side. It is mirrored with probability 1/2.
+    """
     crops = []
     for i in torch.randint(len(images), (count,), generator=rng).tolist():
         height, width = images.shape[-2:]

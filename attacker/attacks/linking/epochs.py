@@ -58,8 +58,8 @@ def _measure_likeness(seen: Likeness) -> Tensor:
     """Return how clearly each of P places is repeated in each of R observations, (P, R).
 
     It is a threshold minus the cost of the most similar place of the observation; 0 if that is negative, and for observations
-    that are not earlier. If all earlier examples are different, the cost of the most similar one is below the threshold with the
-    rate FALSE_MATCH_RATE.
+    that are not earlier than that of the place. Each place has its own threshold: if its example occurs in no earlier
+    observation, the lowest cost to an earlier place is below the threshold with probability FALSE_MATCH_RATE.
     """
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
@@ -76,7 +76,10 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
-    It is one at which the following examples resemble those of the current pass more than each other, see MIN_REPEATED_SHARE.
+    Candidates are the observations from which on enough examples resemble those of the current pass more than each other
+    (MIN_REPEATED_SHARE and MIN_REPEATED). Of those with nearly the best score (NEAR_BEST_SHARE), the first after an observation
+    with `ends` is chosen. If there is none, the best is chosen of those at which the current pass would be less than 1.5 times
+    as long as at the first of them.
     A place is the position of one example in an observation; there are P places in R observations.
     alike: (P, R) how clearly each place is repeated in each observation, as `_measure_likeness` returns it.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
@@ -108,7 +111,10 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
 
 
 def _cut_passes(sizes: Tensor, start: int, examples: int) -> list[int]:
-    """Return the indices of observations at which passes of `examples` examples begin after `start`, as far as sizes allow."""
+    """Return the indices of the observations after `start` at which passes of `examples` examples each begin.
+
+    The first of these passes begins at the observation `start`. The list ends where a pass would end within an observation.
+    """
     found, filled = [], 0
     for i in range(start, len(sizes)):
         if filled == examples:

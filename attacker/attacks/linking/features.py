@@ -159,7 +159,11 @@ def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
 
 
 def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
-    """Solve for C, one row per class, by fixed-point iteration, as if examples of a class were equal; return C and its misfit."""
+    """Solve for C, one row per class, by fixed-point iteration, as if examples of a class were equal.
+
+    Returns C and its relative residual. classes, counts: the labels that occur, and how often each does. bias_gradient: for the
+    start of the iteration; None for uniform probabilities.
+    """
     size, width = int(counts.sum()), len(system.target)
     one_hot = torch.nn.functional.one_hot(classes, width).double()
     start = torch.full((width,), 1 / width, dtype=torch.float64)

@@ -55,10 +55,9 @@ def link(
 
 
 def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
-    """Return for all P places the number of the example there (P,) and the certainty of its link (P,), and a count.
+    """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
-    The count is that of pairs that were not linked because their certainty was below `least`. found: the passes. count: number of
-    observations.
+    Doubtful pairs were not linked because their certainty was below `least`. found: the passes. count: number of observations.
     """
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
@@ -83,7 +82,10 @@ def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matchi
 
 
 def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce costs (N, M) of places to costs (N, E) of the examples at them, by the minimum, and return the examples' numbers."""
+    """Reduce costs (N, M), with one column per place, to costs (N, E), with one per example, by the minimum over its places.
+
+    Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
+    """
     known, at = torch.unique(example, return_inverse=True)
     least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
     return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known

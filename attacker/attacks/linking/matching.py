@@ -47,8 +47,9 @@ def make_comparable(
     features: (N_o, F) each. references: (P, F) features of the attacker's own inputs at the weights of each round, or None.
     First, each round that has a reference is centred and whitened by the mean and covariance of the reference. `towards_plain`
     times the mean variance is added to all variances, so that a large value leaves features nearly as they are.
-    Then all are whitened in the same way by the NEIGHBOUR_COUNT examples nearest in time, with `ridge` times the mean variance
-    inside the span of these examples. With too small a ridge, all neighbours would become orthogonal, including equal ones.
+    Then each round is centred and whitened by the NEIGHBOUR_COUNT examples nearest in time, its own included. `ridge` times their
+    mean variance within the dimensions that they span is added to all variances. With too small a ridge, all neighbours would
+    become orthogonal, including equal ones.
     """
     plain = [
         f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)

@@ -124,8 +124,8 @@ def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor
 def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Return how much an answer's gradient changes over the client's local steps, if the attack treats them as one step.
 
-    It is the squared norm of the change from the weights sent to those returned, relative to that of the gradient; the largest
-    over all observations, and 0 if local steps are simulated.
+    It is |g1 - g0|^2 / |g0|^2, with g0 and g1 the gradients of the answer at the weights sent and at those returned; the largest
+    over all observations, and 0 if local steps are simulated. x, y, z: examples, labels and latent vector of case i.
     """
     simulation, most = batch.attack.simulation, torch.zeros(())
     if simulation.local_steps == "simulated" or simulation.surrogate:

@@ -28,9 +28,9 @@ class CaseBatch:
 
     A problem is one search: one restart of one case. Many are searched at once, each with a latent vector, a row of the
     matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
-    count:     number V of examples that are searched for per case.
+    count:     number V of examples that are searched for per case, including their copies for the local epochs.
     links:     for each case, which of these examples is at which position of each observation.
-    epochs:    number of local epochs that have separate copies of the examples, all of which are searched for.
+    epochs:    number of local epochs, each of which has its own copies of the examples; 1 if the epochs share them.
     views:     the observations: the o-th entry stacks the o-th observation (usually round) of all cases.
     smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at which a search has converged. stuck: final losses (cases,) above which a search is restarted.
@@ -97,8 +97,8 @@ class CaseBatch:
         The thresholds are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the
         first two are at least `Stop.tolerance`. If the noise is known, `stuck` is at least its power, since the true examples
         have that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to the true ones than
-        those at which the loss first reaches the power of the noise. A null (the same search without the gradient) has no loss of
-        a gradient, and is never restarted.
+        those at which the loss first reaches the power of the noise. For a null (the same search without the gradient) `enough` is
+        0 and `stuck` is infinite, so that it is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
@@ -296,7 +296,10 @@ def get_links(case: Case, epochs: int) -> Links:
 
 
 def get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the oracle's logits (V, K) of the examples of a case; zeros for those that the first observation lacks."""
+    """Return the logits (V, K) that the oracle supplies for the first observation of a case, by example.
+
+    They are zeros for examples that this observation lacks. epochs: as in `get_links`.
+    """
     told = case.known_logits
     assert told is not None
     found = told.new_zeros(links.examples, *told.shape[1:])

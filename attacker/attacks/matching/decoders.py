@@ -81,8 +81,11 @@ def autoencoder(path: Path) -> DecoderFactory:
     assert isinstance(network, Autoencoder)
 
     def place(like: Tensor) -> Autoencoder:
-        """Return the network on the device of a tensor. `Module.to` under torch.func's transforms crashes, so it is called only
-        to change the device, which `check_shapes` does before any search."""
+        """Return the network on the device of `like`, to which it is moved if it is elsewhere.
+
+        The first call must not be under torch.func's transforms, where `Module.to` crashes; `check_shapes` makes it before any
+        search.
+        """
         return network if network.leave.weight.device == like.device else network.to(like.device)
 
     def build(data: DataSpec) -> Decoder:

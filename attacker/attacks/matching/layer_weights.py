@@ -25,7 +25,7 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with which each tensor counts in units of its own mean square, and the squared norm of `observed` is 1.
+    """Return weights that divide each tensor's squared norm by its mean square; the weighted squared norm of `observed` is 1.
 
     The weight is limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all tensors.
     """
@@ -78,7 +78,11 @@ def _compute_modifier(gradient: Tensor) -> Tensor:
 
 
 def _group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Return for each parameter except those of linear layers the number of its convolution, and the name of its weight."""
+    """Return a dict from each parameter to the number, from 1, of its convolution and the name of that convolution's weight.
+
+    For other layers, such as batch norm, it is the last convolution before them. Linear layers, and layers before the first
+    convolution, are left out.
+    """
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""
     for path, module in model.named_modules():

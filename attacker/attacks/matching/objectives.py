@@ -97,5 +97,8 @@ class Objective:
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
     def get_weight(self, links: Links, o: int) -> float:
-        """Return the weight of the o-th observation, lower after the first epoch: early rounds leak most (AGIC, section V-A)."""
+        """Return the weight of the o-th observation: `later` after the first epoch; 1 in it, or if epochs are unknown.
+
+        Early rounds leak most (AGIC, section V-A).
+        """
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

@@ -75,12 +75,17 @@ class View(ObservedGradients):
 
     @cached_property
     def at_once(self) -> PerProblem | None:
-        """The gradient function for all problems in one batch; None unless they share weights and clients use plain gradients."""
+        """The gradient function for all problems in one batch, see `build_per_problem`; None if it cannot be used.
+
+        It requires that problems share weights and buffers, that `build_per_problem` supports the network, and that the gradient
+        is that of one batch: without simulated local steps, surrogate weights, or a known defense that changes how clients
+        compute it.
+        """
         return build_per_problem(self.model, self.data, self.training.loss) if self.common else None
 
     @cached_property
     def written(self) -> Adjoints | None:
-        """The same gradients by explicit formulas, which can be compiled; None for networks without such formulas."""
+        """The gradients of `at_once` by explicit formulas, which can be compiled; None if `build_adjoints` has none."""
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
@@ -186,7 +191,8 @@ class View(ObservedGradients):
     ) -> tuple[Tensor, Tensor]:
         """Return gradients (P, D) and values (P,) of this observation's part of the loss at latents z (P, D).
 
-        row: data of the observation, one row per problem. problem: further data of the problems.
+        row: data of the observation, one row per problem. problem: data that `decode` and the weighting need, such as labels;
+        those that `CaseBatch.build_problem` returns besides the observations.
         precision: data type of convolutions, used only if all problems are computed in one batch; None for that of the weights.
         """
         if self.to_compile and precision is None:

@@ -36,10 +36,10 @@ class Best:
 def checkpoint_periodically(
     memory: Memory, key: str, show: Callable[[Look, Mapping[str, Tensor]], None]
 ) -> Callable[[Callable[[], Mapping[str, Tensor]]], None]:
-    """Return a callback for `descend` that saves the state every `memory.every` seconds, and updates the live display.
+    """Return a callback for `descend` that saves the state every `memory.every` seconds under `key` in `memory`.
 
+    If `memory.look` is set, it also calls `show(memory.look, state)` every DISPLAY_SECONDS, which updates the live display.
     The callback receives a function that returns the state, and calls it only if it needs the state.
-    show: passes a state to the display callback `memory.look`.
     """
     kept = seen = monotonic()
 
@@ -61,7 +61,7 @@ def to_device(state: Mapping[str, Tensor] | None, device: str) -> SavedState | N
 
 
 def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
-    """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of restarts done."""
+    """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of starts done."""
     state: SavedState = {"restarts": torch.tensor(restarts)}
     for i, best in enumerate(bests):
         assert best.z is not None
@@ -75,7 +75,7 @@ def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
 
 
 def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
-    """Return the best results and the number of restarts from a checkpoint that `pack_bests` made."""
+    """Return the best results and the number of starts done from a checkpoint that `pack_bests` made."""
     count = sum(name.endswith(".z") for name in state)
     bests = []
     for i in range(count):

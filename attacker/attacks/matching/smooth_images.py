@@ -24,8 +24,9 @@ COLOUR_VARIANCE = 0.1
 def build_smooth_spread(
     data: DataSpec, *, inverse: bool = False, decay: float | None = None, colour_variance: float | None = None
 ) -> Spread:
-    """Return a square root of the covariance of images, or its inverse; for rows, the same variance for each value.
+    """Return the multiplication of images (..., *shape) by a symmetric square root of their covariance.
 
+    inverse: return the multiplication by the inverse of this root. For rows, all values are independent with equal variance.
     The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
     The map takes arguments of any dtype and device, and computes in theirs.
     decay, colour_variance: in place of SPECTRAL_DECAY and COLOUR_VARIANCE.

@@ -78,7 +78,7 @@ def accumulate(
 
 
 def _match_by_cpl(steps: int) -> GradientMatching:
-    """Return CPL's search with its settings for LeNets: L-BFGS with a line search, tensors in units of their own mean square."""
+    """Return CPL's search with its settings for LeNets: L-BFGS with a line search, tensors divided by their root mean squares."""
     return GradientMatching(
         name="cpl",
         objective=Objective(distance=euclidean, relative=True),

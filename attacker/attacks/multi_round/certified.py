@@ -109,7 +109,10 @@ def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
 
 
 def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> tuple[float, float]:
-    """Return the confidence in an example and, for equal confidence, how well its round is explained."""
+    """Return the key by which copies of an example are ranked, larger is better: its confidence, then minus its round's loss.
+
+    row: index of the answer, and of the example in it.
+    """
     a, i = row
     confidence = float(answers[a].confidence[i])
     return (-1.0 if confidence != confidence else confidence), -float(answers[a].loss[-1])

@@ -30,9 +30,10 @@ def merge(
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     The candidate with the highest confidence of a group is kept, and is assigned to the slots of all candidates of the group. Of
-    candidates with equal confidence, the one with a round of smaller `missed` is kept, then the earlier one.
+    candidates with equal confidence, the one with the smallest `missed` among its rounds is kept, then the earlier one.
     missed: dict from round to the distance between the gradient of the round's candidates and the observed one, relative to the
-            norm of the latter. same: largest relative distance of equal candidates, see MAX_SAME_DISTANCE.
+            norm of the latter.
+    same:   largest distance of equal candidates, relative to the median distance of certainly different ones.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
     rounds = _list_rounds(found)

@@ -176,7 +176,10 @@ def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples
 
 
 def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defense: bool, device: str) -> bool:
-    """Return whether the gradient of known examples is that of an observation, up to rounding or the known noise."""
+    """Return whether the known examples with indices `rows` have the gradient of the case, up to rounding or the known noise.
+
+    case: a single observation.
+    """
     seen = observe([case], knows_defense=knows_defense, device=device)
     most = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
     return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= most

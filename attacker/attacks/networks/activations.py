@@ -85,7 +85,8 @@ ZERO_TOLERANCE = 4.0
 def settle_zeros(activation: Activation, f: Tensor) -> Tensor:
     """Set outputs (N, ...) of a ReLU that are zero up to numerical errors to zero; return those of other activations unchanged.
 
-    f: outputs that were computed by solving equations. Their largest negative value estimates the numerical error, per example.
+    f: outputs that were computed by solving equations. For each example, the magnitude of the most negative output estimates the
+       numerical error; outputs up to ZERO_TOLERANCE times this error are set to zero, negative ones included.
     """
     if activation is not RELU:
         return f

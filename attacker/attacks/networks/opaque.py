@@ -12,9 +12,9 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 def call_opaquely(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `function(*tensors)`; it also works under `vmap` and `torch.func.grad` if `function` itself does not.
+    """Return `function(*tensors)`, also under `vmap` and `torch.func.grad`, which `function` itself need not support.
 
-    Differentiable once; the derivative evaluates the function again.
+    The result is differentiable once; the derivative evaluates the function again.
     """
     found: tuple[Tensor, ...] = _Call.apply(function, *tensors)
     return found

@@ -111,7 +111,10 @@ class History:
         self._widen(more)
 
     def _widen(self, more: int) -> None:
-        """Allocate memory for `more` pairs. Tensors are copied one at a time, since two copies of all might not fit in memory."""
+        """Allocate memory for `more` additional pairs.
+
+        Tensors are copied one at a time, since two copies of all might not fit in memory.
+        """
         for name, places in (("steps", (0, 0, 0, more)), ("changes", (0, 0, 0, more)), ("products", (0, more, 0, more))):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), places))
 

@@ -200,7 +200,8 @@ def descend(
 
     Problems that are finished leave the batch. Ctrl-C stops the search, and the best results so far are returned.
 
-    progress:   callback for a status line. checkpoint: callback that may save the state after each iteration.
+    progress:   callback for a status line, called with the iterations done, `steps`, and a text with the median best loss.
+    checkpoint: callback that may save the state after each iteration.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
     """
     active, found, stepper = _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
@@ -254,7 +255,10 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
 
 
 def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Record the best losses; return masks (P,) of the problems that are finished after this iteration, and of those given up."""
+    """Record the best losses; return masks (P,) of the active problems that are finished now, and of those given up among them.
+
+    enough, least: losses (P,) of the active problems, see `Problems`.
+    """
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)

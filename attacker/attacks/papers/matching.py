@@ -105,8 +105,8 @@ def cpl(
     features: start first from the features of each example, computed from the last layer's gradient, so that the examples of a
     batch do not mix; see `closed_form.features`.
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
-    relative: compare each tensor of the gradient in units of its own mean square, unless noise of known variance was added.
-    Layers with small gradients distinguish examples of one class.
+    relative: divide each tensor of the gradient by its root mean square before the comparison, unless noise of known variance was
+    added. Layers with small gradients distinguish examples of one class.
     give_up: as in `inverting_gradients`; how often it stops a search of this attack that would have succeeded was not measured.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)

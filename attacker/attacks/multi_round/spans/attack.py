@@ -98,7 +98,10 @@ def spans(*, relu: bool = True) -> Spans:
 
 
 def require_input_layer(observation: Observation) -> InputLayer:
-    """Return the input layer of the observed model. Raises ValueError if updates do not lie in the span of its inputs."""
+    """Return the input layer of the observed model.
+
+    Raises ValueError if the model has none, or if updates do not lie in the span of its inputs under these training settings.
+    """
     layer = find_input_layer(observation.model, observation.data)
     if layer is None:
         raise ValueError(Need.INPUT_LAYER.value)
@@ -195,7 +198,10 @@ def _predict(observation: Observation, found: FoundExamples) -> Tensor:
 
 
 def judge_certainty(found: FoundExamples) -> Tensor:
-    """Return the confidence (N,) in examples: `CERTAIN` if they are clear of noise, NaN (undecided) otherwise."""
+    """Return the confidence (N,) in examples.
+
+    It is `CERTAIN` if the clearance is at least MIN_CLEARANCE and the error at most MAX_CERTAIN_ERROR, NaN (undecided) otherwise.
+    """
     sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
     return torch.where(sure, CERTAIN, torch.nan).float()
 
@@ -235,7 +241,11 @@ def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
 
 
 def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:
-    """Return sentences on the ranks, the shared examples and the examples that were isolated."""
+    """Return sentences on the ranks, the shared examples and the examples that were recovered.
+
+    shared: as `count_all_shared` returns it. isolated: number of examples from intersections alone. found: number of all
+    examples, including those from the zeros of ReLU.
+    """
     ranks = [space.rank for space in spaces]
     overlaps = Counter(shared[i, j].item() for i, j in torch.combinations(torch.arange(len(spaces))).tolist())
     told = ", ".join(f"{pairs} pairs of rounds share {count} examples" for count, pairs in sorted(overlaps.items()) if count)

@@ -104,7 +104,10 @@ def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
 
 
 def count_most_examples(observation: Observation) -> int | None:
-    """Return the largest possible number of examples behind a sum: what clients report, or what their steps can use."""
+    """Return the largest possible number of examples behind a sum; None if nothing bounds it.
+
+    It is the smaller of the number that clients report and the number that their prescribed local steps can use, if known.
+    """
     training = observation.training
     prescribed = None if training.steps is None else training.steps * training.step_size * max(1, len(observation.cohort))
     counts = [count for count in (observation.num_examples, prescribed) if count]

@@ -30,7 +30,7 @@ MAX_EQUAL_DISTANCE = 1e-4
 MAX_MEMBERS = 8
 """Largest number of row spaces that are intersected to isolate an example."""
 MIN_CLEARANCE = 10.0
-"""Smallest ratio, for a certain example, of the shortest combination of rows that is not noise to the longest that is."""
+"""Smallest `FoundExamples.clearance` of a certain example."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FoundExamples:
     """Examples recovered from row spaces, as vectors in units of noise.
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
-    clearance: (N,) shortest combination that is not noise over the longest that is, in the intersection behind each example.
+    clearance: (N,) ratio `next / largest` of the `Intersection` behind each example; the larger, the clearer it is of noise.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 

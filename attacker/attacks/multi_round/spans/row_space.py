@@ -86,7 +86,11 @@ def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Return the largest singular values, descending, and their right singular vectors, by subspace iteration if they are few."""
+    """Return singular values, descending, and their right singular vectors, one per row.
+
+    These are at least the `most` + OVERSAMPLING largest ones, approximated by subspace iteration if that is less than a third of
+    all, or all of them if `most` is None.
+    """
     count = min(rows.shape) if most is None else most + OVERSAMPLING
     if 3 * count >= min(rows.shape):
         values, vectors = torch.linalg.svd(rows, full_matrices=False)[1:]

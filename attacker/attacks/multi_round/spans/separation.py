@@ -78,7 +78,11 @@ def _find_directions(inner: Tensor, noise: Tensor, live: Tensor) -> Tensor:
 
 
 def _fit_multiples(batch: ReluBatch, known: Tensor, z: Tensor, d: Tensor, outer: Tensor) -> Tensor:
-    """Return the multiples G (unknown, k) of known examples in unknown ones, from neurons that are off for a known example."""
+    """Return the multiples G (unknown, k) of known examples in unknown ones, from neurons that are off for a known example.
+
+    known: vectors (k, F). z: Z_k, known examples in coordinates of the row space, (k, rank). d: D_u^T, (width, unknown). outer:
+    (Z_u N) N^T, (unknown, rank). A column of G is NaN if too few neurons are off for its known example.
+    """
     space = batch.space
     rest = (space.coordinates - d @ outer) @ torch.linalg.pinv(z)
     off = (batch.forward @ (known / known[:, -1:]).T) < 0
@@ -95,9 +99,10 @@ def _fit_multiples(batch: ReluBatch, known: Tensor, z: Tensor, d: Tensor, outer:
 
 
 def _fit_batch(batch: ReluBatch, known: Tensor, found: Tensor, basis: Tensor) -> Tensor:
-    """Return the vectors of found examples (n, rank) in units of noise, fitted together with the known ones to the whole update.
+    """Return the vectors of found examples, (n, F) in units of noise, fitted together with the known ones to the whole update.
 
-    Nothing is returned unless the examples explain the update, with zeros where they turn neurons off.
+    found: in the coordinates of the row space, (n, rank). known: vectors (k, F). basis: unit rows of the row space, (rank, F).
+    The result is empty, (0, F), unless the examples explain the update, with zeros where they turn neurons off.
     """
     space, nothing = batch.space, known.new_zeros(0, basis.shape[1])
     vectors = torch.cat([known, found @ basis])
