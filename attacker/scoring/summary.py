@@ -35,8 +35,8 @@ class Summary:
     rounds is not five independent images. Intervals are over clusters of examples that are connected by common cases, see
     `statistics`.
     success, label_success: shares of examples recovered, and of true labels recovered.
-    psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. Examples without a
-    reconstruction count with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
+    psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. One without a
+    reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
     if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
     seconds, iterations: total time, and median number of iterations per case. failures: number of these rows without a
     reconstruction.

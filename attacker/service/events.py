@@ -126,7 +126,7 @@ class Feed:
         return f"{self.run}-{event.number}"
 
     def _list_missed(self, last: str | None) -> list[Event] | None:
-        """Return the events after the one with id `last`; None if `last` is None or unknown, or some of them are no longer stored."""
+        """Return the events after the one with id `last`; None if that is None or unknown, or some are no longer stored."""
         if last is None or last.partition("-")[0] != self.run:
             return None
         number = _parse_number(last)
