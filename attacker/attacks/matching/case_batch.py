@@ -97,8 +97,8 @@ class CaseBatch:
         The thresholds are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the
         first two are at least `Stop.tolerance`. If the noise is known, `stuck` is at least its power, since the true examples
         have that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to the true ones than
-        those at which the loss first reaches the power of the noise. For a null (the same search without the gradient) `enough` is
-        0 and `stuck` is infinite, so that it is never restarted.
+        those at which the loss first reaches the power of the noise. For a null (the same search without the gradient) `enough`
+        is 0 and `stuck` is infinite, so that it is never restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
