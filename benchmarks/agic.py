@@ -8,8 +8,8 @@
               greedily (table V)
     fedavg    local training treated as one step on one batch, compared with its simulation, for 1, 2, 4 and 8 local steps on 8
               images (figure 8)
-    clients   two clients of 24 rounds each on CPL's LeNet: one search over all rounds, with closed forms tried before it, and
-              without (the table takes 14 CPU-minutes)
+    clients   clients with 12 images and two epochs each on CPL's LeNet, in batches of 1 (24 rounds), or of 4 in the second epoch
+              (15 rounds): one search over all rounds, with closed forms tried before it, and without (14 CPU-minutes)
     beyond    three options that AGIC lacks (support/agic/beyond.py), on CPL's LeNet
 
 Images are CIFAR-10 and CIFAR-100 from --data, or embedded photographs. Narrow networks and short runs hide or reverse the effect
@@ -144,18 +144,28 @@ def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def make_search(steps: int, beta: float) -> GradientMatching:
-    """Return the joint search of AGIC, without linking; beta 1 means equal layer weights, as in Inverting Gradients."""
+    """Return the joint search of AGIC, without linking.
+
+    beta: weight of the last convolution relative to the first, see `weigh_by_depth`; 1 means equal layer weights, as in Inverting
+    Gradients.
+    """
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
 
 def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> LocalClient:
-    """Return an untrained ResNet20-4 whose client trains with learning rate 1e-4."""
+    """Return a client with an untrained ResNet20-4 for the data set `name`, which trains with learning rate 1e-4.
+
+    batch: number of examples per round, in `steps` local steps of equal size.
+    """
     of = make_client("resnet20_4", load_images(asked, name, 1).data, seed=asked.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
 
 
 def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
-    """Return the results of the closed forms alone, which the attack `exact` tries before a search such as those above."""
+    """Return one row on the closed forms that the attack `exact` tries before a search, run here without the search.
+
+    It holds the route and the confidence of the first case, or why no closed form applies.
+    """
     with measure_cpu() as clock:
         try:
             found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))

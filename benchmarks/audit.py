@@ -1,6 +1,7 @@
 """Detection of planted faults by audits, their false alarms, and a lower bound on the error of attacks.
 
-    faults     six federations with a planted fault each: one of the audit's checks, which run no attack, must report it
+    faults     six federations with a planted fault each: the check of the audit that is meant for this fault must report it,
+               without running an attack
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     canaries   lower bounds on epsilon from guesses about canaries, beside the accountant's epsilon
@@ -8,8 +9,9 @@
 
 Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
 `worst_ratio` is the largest ratio of the best attack's error to the bound, `below_bound` the number of attacks below it.
-`epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries at the worst noise level;
-`epsilon_above` is the share of repetitions whose lower bound exceeds the accountant's epsilon.
+`epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries, for the noise multiplier and
+number of rounds at which this ratio is smallest; `epsilon_above` is the share of repetitions whose lower bound exceeds the
+accountant's epsilon.
 aims: faults_named 6, false_alarms 0, worst_ratio at most 1.5, below_bound 0, epsilon_ratio at least 0.8, epsilon_above
 about 0.05.
 """

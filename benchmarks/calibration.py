@@ -8,7 +8,8 @@
     nulls        whether the result of any attack's null depends on the update, which it must not read
 
 Without a table it runs all of them. aims: ece (expected calibration error) at most 0.05 on the worst route, coverage 0.92 to
-0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly at most 0.02, null_reads_gradient 0.
+0.98, false_no_leak and false_leak at most 0.05, stopped_wrongly (share of successful searches that the rule gives up) at most
+0.02, null_reads_gradient 0.
 """
 
 from importlib import import_module

@@ -54,8 +54,9 @@ QUICK_DEFENSES = ("clip", "top_k")
 class FederationJob:
     """One federation to run.
 
-    entry: its defense, from the grid; None for no defense. value: what the experiment's key `entry.key` is set to.
-    cohort: number of clients drawn per round; None for all.
+    entry:    its defense, from the grid; None for no defense. value: what the experiment's key `entry.key` is set to.
+    strength: word for the setting in the table: "mild", "middle", "strong", or "sums of N".
+    batch:    number of examples per client step. cohort: number of clients drawn per round; None for all.
     """
 
     entry: Entry | None
@@ -205,7 +206,10 @@ def _shorten(value: str) -> str:
 
 
 def _format_beside_null(attacked: dict[str, MeasuredAttack], column: str) -> str | None:
-    """Return the mean PSNR of an attack and of its null as text; None if the column does not apply."""
+    """Return the mean PSNR of the attack named `column` and of its null as text; None if it was not run on this federation.
+
+    attacked: dict from the name of an attack to its scores. For a federation without a defense, "X ignoring" stands for X.
+    """
     one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
     if one is None or one.summary.null is None or one.summary.null.psnr is None:
         return None

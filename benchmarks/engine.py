@@ -71,8 +71,9 @@ QUALITY_IMAGES, QUALITY_STEPS = 8, 100
 class EngineSetting:
     """The settings of one table.
 
-    counts: dict from a number of simultaneous reconstructions to the numbers of iterations (with --quick, otherwise).
-
+    key:      beginning of the names of this table's values in the summary, and the name of the table.
+    cosine:   whether the search minimises the cosine distance, with signed gradients and total variation; else the squared one.
+    counts:   dict from a number of simultaneous reconstructions to the numbers of iterations (with --quick, otherwise).
     compiles: whether our search is compiled; the uncompiled one is then measured separately as "eager".
     """
 
@@ -302,7 +303,10 @@ def _measure_equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]
 
 
 def _average_differences(name: str, differences: Tensor) -> ResultRow:
-    """Return the mean of differences over the same images, and its 95 % interval by Student's t."""
+    """Return the mean of differences (N,), one per image, under `name`, and its 95 % interval by Student's t.
+
+    The ends of the interval are under NAME_low and NAME_high.
+    """
     half = float(student.ppf(0.975, len(differences) - 1) * differences.std() / len(differences) ** 0.5)
     mean = float(differences.mean())
     return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}

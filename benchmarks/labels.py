@@ -39,7 +39,10 @@ LEARNING_RATE = 0.01
 
 @dataclass(frozen=True)
 class Victim:
-    """A model with its weights, and the data of its clients."""
+    """A model with its weights, and the data of its clients, which were not used to train it.
+
+    data: held-out examples. accuracy: of the model, on the first 500 of `data`. trained: whether it was trained for 300 steps.
+    """
 
     name: str
     spec: ModelSpec
@@ -147,7 +150,10 @@ def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random
 def _observe_client(
     victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator
 ) -> Observation:
-    """Return the observation of a client that trains on held-out examples with these labels, in batches of these sizes."""
+    """Return the observation of a client that trains on held-out examples with these labels, in batches of these sizes.
+
+    index: number of the client, which gives its name.
+    """
     data = victim.data
     places = torch.tensor([rng.choice(np.flatnonzero(data.y.numpy() == label)) for label in rng.permutation(labels)])
     ends = np.cumsum(sizes)

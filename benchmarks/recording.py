@@ -44,7 +44,10 @@ NUM_CLIENTS, LOCAL_STEPS, BATCH_SIZE = 10, 2, 16
 
 
 def write_images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
-    """Write CIFAR-10 images, or embedded photographs, some repeatedly, for training and held out; return the data set."""
+    """Write `needed` images for training and `held_out` others to `folder`; return the data set as experiments name it.
+
+    They are CIFAR-10 images, or embedded photographs, some of which may occur several times.
+    """
     drawn = splits.load_images(asked, "cifar10", needed + held_out)
     pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
     np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))

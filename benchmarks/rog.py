@@ -112,10 +112,10 @@ def measure_columns(asked: Options) -> TableAndSummary:
 
 @dataclass(frozen=True)
 class ColumnResult:
-    """The rows of one column, with comparisons of ROG with the enhancer (by LPIPS, or PSNR if there is no LPIPS).
+    """The rows of one column, and how ROG followed by the enhancer compares with two attacks (by LPIPS, or PSNR without LPIPS).
 
-    better_than_pixels: whether it is better than its search in pixels, both without and with the enhancer.
-    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, both without and with the enhancer.
+    better_than_pixels: whether it is better than ROG's search in pixels, whether that is followed by the enhancer or not.
+    not_worse_than_ig:  whether it is at least as good as Inverting Gradients, whether that is followed by the enhancer or not.
     """
 
     rows: list[ResultRow]

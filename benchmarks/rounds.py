@@ -83,8 +83,9 @@ def run_spans_table(asked: Options) -> TableAndSummary:
 def run_cohorts_table(asked: Options) -> TableAndSummary:
     """Return the table of `cohort_spans`, and its summary.
 
-    `secagg_isolated` and `secagg_examples` are the smallest shares among random cohorts with the largest number of rounds,
-    `wrong_owner` is the largest value of all rows.
+    `secagg_isolated` and `secagg_examples` are the smallest values of the columns `isolated` and `exact_with_owner`, in the rows
+    of random cohorts with the largest number of rounds. `wrong_owner` is the largest value of this column in all rows: the share
+    of examples that are exact, but only under the name of another client.
     """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
@@ -139,7 +140,11 @@ def run_private_table(asked: Options) -> TableAndSummary:
 
 
 def run_convolution_table(asked: Options) -> TableAndSummary:
-    """Return the table of a convolutional network in batches of 4, the gain of all rounds, and the share of right links."""
+    """Return the table of a convolutional network in batches of 4, and its summary.
+
+    conv_gain_db: mean PSNR of an attack on all rounds minus that of the best single round of each image, in dB.
+    link_rate:    lower bound of the share of pairs (one image used in two rounds) that the attack linked.
+    """
     rows = make_convolution_rows(asked)
     best = next(row for row in rows if row["by"] == "best single round")
     joint = next(row for row in rows if row["by"].startswith("all rounds, linked"))

@@ -2,7 +2,8 @@
 
     inverting_gradients  signs, total variation and steps, on five networks
     presets              settings of matching attacks for networks with ReLU, residual paths, batch norm, or dense layers only
-    batches              CPL's search on batches of the LeNet: latents, starts, total variation
+    batches              CPL's search with a smooth decoder on batches of the LeNet: plain, with total variation added, and with a
+                         start from features
     features             the assumed smoothness of images, on batches of the LeNet
     give_up              losses early in searches that succeed and that fail
     confidence           the calibration curves of confidence, fitted to answers of attacks on many networks
@@ -80,7 +81,7 @@ def measure_families(asked: Options) -> TableAndSummary:
 
 
 def measure_searches(asked: Options) -> TableAndSummary:
-    """Measure CPL's search on batches of 8, in which most examples share their class with others, by start and smoothness."""
+    """Measure CPL's search on batches of 8, in which most examples share their class with others, by prior and start."""
     rows = []
     for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
         originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))

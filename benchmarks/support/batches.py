@@ -95,7 +95,7 @@ def _attack(case: Case, asked: Options, *, null: bool) -> Reconstruction | None:
 
 
 def _measure_best(found: Reconstruction | None, x: Tensor) -> Tensor:
-    """Return the PSNR (M, N) of each reconstruction to each original."""
+    """Return the PSNR (M, N) of each of M reconstructions to each of the N originals `x`; M is 0 if `found` is None."""
     if found is None or not len(found.x):
         return torch.zeros(0, len(x))
     return torch.stack([psnr(one.expand_as(x), x) for one in found.x.clamp(0, 1)])

@@ -2,7 +2,7 @@
 
 surrogate:       evaluate the one-batch approximation at weights between those before and after the local training.
 order_invariant: simulate local epochs with separate examples, and a prior that their mean is the same in every epoch.
-robust:          give rounds whose gradient does not fit a small weight, in case they were linked wrongly.
+robust:          give a small weight to rounds whose gradient does not fit the reconstruction, in case they were linked wrongly.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
-    """Return the mean PSNR and that of each image, the share of recovered images, and CPU-seconds per image."""
+    """Return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image. passing: images per case."""
     answers, seconds = run_attack(attack, cases, asked)
     guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()

@@ -57,7 +57,11 @@ def _draw_order(asked: Options, count: int, batch: int) -> list[list[int]]:
 def _describe_rounds(
     asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
 ) -> tuple[list[Described], float]:
-    """Return the descriptions of all rounds for linking, and CPU-seconds per round."""
+    """Return what the attack links rounds by: one description for each round; and CPU-seconds per round.
+
+    batch: number of images per round. compare: what rounds are compared by, such as features or reconstructed images.
+    pre_steps: iterations of the search that makes first reconstructions, if these are compared.
+    """
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = ResNetFederation(asked, found.data)
     described, spent = [], 0.0

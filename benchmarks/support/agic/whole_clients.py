@@ -26,10 +26,9 @@ MIN_PSNR = 20.0
 
 
 def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack two clients of 12 images over two epochs: in batches of 1 (24 rounds), and with batches of 4 in the second epoch.
+    """Attack two clients with 12 images each, over two epochs: in batches of 1 (24 rounds), or of 4 in the second (15 rounds).
 
-    The first are attacked by a search with closed forms before it, by the search alone, and by its null; the second without the
-    search alone.
+    The attacks are a search with closed forms before it, the null, and for 24 rounds also the search alone.
     """
     images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
     rows, seconds = [], {}

@@ -77,7 +77,7 @@ def build_smooth_prior() -> SmoothPrior:
 
 
 def measure_efficiency(asked: Options) -> list[ResultRow]:
-    """Return one row for each defense: the bound, the error of each attack, and the efficiency of the best."""
+    """Return one row for each defense: the bound, the error of each attack, and the ratio of the best attack's to the bound."""
     count, drawn = 6 if asked.quick else IMAGES, build_smooth_prior()
     rng = torch.Generator().manual_seed(asked.seed)
     x, y = drawn.draw(count, rng), torch.randint(0, DATA.num_classes, (count,), generator=rng)

@@ -65,7 +65,10 @@ def reset_epsilon(run: Path) -> None:
 
 
 def count_one_use(run: Path) -> None:
-    """Replace the reported epsilon by that of the previous round, as if a round used each example only once."""
+    """Replace the epsilon reported after each round by that after half as many rounds, rounded up.
+
+    This is as if each of the two local epochs of a round did not count as a use of its own.
+    """
     rows = read_json_lines(run / "metrics.jsonl")
     known = {row["round"]: row["privacy"]["epsilon"] for row in rows if "privacy" in row}
     _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": known[(number + 1) // 2]})

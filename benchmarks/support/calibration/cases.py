@@ -70,7 +70,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answered:
-    """One reconstruction: its route, the evidence and confidence of each example, and whether each was recovered."""
+    """One reconstruction: its route, and four values of each example that was assigned to an original.
+
+    evidence:   dict from the name of a feature, from which confidence is computed, to its values.
+    confidence: probability of recovery, as the attack states it. explained: `Reconstruction.explained`; 0 if the attack gives
+    none. recovered: whether the example was recovered.
+    """
 
     cell: Cell
     route: str

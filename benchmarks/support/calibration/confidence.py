@@ -97,7 +97,10 @@ def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
 
 
 def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
-    """Return the cells, each with the number of examples to skip, so that no two cells share an example."""
+    """Return pairs (group, cell) with the number of examples to skip added, so that no two cells share an example.
+
+    group: name of the group of the cell, returned as given.
+    """
     taken: dict[str, int] = defaultdict(int)
     found = []
     for group, cell in cells:

@@ -64,14 +64,18 @@ class Watched:
     def is_given_up(self, after: float, hopeless: float) -> bool:
         """Return whether the rule stops this search at the share `after` of its steps.
 
-        That is: it is still running, and both losses are above `hopeless` and `MIN_UNEXPLAINED_LOSS` (see the module).
+        That is: it is still running, the best loss relative to the loss at the start is above `hopeless`, and the best loss
+        relative to that of a zero gradient is above `MIN_UNEXPLAINED_LOSS`.
         """
         early = self.early[after]
         return early is not None and early > hopeless and early * self.first > MIN_UNEXPLAINED_LOSS
 
 
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return, by number of steps, how many searches on the report part the rule stops, and the share of successes among them."""
+    """Return rows by number of steps: how many of the successful and of the failed searches on the report part the rule stops.
+
+    The summary holds the share of all successful searches that the rule stops, the upper end of its interval, and their number.
+    """
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
     successes = [one.is_given_up(GIVE_UP_SHARE, MIN_HOPELESS_LOSS) for one in found if one.recovered]
@@ -145,6 +149,6 @@ def _search_cell(cell: Cell, asked: Options, part: Part, skip: int) -> Iterator[
 
 
 def _compute_first_losses(attack: GradientMatching, made: Sequence[Case], seed: int) -> dict[str, float]:
-    """Return the loss at the start of each search."""
+    """Return a dict from each case to the loss at the start of its search; the loss of a zero gradient is 1 (cosine distance)."""
     probe = attack.copy_with(optimiser=Adam(), steps=1)
     return {one.case: float(one.loss[0]) for one in probe(made, rng=torch.Generator().manual_seed(seed))}

@@ -146,7 +146,11 @@ def measure_verdicts(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 @dataclass(frozen=True)
 class JudgedVerdict:
-    """A verdict with the truth, which is leak or no leak."""
+    """A verdict with the truth, which is "leak" or "no leak".
+
+    source: "synthetic" if the scores were drawn at random, "real" if attacks were run. design: description of the cases, such as
+    their number and the attack.
+    """
 
     source: str
     design: str
@@ -266,7 +270,10 @@ def _split_clients(count: int, size: int, most: int) -> list[range]:
 
 @cache
 def _load_gallery(asked: Options, name: str) -> Gallery:
-    """Return images of the tuning split of a data set, which are none of the clients' images."""
+    """Return images of the tuning split of a data set, none of which a client has.
+
+    Scoring compares each reconstruction with them, to see how many are nearer to it than the original (`Gallery`).
+    """
     found = load_images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))

@@ -100,7 +100,10 @@ def load_table(asked: Options, name: str, count: int) -> Images | None:
 
 
 def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalClient:
-    """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables."""
+    """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables.
+
+    arguments: of the model.
+    """
     name = "lenet_cpl" if data.data.is_image else "mlp"
     return make_client(name, data.data, seed=asked.seed, arguments=arguments)
 

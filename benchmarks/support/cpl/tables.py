@@ -155,9 +155,9 @@ def measure_starts(asked: Options) -> TableAndSummary:
 
 
 def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
-    """Split a pool into one image of each of `count` classes, which are attacked, and all images with other content.
+    """Split a pool into one image of each of `count` classes, which are attacked, and all others of all classes but their copies.
 
-    The latter belong to the insider: an attacker who takes part in the federation and knows other images of these classes.
+    The latter belong to the insider: an attacker who takes part in the federation and knows other images of the same classes.
     """
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
@@ -252,7 +252,7 @@ def measure_compression(asked: Options) -> TableAndSummary:
 
 
 def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
-    """Attack with CPL, which ignores the defense or, if `defended`, also knows it, and return one row per attack.
+    """Attack with CPL ignoring the defense and, if `defended`, a second time with CPL knowing it; return one row per attack.
 
     tv: if above 0 and `defended`, weight of total variation of one more attack, which ignores the defense.
     """
@@ -265,7 +265,7 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
 
 
 def measure_noise(asked: Options) -> TableAndSummary:
-    """Measure table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
+    """Measure table 8: noise on every entry of the gradient. The paper writes G-10e-2 for Gaussian of deviation 0.01."""
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
     for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar100", on_two_cores=1), choose_count(asked, 2)):

@@ -46,7 +46,11 @@ class DataFiles:
 
 @dataclass(frozen=True)
 class Federation:
-    """A federation that has run. accuracy, epsilon: after its last round. bytes_up: bytes sent by clients in its first round."""
+    """A federation that has run.
+
+    accuracy, epsilon: after its last round. epsilon is "infinity" if there is no guarantee, and None if none was computed.
+    bytes_up:          bytes sent by clients in its first round.
+    """
 
     run: FederationRun
     accuracy: float
@@ -92,8 +96,8 @@ def make_settings(
 ) -> dict[str, Any]:
     """Return the settings of an experiment without a defense.
 
-    attacked: number of recorded observations: without `cohort`, that many clients of the first round; with it, all of
-              that many rounds.
+    attacked: without `cohort`, number of clients that are recorded in the first round, the only recorded one; with it, number of
+              rounds that are recorded, each with all drawn clients or their secure sum.
     batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
     rounds = 4 if quick else NUM_ROUNDS

@@ -167,7 +167,11 @@ GRID = (
 
 
 def fill_template(template: str, *, norm: float, rms: float, public: str = "") -> str:
-    """Fill in a setting for a federation whose undefended updates have the given median norm and root mean square."""
+    """Return a setting of a defense: `template` with {0.3 norm}, {10 rms} and {public} replaced.
+
+    norm, rms: median norm and root mean square of the federation's undefended updates, which the numbers are multiplied by.
+    public: name of the data set of public images.
+    """
     units = {"norm": norm, "rms": rms}
     text = re.sub(r"\{([\d.]+) (norm|rms)\}", lambda found: f"{float(found[1]) * units[found[2]]:.6g}", template)
     return text.replace("{public}", public)

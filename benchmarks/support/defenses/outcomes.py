@@ -61,7 +61,7 @@ class Change:
         return "flat" if low > -MARGIN_DB and high < MARGIN_DB else "undecided"
 
     def is_as_declared(self, declared: Declared) -> bool:
-        """Return whether the outcome agrees with the declaration; "gone" also agrees with "falls"."""
+        """Return whether the measured outcome is the declared one. A measured "gone" also agrees with a declared "falls"."""
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 
 

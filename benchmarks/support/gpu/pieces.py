@@ -68,7 +68,7 @@ def make_script(name: str, shows: str, call: str, *, dry: str | None = None) -> 
 
 
 def make_tests(name: str, shows: str, chosen: str) -> Piece:
-    """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason."""
+    """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason. chosen: paths of tests, for pytest."""
     command = f"-m pytest -q -rs -p no:cacheprovider -m cuda {chosen}"
     return Piece(name=name, shows=shows, command=command, dry=command)
 
@@ -160,7 +160,10 @@ def main() -> None:
 
 
 def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, device: str) -> None:
-    """Run a piece, and write its output and exit to files."""
+    """Run a piece; write its output to NAME.txt in `out`, and its exit status, time and versions to NAME.json.
+
+    limit: seconds after which the process is killed.
+    """
     words, started = piece.list_arguments(dry=dry, data=data, device=device), time.monotonic()
     printed = out / f"{piece.name}.txt"
     environment = {
@@ -200,7 +203,7 @@ def find_state(out: Path, piece: Piece) -> str:
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
-    """Return the seconds that a piece took in its last run, or the limit `PIECE_SECONDS` if that run did not succeed."""
+    """Return the seconds that a piece took in its last run; the limit `PIECE_SECONDS` if it never ran or failed."""
     told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 

@@ -57,7 +57,7 @@ class BatchSetting:
 
 
 def resize(images: Images, side: int) -> Tensor:
-    """Return the images (N, 3, side, side), shrunk with a low-pass filter if they are larger."""
+    """Return the images resized to (N, 3, side, side) by bicubic interpolation, with a low-pass filter if they are shrunk."""
     if images.x.shape[-1] == side:
         return images.x
     return interpolate(images.x, size=(side, side), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)

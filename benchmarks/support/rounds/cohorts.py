@@ -22,9 +22,10 @@ MAX_OUTSIDE = 1e-3
 class CohortSetting:
     """One row of the table.
 
-    clients, cohort: number of clients, and of those that take part in a round. examples: of each client.
+    clients, cohort: number of clients, and of those that take part in a round. examples: number of examples of each client.
     steps, batch: local steps of a round, and the size of their batches.
     fixed: whether cohorts are always the same groups of clients. hidden: width of the first layer.
+    what:  name of the row in the table.
     """
 
     clients: int = 20
@@ -117,7 +118,7 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
 
 
 def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
-    """Return the secure sums of the federation."""
+    """Return a case with the secure sums of all rounds. holdings: each client's images. images: specification of the data."""
     rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
     for number in range(setting.rounds):
@@ -139,7 +140,8 @@ def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[L
 def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
     """Return the number of clients for which the attack separated the span of their own examples from the sums.
 
-    A span is right if it has as many dimensions as the client has examples, and contains each of them up to `MAX_OUTSIDE`.
+    A span is right if it has as many dimensions as the client has examples, and if for each example, normalised to length 1, the
+    part outside of the span is shorter than `MAX_OUTSIDE`.
     """
     try:
         spans = measure_isolation(case, Generator().manual_seed(asked.seed))

@@ -70,7 +70,10 @@ def _measure_null(attack: Agic, case: Case, images: Images) -> float:
 
 
 def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) of each original and the reconstruction assigned to it, without surplus ones; 0 without one."""
+    """Return the PSNR (N,) of the reconstruction assigned to each original, 0 if there is none.
+
+    Only the N reconstructions that the attack ranks first are assigned.
+    """
     guesses = keep_first(found, len(x)).x.nan_to_num().clamp(0, 1)
     chosen = assign_reconstructions(guesses, x)
     return torch.tensor([0.0 if i is None else float(psnr(guesses[[i]], x[[j]])[0]) for j, i in enumerate(chosen)])

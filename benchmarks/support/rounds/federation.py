@@ -52,7 +52,7 @@ def train_network(network: RecordedNetwork, images: Images, *, steps: int, seed:
 
 
 def kill_neurons(network: RecordedNetwork, share: float) -> RecordedNetwork:
-    """Return the network with that share of its first neurons off for every example: weights 0 and bias -1."""
+    """Return the network with the first `share` of its hidden neurons off for every example: incoming weights 0, bias -1."""
     weights = {name: w.clone() for name, w in network.weights.items()}
     names = [name for name in weights if name.startswith("1.")]
     dead = int(share * len(weights[names[0]]))
@@ -105,7 +105,10 @@ def record_same_examples(
 
 
 def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
-    """Return the secure sums of rounds, given each round's batches by client. The sum is the mean of the clients' updates."""
+    """Return the secure sums of rounds, given each round's batches by client.
+
+    Each is the unweighted mean of the clients' updates, to which `defense` is applied once; it is added to the global weights.
+    """
     weights, found = dict(network.weights), []
     for number, batches in enumerate(rounds, start=1):
         each = [make_update(network, weights, own) for own in batches.values()]

@@ -119,7 +119,10 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
 
 
 def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
-    """Return what `spans` finds in a case, or None if it isolates nothing."""
+    """Return what `spans` finds in a case, or None if it isolates nothing.
+
+    relu: whether the attack also looks for the remaining examples of a batch by the zeros of ReLU.
+    """
     try:
         return replace(spans(relu=relu), device=asked.device)([case], rng=Generator().manual_seed(asked.seed))[0]
     except ValueError:
