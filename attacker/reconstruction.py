@@ -85,7 +85,8 @@ class Reconstruction:
         """Write the reconstruction as one safetensors file, atomically.
 
         below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
-        settle: whether to flush the new name to disk; after many files, call `flush` on their folder once instead.
+        settle: whether to fsync the folder, so that the new file name survives a crash of the machine. After many files, call
+                `fedsim.recording.files.flush` on their folder once instead.
         """
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
@@ -110,8 +111,8 @@ class Reconstruction:
     def read(cls, path: Path) -> "Reconstruction":
         """Read a file that `write` wrote. Raises ValueError, naming the file, if it is not a reconstruction.
 
-        In files of old versions without `explained`, the field `confidence` holds that share; their confidence is read as
-        undecided.
+        Files of old versions lack `explained` and hold its values as `confidence`; they are returned as `explained`, and
+        `confidence` as NaN.
         """
         try:
             with open_tensors(path, limit=MAX_BYTES) as file:

@@ -7,11 +7,11 @@ from fedsim.training.privacy import count_uses
 
 
 def find_declared_noise(recording: Recording) -> tuple[Noise, int]:
-    """Return the declared noise and how many times a client adds it in one round.
+    """Return the declared noise and how many times it is added in one round to what it hides.
 
-    If the defense of the update has noise, it is returned; it is added once per round and hides a whole update. Otherwise it is
-    the noise of a gradient rule such as DP-SGD, which hides one example and is added at every local step that uses the example.
-    Without noise, its `multiplier` is 0. The recording must hold at least one round.
+    If the defense of the update has noise, it is returned; it hides a whole update, and is added once. Otherwise it is the noise
+    of a gradient rule such as DP-SGD, which hides one example; the number is then the largest number of local steps of a round
+    that use the same example. Without noise, its `multiplier` is 0. The recording must hold at least one round.
     """
     tensors = len(recording.read_sent(recording.list_rounds()[0]).weights)
     of_client = find_noise(recording.manifest.defense, tensors=tensors)

@@ -39,9 +39,9 @@ class UsedExamples:
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     """Return the update as a function of examples x (N, *shape), in float64, with labels y (N,).
 
-    What follows the noise in a chain of defenses is left out, since it cannot add information. Top-k and pruning keep the
-    coordinates that they select from the update at x, as a fixed mask in the derivative: the bound does not count the information
-    in the choice of coordinates. Raises NotBounded for a defense whose bound is not known.
+    What follows the noise in a chain of defenses is left out, since it cannot add information. Top-k and pruning
+    select coordinates of the update at each x, but the derivative treats the selection as constant: the bound does not count the
+    information in the choice of coordinates. Raises NotBounded for a defense whose bound is not known.
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:
@@ -95,7 +95,10 @@ def _find_rule_noise(used: UsedExamples) -> float:
 
 
 def _list_until_noise(spec: DefenseSpec) -> list[Step]:
-    """Return the steps of a chain up to its first noise. Raises NotBounded for steps that are not covered."""
+    """Return the steps of a chain up to and including the first that adds noise; all of them if none does.
+
+    Raises NotBounded if no bound is known for one of these steps.
+    """
     found = []
     for step in spec.steps:
         if step.name not in (*CLIPS, *SELECTIONS, *NOISES) or dict(step.arguments).get("error_feedback"):

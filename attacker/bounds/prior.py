@@ -34,7 +34,7 @@ class GaussianPrior:
 
 
 def build_white_prior(size: int, deviation: float) -> GaussianPrior:
-    """Return the prior of `size` independent values around 0.5 with one standard deviation."""
+    """Return the prior of `size` independent values with mean 0.5, all with the standard deviation `deviation`."""
     like = torch.full((size,), 0.5, dtype=torch.float64)
     return GaussianPrior(like, like.new_zeros(0, size), like.new_zeros(0), deviation)
 

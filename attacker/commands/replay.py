@@ -189,9 +189,11 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
 
 
 def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec") -> dict[str, Any]:
-    """Return the functions that compute oracle knowledge from a row of the recording, as keyword arguments of `Replay`.
+    """Return the keyword arguments of `Replay` for oracles; {} without `names`.
 
-    names: oracles that the user asked for. truth: folders of truth, by default the run's own.
+    oracle_labels, oracle_logits: functions that compute the true labels or logits of a row of the recording. oracle_truth: digest
+    of the folders of truth. names: oracles that the user asked for. truth: folders of truth, by default the run's own. Raises
+    ValueError for an unknown name, or if `attack` does not use the logits.
     """
     if unknown := sorted(set(names) - {"labels", "logits"}):
         from defenses._registry import suggest_name

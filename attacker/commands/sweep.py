@@ -75,7 +75,7 @@ def sweep(
 
 
 def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepState":
-    """Run a sweep with a progress bar, and return its results."""
+    """Run a sweep with a progress bar, and return its results. seconds: time budget, after which no training or attack begins."""
     from attacker.sweep import run_sweep
 
     attacks = ", ".join(one.name for one in grid.attacks)

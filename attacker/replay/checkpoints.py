@@ -161,7 +161,8 @@ def find_unfinished(
     """Return the unfinished tasks of an earlier replay, as keys of their cases, and notes on checkpoints that cannot be used.
 
     wanted: keys of the cases to attack; a task is ignored if it holds any other case, if its cases are part of a larger
-    unfinished task, or if it shares a case with a task before it. most: largest number of cases per task.
+    unfinished task, or if it shares a case with a task before it. most: largest number of cases per task; a larger
+    task is left out, with a note. None for no limit.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):

@@ -26,9 +26,10 @@ class CountEstimate:
 
 
 def add_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
-    """Return the observation with a number of examples where none was reported, and a sentence on how it was found, or "".
+    """Return the observation with an estimated number of examples, and a sentence on how it was found.
 
-    Nothing is estimated for a secure sum or a defended update, whose rank does not show the number of examples.
+    If the number was reported, and for a secure sum or a defended update, whose rank does not show the number, the observation is
+    returned as it is, with "".
     reads_update: False for a null (the attack without the update), which gets the number that the training prescribes.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:

@@ -18,7 +18,7 @@ class Meter:
         self._watch = watch
 
     def record_progress(self, number: int, share: float, words: str) -> None:
-        """Record that the share `share`, in [0, 1], of task `number` is done, and report the total."""
+        """Record that the share `share`, in [0, 1], of task `number` is done, and report the total with `words` to `watch`."""
         self._shares[number] = share
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))

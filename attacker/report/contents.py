@@ -30,6 +30,8 @@ class Example:
              versions, which do not hold them.
     state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction. failure: reason why there is no
              reconstruction, or None.
+    success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
+             names of classes; the latter is None without a reconstruction.
     null:    the same example in the attack's null (the attack without the update); None if the case has no null, and for
              examples of a null.
     """
@@ -71,6 +73,7 @@ class Example:
 class AttackOnRun:
     """One attack on one run: its settings and its results.
 
+    source:        name of the folder of its reconstructions. attack: registered name. spec: name with arguments, as text.
     summary:       None if nothing is scored yet. null: the report data of the same attack without the update; None if it has no
                    scores.
     cases:         number of cases with a recorded update; None if its attack.json is missing.

@@ -44,6 +44,7 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
     A thin line is one case, the thick line the median. A finished case keeps its last value in the median.
+    name: text that differs from the names of all other charts of the page, so that no element ids are equal.
     """
     curves = [loss for loss in losses if (np.isfinite(loss) & (loss > 0)).any()]
     if not curves:
@@ -69,7 +70,7 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
 def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
     """Return a chart of one quantity over the rounds; None if there are no values.
 
-    share: whether the axis runs from 0 to 1.
+    name: as in `draw_loss_curves`. values: None for a round without a value. share: whether the axis runs from 0 to 1.
     """
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
     if not known:
@@ -103,6 +104,7 @@ def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
     """Return a chart of the share of examples recovered against the number of recorded rounds; None without lines.
 
     The line of the attack that recovers most at the end has the accent colour. Nulls are faint, bounds are thin with triangles.
+    name: as in `draw_loss_curves`.
     """
     if not lines:
         return None
@@ -155,7 +157,10 @@ def _thin_curve(curve: Floats) -> tuple[Floats, Floats]:
 
 @contextmanager
 def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Yield the axes to draw on, and a list that contains the SVG after the `with` block. Width and height are in inches."""
+    """Yield the axes to draw on, and a list that contains the SVG after the `with` block.
+
+    name: as in `draw_loss_curves`. Width and height are in inches.
+    """
     svg: list[str] = []
     with mpl.rc_context({**CHART_STYLE, "svg.hashsalt": f"fedleak {name}"}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -168,7 +173,8 @@ def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axe
 def _make_inline(svg: str, colours: Mapping[str, str]) -> str:
     """Return the SVG for use inside an HTML page.
 
-    Prologue, metadata, fixed sizes, colours and fonts, and element ids that two charts could share are removed.
+    Prologue, metadata, fixed sizes, fonts, and element ids that two charts could share are removed. colours: dict from each
+    colour in the SVG to the CSS colour that replaces it.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

@@ -145,7 +145,11 @@ def _collect_attacks(
     scores: Sequence[ScoreRow],
     missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
-    """Return every attack, with or without scores, and with its null. Nulls are not returned as attacks of their own."""
+    """Return every attack, with or without scores, and with its null. Nulls are not returned as attacks of their own.
+
+    facts, states: dicts from the name of an attack's folder to the content of its attack.json, and to a dict from the key of each
+    case to its state. missing: list to which problems are added.
+    """
     rows: dict[str, list[ScoreRow]] = {}
     for row in sorted(scores, key=_get_sort_key):
         rows.setdefault(row.source, []).append(row)
@@ -296,7 +300,11 @@ def _list_missing(
     *,
     truth: bool,
 ) -> list[Missing]:
-    """Return what is left to replay and to score. recording: folder that the replay command names."""
+    """Return what is left to replay and to score, with the commands for it.
+
+    recording: folder for the replay commands. folder: that of the run. facts, states: as in `_collect_attacks`.
+    truth: whether the run has truth, so that it can be scored.
+    """
     if not facts and not scores:
         return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}

@@ -21,7 +21,7 @@ class Linked:
 
     rounds:   rounds that the reconstruction uses; without a reconstruction, the rounds of the case.
     left_out: rounds that are not part of the case, each with its reason.
-    unscored: sentence on the part of it that has no scores of its own, since other cases contain its rounds; "" if there is none.
+    unscored: sentence on the rounds of this case that are scored as part of other cases instead; "" if there are none.
     notes:    the attack's notes on the rounds.
     examples: number of reconstructed examples; None if no reconstruction can be read. several: how many of them the attack
               assigns to several rounds.

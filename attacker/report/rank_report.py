@@ -62,7 +62,11 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
 
 
 def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
-    """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed."""
+    """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed.
+
+    dead: assumed share of outputs that are 0 after a ReLU. prove: whether to compute the rank of layers with at most
+    `MAX_PROVED_UNKNOWNS` unknowns, instead of counting equations only.
+    """
     try:
         return analyse_rank(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
     except NotAChain as reason:
@@ -98,7 +102,8 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
 def make_table(report: RankReport, chain: Chain) -> Table:
     """Return a table with one row per layer, the critical layer in red.
 
-    Its columns are unknowns, constraints of each kind, the index, the rank, and the number of missing equations.
+    Its columns are the layer, its description, the numbers of unknowns and of gradient, weight and virtual constraints, R-GAP's
+    rank-analysis index, the rank ("≤" if it is only counted), and the number of missing equations.
     """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")

@@ -93,7 +93,7 @@ def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
 def _select_strip(run: ReportedRun) -> list[Example]:
     """Return up to `STRIP_EXAMPLES` examples of the best attack that have an original, for the row of pictures at the top.
 
-    They are simply the first ones, not selected by quality.
+    They are the first by round, client and position, and not selected by quality.
     """
     best = words.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []

@@ -81,7 +81,7 @@ def open_replacement(path: Path, *, below: Path | None = None, settle: bool = Tr
     On errors it is removed, and `path` stays as it was.
 
     below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
-    settle: whether to flush the new name to disk, too.
+    settle: whether to fsync the folder, too, so that the new file name survives a crash of the machine.
             After writing many files to one folder, call `flush(folder)` once instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"

@@ -42,7 +42,11 @@ class LBFGS:
 
 @dataclass
 class LBFGSStepper:
-    """A running L-BFGS optimisation with fixed step length. previous: the last gradient. taken: the last step."""
+    """A running L-BFGS optimisation with fixed step length, of P problems with D variables.
+
+    previous: gradient of the last iteration, (P, D). taken: change of the variables in it, (P, D). Both, and `history`, are None
+    before the first iteration.
+    """
 
     settings: LBFGS
     history: History | None = None
@@ -103,7 +107,11 @@ class SearchingStepper:
         return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
 
     def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
-        """Update the line searches with gradient and loss at the trial points `z`, and begin new ones where they are finished."""
+        """Process gradient (P, D) and loss (P,) at the trial points `z` (P, D).
+
+        For problems whose line search this finishes, add the step to `history` and begin a search along a new direction.
+        `history`, `lines` and `self.at` are changed in place.
+        """
         at = self.at
         lower, over = lines.process_trial(loss, (gradient * at["direction"]).sum(dim=1))
         at["low"] = torch.where(lower[:, None], z, at["low"])

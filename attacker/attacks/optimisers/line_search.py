@@ -28,10 +28,11 @@ class Lines:
 
     loss, slope: at the beginning of the line.
     length:      step length to be evaluated next.
-    low_*:       at the lowest point so far that fulfils the first Wolfe condition, that of sufficient decrease.
-    high_*:      at the other end of the interval that contains a step length that fulfils both conditions.
+    low_*:       step length, loss and slope at the lowest point so far that fulfils the first Wolfe condition, that of
+                 sufficient decrease; at first the beginning of the line.
+    high_*:      the same at the other end of the interval that contains a step length that fulfils both conditions.
     bounded:     whether that other end is known yet; before, the values high_* are not used.
-    trials:      number of points evaluated.
+    trials:      number of points evaluated on this line.
     """
 
     loss: Tensor
@@ -53,7 +54,10 @@ class Lines:
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
 
     def begin(self, where: Tensor, slope: Tensor, length: Tensor) -> None:
-        """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true."""
+        """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true.
+
+        slope: at the beginning of the new lines, along them. length: first step lengths to try. Other entries are not used.
+        """
         fresh = Lines.from_slope(self.low_loss, slope, length)
         for name in _NAMES:
             setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
@@ -96,7 +100,10 @@ _NAMES = tuple(f.name for f in fields(Lines))
 
 
 def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
-    """Return step lengths beyond the trial points: the minimum of the cubic through trial and lowest point, in EXTRAPOLATION."""
+    """Return step lengths beyond the trial points: the minima of the cubics through the trial and the lowest points.
+
+    They are clamped to the range that `EXTRAPOLATION` allows; its upper end is returned for a cubic without a minimum.
+    """
     stretch = lines.length - lines.low_length
     least, most = (lines.length + growth * stretch for growth in EXTRAPOLATION)
     guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
@@ -104,7 +111,10 @@ def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
 
 
 def _interpolate(lines: Lines) -> Tensor:
-    """Return step lengths between both ends of the interval: the minimum of the cubic through them, or the midpoint if none."""
+    """Return step lengths between both ends of the interval: the minima of the cubics through them, kept off the ends.
+
+    See `MIN_MARGIN`. For a cubic without a minimum, the midpoint is returned.
+    """
     guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.high_length, lines.high_loss, lines.high_slope)
     width = lines.high_length - lines.low_length
     share = ((guess - lines.low_length) / width).clamp(MIN_MARGIN, 1 - MIN_MARGIN)
@@ -112,7 +122,7 @@ def _interpolate(lines: Lines) -> Tensor:
 
 
 def _find_minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
-    """Return the minimum of the cubic with these values and slopes at a and b; not finite if it has none.
+    """Return where the cubic with these values and slopes at a and b has its minimum, (P,); not finite if it has none.
 
     Source: Nocedal & Wright 2006, equation 3.59.
     """

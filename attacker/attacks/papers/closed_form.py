@@ -44,8 +44,9 @@ def exact(
     route: auto tries all closed forms; or the name of one: linear (the input of a first linear layer), layers (R-GAP, layer by
     layer), peeled (equations of several layers at once), features (the inputs of the last layer), layer_input (the input of a
     hidden linear layer); or optimisation, the search alone.
-    fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
-    agic (for one round), or none. steps, restarts: of the fallback.
+    fallback: the search for cases without an exact answer, with the routes auto and optimisation: cpl (with a smoothness prior
+    for images), dlg, inverting_gradients, agic (its search for a single round), or none. Without it, the best answer is returned
+    even if it is not exact. steps, restarts: of the fallback.
     knows_defense: whether the search models the clients' defense; closed forms use the gradient as received.
     """
     known = ["auto", *ROUTES, "optimisation"]
@@ -67,7 +68,8 @@ def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
     """Solve for one example layer by layer, from the last to the first (R-GAP, Zhu & Blaschko 2021, algorithm 1).
 
     paper_mode: unscaled equations, and float32 between layers, as in the authors' code. By default, equations are weighted by
-    their expected errors, and computed in float64.
+    their expected errors, and computed in float64. knows_defense: whether the check of the answer's gradient models the clients'
+    defense; the equations use the gradient as received.
     """
     return ClosedForm(
         name="rgap",
@@ -89,8 +91,10 @@ def hgap(
 ) -> Hybrid:
     """Run R-GAP and DLG, and keep the answer nearer to its own 3x3 mean filter (H-GAP, Zhu & Blaschko 2021, section 5).
 
-    criterion: how answers are compared: roughness (the paper's criterion), total_variation, outside (distance to the range of the
-    data), or gradient (distance between gradients). paper_mode: as in `rgap`. steps, restarts: of DLG.
+    criterion: the value by which answers are compared, smaller is better: roughness (the paper's criterion), total_variation,
+    outside (distance to the range of the data), or gradient (distance of the answer's gradient from the observed one).
+    paper_mode: as in `rgap`. steps, restarts: of DLG. knows_defense: whether DLG models the clients' defense, and so
+    do comparisons of an answer's gradient with the observed one.
     """
     get_criterion(criterion)
     return Hybrid(

@@ -32,8 +32,9 @@ def dlg(
 ) -> GradientMatching:
     """Optimise images and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 
-    steps: maximum number of iterations, of 20 gradient evaluations each. restarts: maximum number of starts.
-    closed_form_start: start first from the best answer of a closed form such as R-GAP, if there is one.
+    steps: maximum number of iterations, of 20 gradient evaluations each. restarts: maximum number of starts; another one is made
+    only if the search was stuck.
+    closed_form_start: make an additional first start from the best answer of a closed form such as R-GAP, if there is one.
     compiled: compile the search by `torch.compile`, which takes up to a minute, and pays for small networks and thousands of
     iterations.
     knows_defense: whether the attacker knows the clients' defense and models it.
@@ -87,13 +88,14 @@ def cpl(
     faint smooth differences), or insider with auxiliary=FILE.npz, an archive of images from which one of each inferred class is
     drawn.
     optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
-    the optimiser's default. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg, or
+    the optimiser's default. distance: euclidean (squared), cosine, or absolute.
+    label_rule: how labels are read from the gradient: inferred, bias, rows, llg, or ilrg, see `attacker.attacks.labels.rules`; or
     joint (optimised together with the images).
     steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
     patience: a search stops after 20 * patience gradient evaluations without progress, with every optimiser.
-    restarts: maximum number of starts.
+    restarts: as in `dlg`.
     tolerance: loss at which a search has converged. The paper uses 1e-4, which stops before the image is at its best. 0 continues
-    until the loss is 1e-8 of that of a zero gradient.
+    until the loss is 1e-8 of that of a simulated gradient of zero.
     tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
     the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
     parts of the gradient were not sent.
@@ -102,8 +104,8 @@ def cpl(
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
     closed_form_start, compiled, knows_defense: as in `dlg`.
-    features: start first from the features of each example, computed from the last layer's gradient, so that the examples of a
-    batch do not mix; see `closed_form.features`.
+    features: make an additional first start from the features of each example, computed from the last layer's gradient, so that
+    the examples of a batch do not mix, see `closed_form.features`; not used with closed_form_start.
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
     relative: divide each tensor of the gradient by its root mean square before the comparison, unless noise of known variance was
     added. Layers with small gradients distinguish examples of one class.
@@ -154,8 +156,9 @@ def inverting_gradients(
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
     steps: maximum number of iterations, of one gradient evaluation each. restarts: maximum number of starts.
-    signed: use only the sign of the gradient. The paper does this, with tv=1e-4 (--preset published). The defaults were chosen on
-    the tuning images listed in benchmarks/tuned.json, and recovered more of these than the paper's settings.
+    signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
+    inputs, which --preset published converts to pixels. The defaults recovered more of the tuning images that
+    benchmarks/tuned.json lists than the paper's settings.
     learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its loss is still above a fifth of that at

@@ -42,7 +42,8 @@ def rog(
     steps: number of iterations. restarts: maximum number of starts.
     decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
     one, as in `cpl`.
-    init: start, as in `cpl`; coarse4 draws each value of the small image of bicubic4.
+    init: start, as in `cpl`; or coarse4, squares of 4 x 4 pixels with one random value in [0, 1) each, which for bicubic4 are
+    independent values of its small image.
     distance: euclidean (squared), as in the paper; cosine or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.

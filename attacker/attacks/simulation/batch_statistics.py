@@ -32,9 +32,10 @@ def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
 
 
 def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
-    """Return the weighted mean of the batch statistics of a client's steps, from the buffers that it got and returned.
+    """Return the inputs' mean and deviation in each batch norm layer, as a weighted mean over a client's local steps.
 
-    Empty if the client returned no buffers, did not train in mode "train", or is a secure sum of several clients.
+    They are computed from the buffers that the client got and returned. Empty if it returned none or did not train in mode
+    "train", or if the observation is a secure sum of several clients.
     """
     if observation.training.mode != "train" or observation.client == SUM_CLIENT:
         return {}

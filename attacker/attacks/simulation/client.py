@@ -160,9 +160,9 @@ def follow_channel(
     training: Training,
     steps: int,
 ) -> tuple[Gradient, ChannelState]:
-    """Return what `simulate_channel` does for the next round of a client whose defense has a state, and the state after it.
+    """Return the gradient as `simulate_channel` does, for a client whose defense has a state, and the state after the round.
 
-    state: the simulated state after the earlier rounds, in units of updates; empty before the first.
+    state: the simulated state after the earlier rounds, on the scale of updates and not of gradients; empty in the first round.
     """
     update = _convert_to_update(gradient, weights, training, steps)
     expected, after = channel.follow_round(update, state, known)

@@ -39,8 +39,8 @@ def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy"
 
     The function can be called under `vmap` and `torch.func.grad` for every network, see `call_opaquely`.
 
-    rule: how clients compute gradients (such as DP-SGD), if the attacker knows it. The loss then includes the terms that the
-          network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
+    rule: how clients compute gradients (such as DP-SGD), if the attacker knows it. Only then does the loss include the terms
+          that the network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
     """
     penalised = rule is not None
     if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and explain_vmap_failure(model, data, loss):
@@ -59,7 +59,10 @@ def _build_by_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: 
 
 
 def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
-    """Return a gradient function that uses ordinary autograd on contiguous weights, for one problem at a time."""
+    """Return a gradient function that uses ordinary autograd on contiguous weights; under `vmap` it runs once per problem.
+
+    measure: loss of logits and labels. penalised: whether the loss includes the terms that the network itself adds.
+    """
 
     def compute_gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         names, kept = tuple(weights), tuple(buffers)
@@ -83,7 +86,10 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
 
 
 def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
-    """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network."""
+    """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network.
+
+    loss: name of the loss, which `explain_vmap_failure` uses to test the network; it does not change the logits.
+    """
     if not explain_vmap_failure(model, data, loss):
         return run_forward_pass(model, {**buffers, **weights}, data.normalise(x))
     names = (*buffers, *weights)
@@ -163,7 +169,10 @@ def draw_test_problems(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tens
 
 
 def evaluate_test_problems(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool = False) -> Probed:
-    """Evaluate the gradient function on the problems of `draw_test_problems`, under `vmap`, or one by one if `loop` is set."""
+    """Return the gradients on the problems of `draw_test_problems`, and the derivative of their squared norm by x.
+
+    They are computed under `vmap`, or one by one if `loop` is set.
+    """
     weights, buffers, x, y = draw_test_problems(model, data)
 
     def compute_squared_norm(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
@@ -183,7 +192,7 @@ def sum_squares(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_close(found: Probed, expected: Probed) -> bool:
-    """Return whether the gradient of every parameter and the derivative by x are as expected, up to `AGREEMENT_TOLERANCE`."""
+    """Return whether the results of `evaluate_test_problems` agree, up to about `AGREEMENT_TOLERANCE` of each tensor's norm."""
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
     whole = sum_squares(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]

@@ -34,7 +34,7 @@ def merge_epochs(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
     """Return N examples (N, *shape) and their labels from the separate examples of all epochs.
 
     Each example of a later epoch is assigned to one of the first epoch by the Hungarian method on squared distances, with equal
-    labels if labels are hard, and the assigned examples are averaged.
+    labels if labels are hard, and averaged with it. The labels returned are those of the first epoch.
     x: (epochs * N, *shape). y: (epochs * N,), or soft labels (epochs * N, K).
     """
     if epochs == 1:

@@ -155,8 +155,9 @@ class _Cluster:
 
 
 def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
-    """Run one task on any machine of a cluster. Return its outcome, and the contents of files if it cannot write to the folder.
+    """Run one task on any machine of a cluster. Return its outcome as plain values, and the files that it made, by name.
 
+    The files are {} if the machine could write them to the folder of the replay itself.
     job, task: `ReplayJob` and `Task` as JSON. fingerprint: that of the recording, to recognise it. parcel: the files that the
     task needs; None for a first try without them. Returns None if this machine sees no such recording and folder and got no
     parcel; then the caller sends one.
