@@ -18,6 +18,8 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 
 READABLE = "labels-readable"
 MAX_UPDATES, MAX_EXAMPLES = 8, 256
+MAX_LISTED = 20
+"""Largest number of labels whose numbers of examples are listed one by one."""
 MAX_CHANCE = 1e-4
 """Probability of the number of near-integer estimates, by chance, up to which labels count as readable."""
 
@@ -28,14 +30,24 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The numbers of an update sum to its number of examples, so that its first class
-    follows from the others and is not tested.
+    follows from the others and is not tested. If the rounded numbers do not, as if most labels have a share of an example too
+    small to tell from none, the update is left out.
     """
-    tested, reason = [], ""
+    tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:
         try:
-            tested.append(_estimate_counts(one))
+            counts = _estimate_counts(one)
         except ValueError as error:
             reason = str(error)
+            continue
+        if int(counts.round().sum()) == one.num_examples:
+            tested.append(counts)
+        else:
+            unread += 1
+    if unread and not tested:
+        evidence = f"the estimated numbers of examples per label do not sum to the number of examples, in any of {unread} updates"
+        yield Passed(rule=READABLE, evidence=evidence)
+        return
     if not tested:
         yield NotChecked(rule=READABLE, reason=reason or "the recording holds no update")
         return
@@ -51,16 +63,23 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     if chance > MAX_CHANCE:
         yield Passed(rule=READABLE, evidence=f"{told}, as many as by chance")
         return
-    first = ", ".join(str(int(count)) for count in tested[0].round().tolist())
     yield Finding(
         rule=READABLE,
         grade="moderate",
         title="The server can count how many examples of each label a client used.",
         evidence=f"{told}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
-        f"update, from label 0 on: {first}.",
+        f"update, {_format_counts(tested[0].round().int().tolist())}.",
         advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
         "aggregation. If labels are no secret, accept this finding.",
     )
+
+
+def _format_counts(counts: Sequence[int]) -> str:
+    """Return the numbers of examples of all labels as text; of more than `MAX_LISTED` labels, only those that are not zero."""
+    if len(counts) <= MAX_LISTED:
+        return f"from label 0 on: {', '.join(map(str, counts))}"
+    held = [f"{count} of label {label}" for label, count in enumerate(counts) if count]
+    return ", ".join(held[:MAX_LISTED]) + (", ..." if len(held) > MAX_LISTED else "")
 
 
 def _estimate_counts(observation: Observation) -> Tensor:

@@ -2,15 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from attacker.audit import Finding, NotChecked, Passed, check_recording
 from attacker.audit.attack_findings import AuditedAttack
-from attacker.audit.label_checks import READABLE
+from attacker.audit.label_checks import READABLE, check_labels
 from attacker.audit.robustness_checks import check_robustness
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, name_changed_run, recommend_defense
 from attacker.cli import app
@@ -19,7 +21,8 @@ from fedsim.commands.init import write_starting_point
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
-from fedsim.recording import Recording
+from fedsim.recording import DataSpec, ModelSpec, Observation, Recording
+from fedsim.recording.codec import encode
 
 
 def call(*words: object) -> Result:
@@ -187,3 +190,20 @@ def test_the_smallest_number_of_examples_is_told(tmp_path: Path) -> None:
     (single,) = [one for one in results if one.rule == "single-examples"]
     assert isinstance(single, Passed)
     assert single.evidence == "every update is of at least 4 examples"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_many_labels_of_few_examples_are_read_if_the_head_was_trained(frozen: bool, observe: Callable[..., Observation]) -> None:
+    """With a hundred labels and two examples, an update without a trace of the labels gives a hundred numbers near zero."""
+    data, labels = DataSpec(shape=(3, 8, 8), num_classes=100), torch.tensor([7, 42])
+    one = observe((torch.rand(2, 3, 8, 8), labels), model=ModelSpec(name="mlp"), data=data)
+    if frozen:
+        update = {name: torch.zeros_like(t) if len(t) == 100 else t for name, t in one.update.items()}
+        one = replace(one, payload=encode(update))
+    (found,) = check_labels([one])
+    if frozen:
+        assert isinstance(found, Passed)
+        assert "do not sum to the number of examples" in found.evidence
+    else:
+        assert isinstance(found, Finding)
+        assert "In the first update, 1 of label 7, 1 of label 42." in found.evidence
