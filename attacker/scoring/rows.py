@@ -36,7 +36,7 @@ class ScoreRow:
     attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given. null: whether it is the null,
     from which the update is withheld.
     network_code, attack_code: digests of code that is not part of this project.
-    model, defense, secure_aggregation: public settings of the federation, as text. gradient, network, inputs: defenses that
+    model, defense, secure_aggregation: public settings of the run, see `Manifest`. gradient, network, inputs: defenses that
     change how clients compute gradients, their network and their examples. ranges_from: source of the ranges of table columns,
     see `DataSpec`. codec: packing of the update. rounded: whether the client sent whole weights instead of an update, which are
     rounded to the weights' precision. limits: texts on properties of the local training that no attack simulates exactly.

@@ -47,7 +47,7 @@ def accumulate(
     compare: `same` if the client uses all its examples in every round; otherwise how rounds are linked, as in `agic`.
     steps: maximum number of iterations. tv: weight of the total variation, as in `cpl`. decoder: as in `cpl`; ignored for
     search=agic.
-    restarts: maximum number of starts. pre_steps: iterations of the separate reconstructions for compare=images.
+    restarts: as in `dlg`. pre_steps: iterations of the separate reconstructions for compare=images.
     robust: as in `agic`.
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
     closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies. They are

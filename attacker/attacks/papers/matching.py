@@ -155,7 +155,7 @@ def inverting_gradients(
 ) -> GradientMatching:
     """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
-    steps: maximum number of iterations, of one gradient evaluation each. restarts: maximum number of starts.
+    steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
     inputs, which --preset published converts to pixels. The defaults recovered more of the tuning images that
     benchmarks/tuned.json lists than the paper's settings.

@@ -39,7 +39,7 @@ def rog(
 ) -> GradientMatching:
     """Search for images of a quarter of height and width by Adam with cosine annealing (Yue et al. 2022, ROG, section 4.1).
 
-    steps: number of iterations. restarts: maximum number of starts.
+    steps: number of iterations. restarts: as in `dlg`.
     decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
     one, as in `cpl`.
     init: start, as in `cpl`; or coarse4, squares of 4 x 4 pixels with one random value in [0, 1) each, which for bicubic4 are
