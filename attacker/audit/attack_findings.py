@@ -1,4 +1,4 @@
-"""Findings from the scores of attacks, or from their confidence where there is no truth."""
+"""Findings from the scores of attacks, or from their confidence if the true examples are not given."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from attacker.scoring import ScoreRow, Summary
 
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
 MIN_CONFIDENCE = 0.95
-"""Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
+"""Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 FAILED_GAP = 1.0
-"""Difference in dB of the mean PSNR from which an attack counts as worse than its null."""
+"""Difference in dB by which the mean PSNR of an attack must be below that of its null to count as worse."""
 ADVICE = (
     "Try these defenses one by one, each by `attacker audit --what-if` on a short run, and keep what leaks least: secure "
     "aggregation over many clients, so that the server sees only a sum; clipping and noise, or more noise; and, in addition, "
@@ -26,15 +26,17 @@ ADVICE = (
 class AuditedAttack:
     """The results of one attack on a sample of updates. The null is the same attack without the gradient.
 
+    spec:           the attack with its arguments, as text.
     updates:        number of updates in the sample.
-    outcome:        outcome of the comparison with the null, see `Verdict`; "" without truth (the true examples).
-    words:          the same as a sentence.
-    examples:       number of distinct examples compared. recovered, null_recovered: how many of them the attack and the null
-                    recovered, see the glossary.
+    outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
+                    examples.
+    examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
+                    null recovered, see the glossary. All three are 0 without the true examples.
     confident:      number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
-    psnr, null_psnr: means in dB; None for data that are not images.
-    leaked:         names of the scores that show a leak.
-    efficiency:     lower bound on the mean squared error, divided by the error of the attack; None if no bound is known.
+    psnr, null_psnr: means in dB; None for data that are not images, and without the true examples.
+    leaked:         titles of the scores that show a leak, see `Comparison`.
+    efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
+                    examples, see `Summary`; None if no bound is known.
     picture:        path of the picture that shows the best example beside its original, relative to the run. Examples that are
                     nearly of one colour are shown only if there are no others.
     """
@@ -60,12 +62,12 @@ class AuditedAttack:
 
     @property
     def recovers_all(self) -> bool:
-        """Return whether the attack recovered every example of its sample, and its null did not."""
+        """Return whether the attack recovered every example of its sample, and its null missed at least one of them."""
         return 0 < self.examples == self.recovered > self.null_recovered
 
     @property
     def is_worse_than_null(self) -> bool:
-        """Return whether the mean PSNR is more than `FAILED_GAP` below the null's, so that it says nothing about leaks."""
+        """Return whether the mean PSNR is more than `FAILED_GAP` below the null's, so that it shows nothing about leaks."""
         return self.psnr is not None and self.null_psnr is not None and self.psnr < self.null_psnr - FAILED_GAP
 
     @classmethod
@@ -106,9 +108,10 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
     """Yield one result, that of the strongest attack, since privacy is only as good as under the best attack.
 
-    It is a finding if that attack reveals examples or labels, and otherwise inconclusive, or, without scores, a check that could
-    not be made. Nothing is yielded without attacks.
-    scored:  whether the attacks were scored by the true examples; without scores, their confidence decides.
+    It is a `Finding` if that attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise. Nothing is
+    yielded if `attacks` is empty.
+    scored:  whether the attacks were compared with the true examples. If not, the number of confident examples decides which
+             attack is strongest, and there is a finding if it is not zero.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
@@ -131,8 +134,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
 def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule (identifier of the check), grade and title of a finding on an attack; None if its outcome shows no leak."""
     if strongest.outcome == "recovered":
-        source = "the recorded rounds together" if strongest.is_joint else "one update of one client"
-        return RECOVERED_RULE, "severe", f"Private examples can be reconstructed from {source}."
+        return RECOVERED_RULE, "severe", _title_recovered(strongest)
     if strongest.outcome != "partly leaked":
         return None
     if set(strongest.leaked) == {"labels"}:
@@ -140,19 +142,25 @@ def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     return PARTLY_RULE, "serious", "Updates reveal part of the private examples."
 
 
+def _title_recovered(strongest: AuditedAttack) -> str:
+    source = "the recorded rounds together" if strongest.is_joint else "one update of one client"
+    return f"Private examples can be reconstructed from {source}."
+
+
 def _judge_confidence(strongest: AuditedAttack, advice: str) -> CheckResult:
     if not strongest.confident:
         reason = (
-            "whether examples leak is not known: no attack is sure of an answer, and the originals to compare with were not given"
+            f"whether examples leak is not known: no attack returned an example with a confidence of at least {MIN_CONFIDENCE:g}"
+            ", and the true examples to compare with were not given (--truth)"
         )
         return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
     return Finding(
         rule=RECOVERED_RULE,
         grade="severe",
-        title="Private examples can be reconstructed from one update of one client.",
+        title=_title_recovered(strongest),
         evidence=f"{strongest.spec} on {_count(strongest.updates, 'update')}: "
         f"{_count(strongest.confident, 'reconstruction')} with a calibrated probability of at least {MIN_CONFIDENCE:g} that they "
-        "are recovered. The originals to compare them with were not given.",
+        "are recovered. The true examples to compare them with were not given (--truth).",
         advice=advice,
     )
 

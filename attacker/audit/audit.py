@@ -30,7 +30,7 @@ from fedsim.recording.run_check import check_run
 BOUND_SECONDS = 30.0
 """Largest time in seconds for bounds on the errors of the attacks."""
 MAX_CHECKED = 64
-"""Number of updates that the checks read."""
+"""Largest number of updates that the checks read."""
 Run = Callable[[Replay], Replayed]
 
 
@@ -38,12 +38,13 @@ Run = Callable[[Replay], Replayed]
 class Audit:
     """The result of an audit.
 
+    run:         name of the run.
     findings:    problems, the worst first. passed: checks that found nothing. not_checked: checks and attacks that were not made,
                  with reasons.
     attacks:     one result for each attack that ran.
     scored:      whether reconstructions were compared with the clients' true examples.
     seconds:     time that the audit took.
-    what_if:     measured effect of a change, if it was asked for.
+    what_if:     measured effect of another defense; None if it was not asked for.
     """
 
     run: str
@@ -68,7 +69,7 @@ class Audit:
 def check_recording(recording: Recording) -> list[CheckResult]:
     """Return the results of all checks that need no attack, in a fixed order.
 
-    Raises DamagedFile if an update or the weights cannot be read.
+    Damaged updates are skipped. Raises DamagedFile if all updates are damaged, or if weights cannot be read.
     """
     observations = _sample(recording)
     metrics = read_metrics(recording.folder.parent)
@@ -76,7 +77,8 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
     if recorded < trained:
         reason = (
-            f"updates of {recorded} of {trained} rounds are recorded, and the server receives all, which reveal more together"
+            f"only {recorded} of {trained} rounds are recorded, and the server receives the updates of all rounds, which "
+            "together may reveal more"
         )
         found.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
     if not observations:
@@ -92,7 +94,7 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     found += check_tokens(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
-        reason = f"{names}: it is applied before the update is computed, so that no check of updates can test it, only attacks"
+        reason = f"{names}: applied before the update is computed, so that no check of updates can test it; only attacks can"
         found.append(NotChecked(rule="defense-of-training", reason=reason, kind="left out"))
     return found
 
@@ -108,15 +110,17 @@ def audit(
 ) -> Audit:
     """Check and attack a recorded run, and return the graded findings.
 
+    run:      folder of the run, or of its recording.
     seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
               chosen; a running attack is not stopped.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
-    model:    code `module:function` that builds the network, which is imported; for a recorded network that is not built in.
-    replayed: function that runs a `Replay`, an attack on the recording, and returns its result; one that also shows progress can
-              be given.
-    told:     callback that receives the plan, the attacks to be run and those left out, before the first attack.
-    Raises ValueError if `run` holds no recording. Cases that were attacked before, with reconstructions in the run's folder, are
-    not attacked again.
+    model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
+              network is not built in.
+    replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
+              progress.
+    told:     callback that is called once, before the first attack, with the attacks to be run and those left out.
+    Cases that already have reconstructions in the run's folder are not attacked again. Raises ValueError if `run` holds no
+    recording.
     """
     started = monotonic()
     folder = run if (run / "manifest.json").is_file() else run / "recording"
@@ -158,7 +162,7 @@ def audit(
 
 
 def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
-    """Return the result of one attack; without a scorer, only its number of confident examples.
+    """Return the result of one attack; without a scorer, only its numbers of updates and of confident examples.
 
     cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
     """
@@ -183,14 +187,14 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 
 
 def _list_other_attacks() -> list[NotChecked]:
-    """Return the attacks that are not part of an audit."""
+    """Return one result that names the attacks which an audit never runs; empty if there are none."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
     reason = f"these attacks are special cases of those above or suit few networks; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 
 def _sample(recording: Recording) -> list[Observation]:
-    """Return up to `MAX_CHECKED` updates, evenly spread over the recording. Raises DamagedFile if none can be read."""
+    """Return up to `MAX_CHECKED` updates, evenly spread over the recording. Raises DamagedFile if all are damaged."""
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))
     found, problem = [], None

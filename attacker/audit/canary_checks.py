@@ -20,11 +20,14 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 
 REFUTED_RULE = "epsilon-refuted"
 ACCUSATION_LEVEL = 0.999
-"""Confidence with which an accounted epsilon must be refuted to become a finding: at 95 %, one true epsilon in 20 would be."""
+"""Confidence with which an accounted epsilon must be refuted to become a finding: at 95 %, one correct epsilon in 20 would be."""
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield the result: whether guesses about canaries refute the accounted epsilon. metrics: rows of metrics.jsonl."""
+    """Yield the result: whether guesses about canaries refute the accounted epsilon, the last that the metrics report.
+
+    scorer: reads the true examples; None if they are not given. metrics: rows of metrics.jsonl.
+    """
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
     declared = None
@@ -32,11 +35,11 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         declared = float(accounted)
     found = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
     if found is None:
-        reason = "no client planted canaries, pairs of known examples that bound epsilon from below (clients.canaries)"
+        reason = "no client planted canaries, from which epsilon is bounded from below; plant them by clients.canaries"
         if any(row.client == SUM_CLIENT for row in recording.read_rows(on_damage=lambda error: None)):
             reason = "only secure sums are recorded, and canaries are evaluated on updates of single clients"
         if scorer is None:
-            reason = "the clients' true examples, which would include planted canaries, are not given"
+            reason = "the clients' true examples, which say which canaries were used, are not given (--truth)"
         yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")
         return
     gaussian = _has_gaussian_noise(recording)

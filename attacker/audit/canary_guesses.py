@@ -16,7 +16,7 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 CHUNK_EXAMPLES = 64
 """Number of examples whose gradients are computed at once."""
 MAX_SEPARATED = 2048
-"""Largest number of a client's canaries that are guessed together, which takes a matrix of that order."""
+"""Largest number of a client's canaries that are guessed together, by a square matrix with a row for each of them."""
 NOISE_STEPS = 100
 """Number of noise levels among which the most likely one is chosen."""
 
@@ -28,7 +28,7 @@ class CanaryGuesses:
     guesses, right: number of canaries guessed, those with the largest absolute scores, and how many of these guesses are right.
     right_of_all:   number of right guesses if every canary is guessed.
     overlap:        mean over canaries of the sum of squared correlations of the noise in its score with that in the scores of
-                    the same client's other canaries. A score is an estimate of `separate_canaries`.
+                    the same client's other canaries. A score is an estimate by `separate_canaries`.
     """
 
     canaries: int
@@ -41,12 +41,14 @@ class CanaryGuesses:
 def guess_canaries(
     scorer: Scorer, recording: Recording, *, epsilon: float | None = None, delta: float = 1e-5
 ) -> CanaryGuesses | None:
-    """Guess which version of each canary was used, and compare with truth. None if no client has canaries or sent an update.
+    """Guess which version of each canary was used, and compare with truth. None if no client with canaries sent an update.
 
-    The coins of a client's pairs are estimated together, as the linear estimate of least mean squared error from the inner
-    products, added over all rounds, of the observed mean gradient with the difference of the gradients of both versions. So other
-    canaries do not disturb a guess. Server and auditor know the pairs; only the comparison at the end reads truth.
-    epsilon, delta: declared privacy, from which the number of guesses is chosen, see `choose_guesses`.
+    The coin of a canary is +1 if the client used the first version and -1 if it used the second. All coins of a client are
+    estimated together by `separate_canaries`, so that other canaries do not disturb a guess. The evidence on a canary
+    is the inner product, summed over rounds, of the gradient in the update (the mean over examples) with the difference of the
+    gradients of its two versions. Server and auditor know both versions; only the comparison at the end reads truth.
+    epsilon, delta: declared privacy, by which `choose_guesses` chooses the number of guesses. Without epsilon, one in a thousand
+    canaries is guessed, at least 100 if there are so many.
     """
     scores: list[float] = []
     first_used: list[bool] = []
@@ -82,12 +84,15 @@ def guess_canaries(
 
 
 def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
-    """Estimate the coins of canaries from the inner products of their gradients with what was observed.
+    """Estimate the coins of canaries: +1 if the first of the two versions was used, -1 if the second.
 
-    inner: (canaries,), modelled as `products @ coins` times a scale, with noise of the covariance `products` times another scale.
-    products: (canaries, canaries) inner products of the differences, summed over rounds. The scales are those of the largest
-    likelihood, for independent fair coins. Returns (canaries,) estimates in units of their standard deviation, and the overlap
-    as in `CanaryGuesses`; zeros if a value is not finite, as after a run that diverged, or if no gradient tells versions apart.
+    The estimate is the linear one of least mean squared error. A canary's difference is the gradient of its first version minus
+    that of its second.
+    inner: (canaries,) inner products of the differences with the observed gradient, modelled as `products @ coins` times a scale
+    plus noise of covariance `products` times another scale. Both scales maximise the likelihood for independent fair coins.
+    products: (canaries, canaries) inner products of the differences with one another, summed over rounds, as `inner` is.
+    Returns (canaries,) estimates in units of their standard deviation, and the overlap as in `CanaryGuesses`. All of them are
+    zero if a value is not finite, as after a run that diverged, or if both versions of every canary have the same gradient.
     """
     if not bool(inner.isfinite().all() and products.isfinite().all() and products.any()):
         return torch.zeros_like(inner), 0.0
@@ -108,7 +113,11 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
 
 
 def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return `inner` and `products` of one round, as in `separate_canaries`."""
+    """Return `inner` and `products` of one update of one client, as in `separate_canaries`.
+
+    pairs: of each canary, the indices of its first and second version in the data set. The expected contribution of all canaries,
+    with each version used with probability 1/2, is subtracted from the observed gradient.
+    """
     model = build_network(seen)
     simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
     weights = {name: seen.weights[name] for name, _ in model.named_parameters()}

@@ -37,7 +37,7 @@ class Signature:
 
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
-    """Return the signature of a defense, measured on random updates of the size of `like`."""
+    """Return the signature of a defense, measured on random updates as `draw_like` draws them."""
     idempotent, additive, zeros = True, True, 1.0
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
@@ -53,7 +53,7 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
 
 
 def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
-    """Apply a defense as in a client's first round, with its own random numbers."""
+    """Return the update after a defense in its initial state, as in a client's first round. seed: of its random numbers."""
     defense = spec.build()
     return defense.apply(update, defense.init(update), Generator().manual_seed(seed))[0]
 
@@ -62,8 +62,9 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     """Return the declared standard deviation of the noise in an observed update, by tensor name.
 
     The total power of the noise (the sum of its squares) is computed by the channel of the last step of the defense, which takes
-    into account that the observed update already holds the noise. How it divides over the tensors is measured on two outputs of
-    this step. Updates with different seeds have independent errors of measurement.
+    into account that the observed update already holds the noise. Its division among the tensors is measured: the step is applied
+    to the update twice, and the outputs differ only by their noise. All deviations are 0 if the step adds no noise.
+    seed: of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
     last = DefenseSpec(spec.steps[-1:])
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
@@ -92,7 +93,7 @@ def count_levels(update: Update) -> dict[str, int]:
 
 
 def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
-    """Return an update of Gaussian noise. Each tensor has the root mean square of that in `like`, or 1 if that is zero."""
+    """Return an update of Gaussian noise. Each tensor has the root mean square of that tensor of `like`, or 1 if it is zero."""
     rng = Generator().manual_seed(seed)
     found = {}
     for name, t in like.items():

@@ -22,16 +22,17 @@ from fedsim.recording import Observation
 ZERO_SLACK = 0.02
 """Amount by which an update's share of zeros may be below the signature's, because of ties and of rounding to whole numbers."""
 LEVEL_SLACK = 2
-"""Factor by which distinct values may exceed those of random updates."""
+"""Factor by which the number of distinct values of a tensor may exceed the signature's, which random updates gave."""
 MAX_COMPARED = 20
-"""Number of updates whose supports (sets of coordinates other than zero) are compared."""
+"""Largest number of updates whose supports (sets of coordinates other than zero) are compared."""
 BOUND_FACTOR = 2.0
-"""Factor that an update is multiplied by to see whether a defense would ever change it."""
+"""Factor by which recorded updates are enlarged to test whether a defense with a limit would change larger ones."""
 NOT_APPLIED_RULE = "defense-not-applied"
 NEVER_BINDS_RULE = "defense-never-binds"
 SUPPORT_RULE = "support-reveals-data"
 MIN_SAME_SUPPORT = 0.999
-"""Share of coordinates on which the supports of two random updates agree, for one seed, if the data do not choose them."""
+"""Share of coordinates on which the supports of two random updates, defended with the same seed, must agree for the choice to
+count as independent of the data."""
 
 
 def check_defense(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -85,7 +86,8 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
     chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
     found = (
-        f" Successive updates have {sum(common) / len(common):.0%} of them in common, and {chance:.0%} by chance."
+        f" Successive updates have {sum(common) / len(common):.0%} of the kept coordinates in common; by chance it would be "
+        f"{chance:.0%}."
         if common
         else ""
     )
@@ -103,7 +105,7 @@ def _find_support(update: Mapping[str, Tensor]) -> Tensor:
 
 
 def _difference(observation: Observation, spec: DefenseSpec, signature: Signature) -> str:
-    """Return the property in which an update differs from outputs of the defense, "" if in none."""
+    """Return in which property an update differs from outputs of the defense, as a clause such as "where ..."; "" if in none."""
     update = observation.update
     if observation.rounding:  # the values of whole weights are rounded, and none is exactly zero
         return ""
@@ -120,7 +122,10 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 
 
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
-    """Yield the result: whether a defense that only limits updates, as clipping does, would have changed any of them."""
+    """Yield the result: whether any update reaches the bound of a defense that only limits updates, as clipping does.
+
+    It is a finding if even the updates times `BOUND_FACTOR` stay unchanged. Nothing is yielded for other defenses.
+    """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return
     larger = [{name: BOUND_FACTOR * t for name, t in one.update.items()} for one in observations]

@@ -16,7 +16,7 @@ class Finding:
     rule:     identifier of the check, such as "noise-reused", which does not change between versions.
     title:    one sentence on what leaks, or which setting is wrong.
     evidence: what was measured, with numbers and the rounds and clients concerned.
-    advice:   what to change, as one sentence.
+    advice:   what to change, as sentences.
     picture:  path of a picture that shows the finding, relative to the run; "" if there is none.
     """
 
@@ -42,12 +42,13 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True)
 class NotChecked:
-    """A check or an attack that was not made.
+    """A check or an attack that was not made, or that decided nothing.
 
-    reason: why it was not made, as one sentence.
-    kind:   "does not apply": not to this run. "needs information": which was not given. "left out": it applies, but time or a
-            method was missing. "inconclusive": it was made and shows neither a fault nor its absence. "no guarantee": the run
-            promises nothing that could be checked, or records only part of what the server receives.
+    reason: why, as text without a full stop.
+    kind:   "does not apply": this run has nothing that it could test. "needs information": something was not given. "left out":
+            it applies, but time or a method was missing. "inconclusive": it was made and shows neither a fault nor its absence.
+            "no guarantee": the run promises nothing, or hardly anything, that could be checked, or records only part of what the
+            server receives.
     """
 
     rule: str
@@ -64,5 +65,5 @@ def order(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def worst(findings: Sequence[Finding]) -> Grade:
-    """Return the most severe grade of the findings, "none found" without any."""
+    """Return the most severe grade of the findings, or "none found" if there are no findings."""
     return max((one.grade for one in findings), key=GRADES.index, default="none found")

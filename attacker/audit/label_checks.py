@@ -21,7 +21,7 @@ MAX_UPDATES, MAX_EXAMPLES = 8, 256
 MAX_LISTED = 20
 """Largest number of labels whose numbers of examples are listed one by one."""
 MAX_CHANCE = 1e-4
-"""Probability of the number of near-integer estimates, by chance, up to which labels count as readable."""
+"""Labels count as readable if chance gives as many estimates near whole numbers with at most this probability."""
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
@@ -29,9 +29,9 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
 
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
-    within this tolerance of a whole number. The numbers of an update sum to its number of examples, so that its first class
-    follows from the others and is not tested. If the rounded numbers do not, as if most labels have a share of an example too
-    small to tell from none, the update is left out.
+    within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the first follows
+    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number, as
+    if each of many labels gets a small share of an example, which is near the whole number 0 without showing anything.
     """
     tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:

@@ -23,13 +23,14 @@ FALSE_ALARM_RATE = 1e-6
 MIN_OBSERVATIONS = 6
 """Smallest number of updates for the test of single coordinates."""
 MAX_PAIRED = 24
-"""Number of updates that are compared in pairs."""
+"""Largest number of updates that are compared in pairs."""
 MIN_TAIL = 8
-"""Number of singular values, beyond those that its examples can explain, from which on a weight's update is tested for noise."""
+"""Smallest number of singular values beyond the rank of the gradient for which a weight's update is tested for noise there."""
 MIN_CORRELATION = 0.1
+"""Smallest correlation of the noise of two updates that counts as shared noise."""
 MIN_REUSED_SHARE = 0.05
-"""If coordinates vary too little, smallest share of similar pairs that is reported as reused noise. A smaller one is reported as
-missing noise."""
+"""If single coordinates hardly vary over the updates, and some pairs of updates seem to share noise: smallest share of such pairs
+among all pairs that is reported as reused noise. A smaller one is reported as missing noise."""
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
@@ -37,8 +38,11 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
 
     The noise is independent of the gradient, so that the mean square of a tensor is at least the noise's variance, and the mean
     square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the
-    gradient is at most the number of examples times the number of epochs. Whatever lies beyond this rank is noise. There is one
-    result for missing noise and one for noise that several updates share; a finding for one of them is yielded alone.
+    gradient is at most the number of examples times the number of epochs. Whatever lies beyond this rank is noise.
+
+    Two results are yielded, on missing noise and on noise that several updates share: both passed, or both not checked if the
+    last step of the defense adds no noise (`signature.additive`) or there is no defense (None). A finding is yielded alone, the
+    one of missing noise if both faults are found, except as `MIN_REUSED_SHARE` says.
     """
     if signature is None or not signature.additive:
         reason = "the manifest declares no noise as the last step of the defense"
@@ -69,7 +73,8 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
             grade="serious",
             title=f"The noise of {spec} is missing from part of the updates, or smaller than declared.",
             evidence=missing or quiet,
-            advice="Add noise of the declared size to every coordinate. Until then no privacy can be accounted for it.",
+            advice="Add noise of the declared size to every coordinate. Until then, an epsilon computed from the declared noise "
+            "does not hold.",
         )
         return
     yield Passed(
@@ -89,7 +94,8 @@ def _find_missing(scaled: Sequence[Tensors]) -> str:
         squares = torch.stack([values[name].square() for values in scaled])
         least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
         if float(squares.mean()) < least:
-            return f"{name}: root mean square {float(squares.mean().sqrt()):.2g} of the declared standard deviation"
+            size = float(squares.mean().sqrt())
+            return f"{name}: root mean square {size:.2g} of the declared standard deviation of the noise"
         if exact := int((squares == 0).sum()):
             return f"{name}: {exact} values are exactly zero, which no value with noise is"
     return ""
@@ -123,7 +129,10 @@ def _find_small_tails(tails: Sequence[Tensors]) -> str:
 
 
 def _differ_too_little(one: Tensors, other: Tensors) -> bool:
-    """Return whether some tensor of two updates differs less than two independent draws of the noise."""
+    """Return whether some tensor of two updates differs less than two independent draws of the noise would.
+
+    one, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
+    """
     for name in one.keys() & other.keys():
         squares = (one[name] - other[name]).square() / 2
         if float(squares.mean()) < 1 - _margin(squares.numel()):
@@ -132,7 +141,10 @@ def _differ_too_little(one: Tensors, other: Tensors) -> bool:
 
 
 def _correlate(one: Tensors, other: Tensors) -> bool:
-    """Return whether the noise beyond the rank of the gradients is correlated between two updates."""
+    """Return whether two updates share noise: whether their residuals in some weight are correlated more than chance explains.
+
+    one, other: what `_tails` returns for the two updates.
+    """
     for name in one.keys() & other.keys():
         if len(one[name]) != len(other[name]):
             continue
@@ -156,17 +168,19 @@ def _smallest_power(count: int, probability: float) -> float:
 def _margin(count: int) -> float:
     """Return by how much a mean of `count` squares may be below the noise's variance, as a share of it.
 
-    The variance itself is taken as measured on `count` values, too, which doubles the squared standard error.
+    The declared variance is itself measured on `count` values (`noise_deviations`), which doubles the squared standard error.
     """
     relative: float = (2 * (MAX_KURTOSIS - 1) / count) ** 0.5
     return MISSING_SIGMAS * relative
 
 
 def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
-    """Return the residual of each weight's update after its largest singular components, as many as its examples explain.
+    """Return, for each weight, what is left of its update without the singular components that can hold the gradient.
 
-    The dict maps names to flattened residuals, (rows * columns,), divided by their standard deviation under the declared noise.
-    Weights with too few singular values are left out; empty if the rank is not known.
+    These are the largest ones, as many as the rank of the gradient can be: the number of examples times that of epochs.
+    scaled: tensors of the update, divided by the standard deviation of the declared noise. Returns a dict from names to flattened
+    residuals, (rows * columns,), divided by the standard deviation that they have if only the declared noise is in them. Weights
+    with too few singular values are left out; the dict is empty if the rank is not known.
     """
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:

@@ -34,7 +34,7 @@ MAX_PICTURE_BYTES = 10_000_000
 
 
 def render(found: Audit, run: Path) -> str:
-    """Return the audit as one HTML page that loads no other files. run: folder of the run, for pictures."""
+    """Return the audit as one HTML page that loads no other files. run: folder of the run, which holds the pictures."""
     loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}

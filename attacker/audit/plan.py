@@ -28,7 +28,7 @@ EPOCH_ARGUMENTS: dict[str, object] = {"local_steps": "simulated", "order_invaria
 UNCOMPRESSED = frozenset({"clip", "clip_each", "gaussian", "laplace"})
 """Defenses that send every coordinate, and only scale tensors or add noise."""
 CLIENT_COUNTS = (16, 8, 4, 2, 1)
-"""Numbers of clients that an attack may be sized to; the largest that fits into the budget is chosen."""
+"""Largest numbers of clients whose updates an attack is run on; of these, the largest that fits into the budget is chosen."""
 ATTACK_RULE = "attack"
 
 
@@ -75,15 +75,19 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator
 
 
 def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
-    """Yield each attack in the largest size that fits into its share of the budget. fitting: sizes of each attack."""
+    """Yield each attack on the most clients for which it fits into its share of the budget.
+
+    fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If none of them fits, the first
+    attack runs on the fewest clients, and for each other attack the reason is yielded. seconds: budget on one core.
+    """
     left = seconds
     for place, sizes in enumerate(fitting):
         share = left / (len(fitting) - place)
         chosen = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
         if chosen is None:
             reason = (
-                f"{sizes[-1].spec} needs more computing time than is left of the {seconds:.0f} seconds, "
-                f"{sizes[-1].core_seconds:.0f} for one update or client: give more by --budget"
+                f"{sizes[-1].spec} needs {sizes[-1].core_seconds:.1f} seconds for a single client, more than its share "
+                f"({share:.1f} seconds) of the budget of {seconds:.0f} seconds: give more by --budget"
             )
             yield NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out")
             continue
@@ -92,13 +96,13 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
 
 
 def _explain_unfit(one: PlannedAttack, recording: Recording, out: Path) -> str:
-    """Return why an attack does not suit a recording; "" if it does."""
+    """Return why an attack does not suit a recording; "" if it does. one: the attack on one client."""
     several = len({row.round for row in one.rows}) > 1
     if one.spec.name == "agic":
         if not several and not _has_epochs(recording):
-            return "it joins several rounds or local epochs, and one of each is recorded"
+            return "it needs several rounds or local epochs, and only one of each is recorded"
     elif one.spec.name in JOINT_ATTACKS and not several:
-        return "it joins several rounds, and one is recorded"
+        return "it needs several rounds, and only one is recorded"
     if one.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
         return "it is for compressed updates, and no compression is declared"
     if one.spec.name not in JOINT_ATTACKS:
@@ -121,7 +125,7 @@ def _has_epochs(recording: Recording) -> bool:
 
 
 def _choose_arguments(name: str, recording: Recording) -> dict[str, object]:
-    """Return the arguments of the tuned preset, and for `agic` on several local epochs those of their simulation."""
+    """Return the arguments of the tuned preset; for `agic` on several local epochs, also those that make it simulate epochs."""
     epochs = EPOCH_ARGUMENTS if name == "agic" and _has_epochs(recording) else {}
     return {**_tuned(name, recording), **epochs}
 
@@ -141,7 +145,10 @@ def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
 
 
 def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
-    """Yield the attack for each of `CLIENT_COUNTS` that the recording has, from the most clients on, with its forecast time."""
+    """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
+
+    A count is left out if the next smaller one includes all clients already. rows: complete updates of the recording.
+    """
     clients = {row.client for row in _select(spec, rows, len(rows)).rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):

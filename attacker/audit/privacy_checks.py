@@ -14,7 +14,7 @@ from fedsim.training.privacy import count_uses
 
 EPSILON_RULE = "epsilon-understated"
 EPSILON_SLACK = 0.01
-"""Relative amount by which a reported epsilon may be below the computed one: other accountants round differently."""
+"""Relative amount by which a reported epsilon may be below the computed one, since other accountants round differently."""
 MAX_MEANINGFUL_EPSILON = 20.0
 """Largest epsilon that the audit reports without a warning. At 20, odds may change by a factor of e^20, about 5 * 10^8."""
 
@@ -39,17 +39,17 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     low = [(row, expected) for row in reported if _value(row) < (1 - EPSILON_SLACK) * (expected := _expected(recording, row))]
     if not low:
         row = reported[-1]
-        evidence = f"epsilon {_value(row):.3g} after round {row['round']} is what the declared noise gives"
+        evidence = f"epsilon {_value(row):.3g} after round {row['round']} is at least what the declared noise gives"
         yield Passed(rule=EPSILON_RULE, evidence=evidence)
         if _value(row) > MAX_MEANINGFUL_EPSILON:
             limit = f"above {MAX_MEANINGFUL_EPSILON:g} it promises hardly anything"
-            reason = f"epsilon {_value(row):.3g} is computed rightly, but {limit}"
+            reason = f"epsilon {_value(row):.3g} is not understated, but {limit}"
             yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="no guarantee")
         return
     row, expected = low[-1]
     values = {round(_value(one), 9) for one in reported}
     reset = len(reported) > 1 and len(values) == 1
-    cause = "It is the same in every round, as if each were the only one." if reset else "It leaves out a noisy release."
+    cause = "It is the same in every round, as if each were the only one." if reset else "Perhaps a noisy message was left out."
     yield Finding(
         rule=EPSILON_RULE,
         grade="serious",

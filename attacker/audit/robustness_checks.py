@@ -15,14 +15,15 @@ ROBUSTNESS = "reconstruction-bound"
 PRIOR = 0.01
 """Success probability of the best guess without any update, for which the bound is computed."""
 USELESS = 0.99
-"""Bound from which on it is too weak to be reported."""
+"""Smallest bound that is too weak to be reported."""
 MAX_CHANCE = 0.01
-"""Largest probability, under the bound, of the number of recovered examples that counts as a contradiction of the bound."""
+"""The bound counts as exceeded if it allows so many recovered examples, or more, with less than this probability."""
 
 
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:
-    """Yield results: the probability of a reconstruction that the declared noise allows, and whether an attack exceeds it.
+    """Yield the result: the bound on the probability of a reconstruction under the declared noise, or that an attack exceeds it.
 
+    strongest: the attack to compare; None for no comparison, as without the true examples.
     Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of examples that
     an attack on single updates recovers is compared with the bound for one round, that of an attack on several rounds together
     with the bound for all rounds. The prior success probability of the comparison is max(k, 1) / (n + 1), where the null, the
@@ -55,6 +56,6 @@ def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> I
         return
     yield Passed(
         rule=ROBUSTNESS,
-        evidence=f"what is guessed right with a probability of {PRIOR:.0%} without any update is guessed right with at most "
-        f"{bound:.1%} after {len(rounds)} round{'s' * (len(rounds) != 1)}, by the declared noise",
+        evidence=f"under the declared noise, an example that is guessed with a probability of {PRIOR:.0%} without any update is "
+        f"reconstructed with one of at most {bound:.1%} from {len(rounds)} round{'s' * (len(rounds) != 1)}",
     )

@@ -16,6 +16,7 @@ SINGLE_RULE, METRICS_RULE, SECURE_RULE, STATISTICS_RULE = (
 EQUATION_METRICS = ("loss", "accuracy")
 """Words in the names of metrics that are functions of a client's examples."""
 MIN_COHORT = 3
+"""Smallest number of clients in a secure sum that is not reported as very few."""
 COHORTS_RULE = "cohorts-isolate-clients"
 ISOLATED_TOLERANCE = 1e-6
 """Squared distance of a client's unit vector from the span of the cohorts below which the client counts as isolated. Singular
@@ -23,7 +24,11 @@ values smaller than this share of the largest one count as zero."""
 
 
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield weak settings: updates of one example, metrics of few examples, shared batch statistics, weak secure aggregation."""
+    """Yield the results of the checks of settings, each a finding if the setting is weak.
+
+    They test whether there are updates of a single example, whether metrics of a single example or batch-norm statistics are
+    sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several rounds isolate a client.
+    """
     yield _check_examples(observations)
     yield _check_metrics(observations)
     yield _check_statistics(observations)
@@ -58,8 +63,9 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     return Finding(
         rule=METRICS_RULE,
         grade="low",
-        title="Clients send measures of single examples in clear.",
-        evidence=f"{len(few)} updates come with {names}, each one more equation on the example, which no defense changes.",
+        title="Clients send metrics of single examples in clear.",
+        evidence=f"{len(few)} updates come with {names}. Each value is one more equation that the example satisfies, and no "
+        "defense changes it.",
         advice="Report metrics of many examples, or with noise, or not at all.",
     )
 
@@ -83,7 +89,11 @@ def _check_statistics(observations: Sequence[Observation]) -> CheckResult:
 
 
 def _check_secure(recording: Recording) -> Iterator[CheckResult]:
-    """Yield weak settings of secure aggregation: a low threshold, and sums of very few clients."""
+    """Yield results on secure aggregation: a finding for a low threshold, one for sums of very few clients, or one result passed.
+
+    The threshold is the number of clients whose shares suffice to unmask another client. A `NotChecked` is yielded if the run
+    uses no secure aggregation.
+    """
     agreed = recording.manifest.secure_aggregation
     if not agreed:
         reason = "no secure aggregation is used: the server sees each client's update"
@@ -108,15 +118,16 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
             rule=SECURE_RULE,
             grade="moderate",
             title="Some secure sums are of very few clients.",
-            evidence=f"{len(small)} of {len(sizes)} rounds, the first: round {number} with {size}.",
+            evidence=f"{len(small)} of {len(sizes)} rounds, the first: round {number} with {size} client{'s' * (size != 1)}.",
             advice=f"Abort rounds with fewer than {MIN_COHORT} clients; more clients in a sum hide each of them better.",
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
-        yield Passed(rule=SECURE_RULE, evidence=f"sums are of at least {min(sizes.values(), default=0)} clients")
+        least = min((size for size in sizes.values() if size), default=0)
+        yield Passed(rule=SECURE_RULE, evidence=f"each secure sum is of at least {least} clients")
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
-    """Yield one result: which clients' updates a linear combination of the secure sums of all rounds isolates.
+    """Yield one result: which clients' updates can be isolated by linear combinations of the secure sums of all rounds.
 
     Nothing is yielded without secure aggregation. A cohort is the set of clients in one sum.
     """
@@ -125,7 +136,7 @@ def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
     cohorts = [cohort for number in recording.list_rounds() if (cohort := recording.list_summed(number))]
     isolated = find_isolated_clients(cohorts)
     if not isolated:
-        yield Passed(rule=COHORTS_RULE, evidence=f"no combination of {len(cohorts)} sums leaves a single client")
+        yield Passed(rule=COHORTS_RULE, evidence=f"no linear combination of the {len(cohorts)} sums isolates a single client")
         return
     clients = len({client for cohort in cohorts for client in cohort})
     yield Finding(
@@ -139,7 +150,7 @@ def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
 
 
 def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the clients that a linear combination of the cohorts' sums isolates. cohorts: clients in each sum."""
+    """Return, sorted, each client whose update alone some linear combination of the sums gives. cohorts: clients of each sum."""
     clients = sorted({client for cohort in cohorts for client in cohort})
     if not clients:
         return []

@@ -15,16 +15,18 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 TOKENS_RULE = "tokens-readable"
 OUTLIER_FACTOR = 10.0
 """A row counts as changed by tokens if its norm is larger than this times the median norm of all rows, which most tokens leave
-unchanged. Rows of at least `MIN_DIMENSIONS` independent Gaussian values practically never are."""
+unchanged. The norm of a row of `MIN_DIMENSIONS` or more independent Gaussian values practically never is."""
 MIN_DIMENSIONS = 4
+"""Smallest number of columns of an embedding that is tested."""
 MAX_LISTED = 12
+"""Largest number of tokens that are listed."""
 
 
 def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield the result: how many rows of an embedding stand out from the others in the updates.
+    """Yield the result: whether some rows of an embedding stand out in an update, and which; they name the examples' tokens.
 
-    The gradient of an embedding is zero in all rows whose token occurs in no example, so that the other rows name the tokens of
-    the examples (Melis et al. 2019, section 4.1). The order of the tokens and their examples are not part of it.
+    The gradient of an embedding is zero in all rows whose token occurs in no example, so that the other rows show which tokens
+    occur (Melis et al. 2019, section 4.1). They do not show the order of the tokens, nor which example holds which.
     """
     first = observations[0]
     layout = models.build_layout(first.model, first.data)
@@ -33,8 +35,8 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         return
     try:
         embeddings = find_token_embeddings(models.build(first.model, first.data), first.data)
-    except Exception as error:  # code of others
-        reason = f"the inputs of the embeddings could not be found: {type(error).__name__}: {error}"
+    except Exception as error:  # a network that is not built in may raise anything
+        reason = f"the network raised {type(error).__name__} when it was run to find its embeddings of tokens: {error}"
         yield NotChecked(rule=TOKENS_RULE, reason=reason, kind="left out")
         return
     wide = {name for name in embeddings if name in first.update and first.update[name].shape[-1] >= MIN_DIMENSIONS}
@@ -62,7 +64,7 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
     return Finding(
         rule=TOKENS_RULE,
         grade="moderate" if of_sums else "serious",
-        title=f"The server can read which tokens the examples of {whose} contain, off the embedding {name}.",
+        title=f"The server can read from the update of {name} which tokens the examples of {whose} contain.",
         evidence=f"In {len({seen.key for seen, _, _ in found})} of {len(observations)} updates only the rows of tokens that "
         f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} tokens of the "
         f"vocabulary occur, those with the numbers {listed}.",
@@ -74,8 +76,9 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
 def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) -> list[int]:
     """Return the rows of `update` (V, D) that changed more than weight decay and noise explain, in ascending order.
 
-    weights: (V, D) before training; a multiple of them that most rows share is weight decay, and is subtracted. zeros_count:
-    whether a row counts as changed if it is not zero while more than half of all rows are.
+    weights: (V, D) before training. Weight decay adds the same multiple of them to all rows, which is estimated (median) and
+    subtracted. zeros_count: whether the nonzero rows count as changed if more than half of all rows are zero; if False, no row
+    does then.
     """
     update, weights = update.double(), weights.double()
     powers = weights.square().sum(dim=1)
@@ -89,7 +92,7 @@ def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) ->
 
 
 def _keeps_zero_rows(observation: Observation, embeddings: set[str]) -> bool:
-    """Return whether the declared defense maps rows of zeros to rows of zeros, so that other rows hold data and not noise."""
+    """Return whether the declared defense leaves rows of zeros zero. If so, nonzero rows hold data, and not only noise."""
     if not observation.defenses.steps:
         return True
     update = {name: t.clone() for name, t in draw_like(observation.update, 0).items()}

@@ -12,14 +12,16 @@ from fedsim.recording.round_metrics import read_metrics
 
 RECOMMENDED = "recommended"
 MAX_UPDATES = 16
+"""Largest number of updates whose norms are measured for the recommended defense."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOutcome:
     """Summary of an audit.
 
-    recovered, examples: numbers of examples that the strongest attack recovered and attacked. psnr: its mean PSNR in dB; None
-    without images. accuracy: test accuracy of the global model after the last round; None if it was not measured.
+    grade: the worst grade of the findings. recovered, examples: numbers of examples that the strongest attack recovered and
+    attacked. psnr: its mean PSNR in dB; None without images. accuracy: test accuracy of the global model after the last round;
+    None if it was not measured.
     """
 
     grade: Grade
@@ -31,7 +33,7 @@ class AuditOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredChange:
-    """A change of the defense, with what was found before and after it."""
+    """A change of the defense, with the audits before and after it. change: the new defense, as text."""
 
     change: str
     before: AuditOutcome
@@ -39,7 +41,7 @@ class MeasuredChange:
 
 
 def name_changed_run(run: Path, change: str) -> Path:
-    """Return the folder, beside the run, of the same federation with another defense."""
+    """Return the folder, beside that of the run, for the same federation with the defense `change`."""
     return run.with_name(f"{run.name}-what-if-{hashlib.sha256(change.encode()).hexdigest()[:8]}")
 
 
@@ -63,7 +65,7 @@ def recommend_defense(recording: Recording) -> str:
 
 
 def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
-    """Return the summary of the audit of a run."""
+    """Return the summary of the audit of a run. grade, attacks: its results. run: folder of the run, for its metrics."""
     strongest = find_strongest_attack(attacks)
     rows = read_metrics(run)
     accuracy = rows[-1].get("accuracy") if rows else None

@@ -47,7 +47,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
         ),
     ] = None,
     plan_only: Annotated[

@@ -83,7 +83,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
         ),
     ] = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,

@@ -94,7 +94,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Function that builds the network, if the federation uses its own code; its module is imported.",
+            help="Function that builds the network, if it is not built into fedsim; its module is imported.",
         ),
     ] = None,
 ) -> None:

@@ -31,8 +31,9 @@ MIN_CLUSTERS = 3
 class Score:
     """A score that is compared between attack and null.
 
-    name: field of `ScoreRow`. sign: 1 if a higher score is nearer to the original, -1 if a lower score is. unit: suffix of
-    printed values. is_share: whether the score is a success of each example, so that its mean is a share.
+    name: field of `ScoreRow`. title: its name in printed text. sign: 1 if a higher score is nearer to the original, -1 if a
+    lower score is. unit: suffix of printed values. is_share: whether the score is 1 for a success and 0 otherwise for each
+    example, so that its mean is a share.
     """
 
     name: str
@@ -106,10 +107,12 @@ class Comparison:
 class Verdict:
     """The result of comparing an attack with its null, the same attack without the update.
 
+    outcome: "recovered" if the attack shows a leak that includes recovered examples, "partly leaked" if only other scores show a
+    leak, "not distinguishable from the null at this sample" if no score does, "no verdict" if the comparison is not possible.
     examples, clusters: number of distinct examples compared, and of the independent groups that they form.
     recovered, null_recovered: how many of the examples the attack and the null recovered (`ScoreRow.success`) at least once.
     flat: how many of the examples that the attack recovered are nearly of one colour, which a constant image recovers as well.
-    reason: why there is no verdict, else "".
+    reason: why the outcome is "no verdict"; "" for other outcomes.
     """
 
     outcome: Outcome
@@ -169,7 +172,7 @@ def _format_leaked(leaked: Sequence[Comparison]) -> str:
 
 
 def _format_detectable(verdict: Verdict) -> str:
-    """Return as text how large a mean difference to the null would have been detected. Shares are counted beside it."""
+    """Return as text how large a mean difference to the null would have been detected. Scores that are shares are left out."""
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
     told = [_format_size(one) for one in sizes.values()]
     if told:

@@ -14,7 +14,8 @@ def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
     """Return whether the outputs of the network depend on its inputs differentiably.
 
     They do not if the inputs are converted to whole numbers, which index an embedding: every gradient with respect to the
-    inputs is then zero or undefined, so that no search by gradients can change them.
+    inputs is then zero or undefined, so that no search by gradients can change them. True also if the network raises an error
+    for inputs of zeros, which the attack then reports.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
@@ -23,7 +24,7 @@ def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
 
 
 _FOUND: dict[str, bool] = {}
-"""Cache of `is_differentiable`, by the text of its arguments, since it is called for every update of a recording."""
+"""Results of `is_differentiable` for built-in networks by the text of its arguments: it is called for every update."""
 
 
 def _test(model: nn.Module, data: DataSpec) -> bool:
@@ -31,14 +32,15 @@ def _test(model: nn.Module, data: DataSpec) -> bool:
     x = torch.zeros(2, *data.shape, device=device, requires_grad=True)
     try:
         return model.eval().requires_grad_(False)(x).requires_grad is True
-    except Exception:  # code of others; what it raises here, the attack reports
+    except Exception:  # a network that is not built in may raise anything
         return True
 
 
 def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     """Return the embeddings whose rows are chosen by the inputs: a dict from the name of the weight (V, D) to V.
 
-    Embeddings of positions, which receive the same indices for any input, are left out. `model` is set to evaluation mode.
+    Embeddings that receive the same indices for different inputs, such as those of positions, are left out. data: gives the shape
+    of the inputs. `model` is set to evaluation mode.
     Raises what `model` raises for the inputs 0 and 1, which are assumed to be valid indices.
     """
     model = model.eval()

@@ -74,13 +74,13 @@ def test_without_truth_the_confidence_of_closed_forms_decides(run: Path, tmp_pat
     shutil.copytree(run / "recording", blind / "recording")
     found = json.loads(call(blind, "--budget", "3s", "--json").stdout)
     assert (found["scored"], found["grade"]) == (False, "severe")
-    assert "The originals to compare them with were not given" in found["findings"][0]["evidence"]
+    assert "The true examples to compare them with were not given" in found["findings"][0]["evidence"]
 
 
 def test_a_small_budget_is_said_to_leave_out_attacks(run: Path) -> None:
     result = call(run, "--budget", "0.001s", "--plan")
     assert result.exit_code == 0
-    assert "needs more computing time than is left" in result.stderr
+    assert "more than its share" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path) -> Non
 def test_attacks_on_several_rounds_are_not_planned_for_one(run: Path) -> None:
     plan = plan_attacks(Recording(run / "recording"), run / "reconstructions", seconds=90)
     (reason,) = [one.reason for one in plan if isinstance(one, NotChecked) and one.reason.startswith("spans")]
-    assert reason == "spans: it joins several rounds, and one is recorded"
+    assert reason == "spans: it needs several rounds, and only one is recorded"
 
 
 def test_attacks_that_fit_the_recording_are_planned_with_their_time(run: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_choice_of_coordinates_by_the_data_is_named(defense: str, revealing: b
     assert isinstance(result, Finding if revealing else Passed)
     assert result.rule == SUPPORT_RULE
     if isinstance(result, Finding) and defense == "top_k(0.1)":
-        assert "10% by chance" in result.evidence
+        assert "by chance it would be 10%" in result.evidence
 
 
 @pytest.mark.parametrize("defense", ["clip(1)", f"gaussian({STD})", "qsgd(levels=8)"])
@@ -244,7 +244,7 @@ def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: P
     assert any(isinstance(one, NotChecked) and one.rule == EPSILON_RULE and "not recorded" in one.reason for one in results)
 
 
-@pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "leaves out")])
+@pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "left out")])
 def test_an_epsilon_that_does_not_add_up_is_named(noisy: Path, key: str | None, cause: str) -> None:
     path = noisy / "metrics.jsonl"
     before = path.read_text()

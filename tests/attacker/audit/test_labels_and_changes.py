@@ -149,7 +149,7 @@ def test_the_accountant_bounds_reconstruction_and_an_attack_above_it_is_a_findin
     (none, few, many) = (list(check_robustness(recording, one)) for one in (None, make_result(1), make_result(12)))
     assert isinstance(none[0], Passed)
     assert none == few
-    assert "at most 9.2% after 1 round," in none[0].evidence  # Phi(Phi^-1(0.01) + 1)
+    assert "at most 9.2% from 1 round" in none[0].evidence  # Phi(Phi^-1(0.01) + 1)
     assert isinstance(many[0], Finding)
     assert many[0].grade == "serious"
 

@@ -116,7 +116,7 @@ def test_an_audit_without_truth_rests_on_confidence(ask: Ask, root: Path) -> Non
     asked = ask()
     verdict = asked.json(f"jobs/{complete_audit(asked, root, truth=False)}/audit")
     assert not verdict["scored"]
-    assert "The originals to compare them with were not given" in verdict["findings"][0]["evidence"]
+    assert "The true examples to compare them with were not given" in verdict["findings"][0]["evidence"]
 
 
 @pytest.mark.parametrize(
