@@ -237,7 +237,7 @@ def _find_table(printed: Path) -> list[str]:
 
 
 def read_gpu_name() -> str:
-    """Return the name of the GPU, for use in a folder's name."""
+    """Return the name of the GPU in lower case with hyphens, for use in a folder's name; "none" without a GPU."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
