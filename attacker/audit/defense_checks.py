@@ -122,9 +122,10 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 
 
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
-    """Yield the result: whether any update reaches the bound of a defense that only limits updates, as clipping does.
+    """Yield whether the updates reach the limit of a defense that only limits them, as clipping does.
 
-    It is a finding if even the updates times `BOUND_FACTOR` stay unchanged. Nothing is yielded for other defenses.
+    They do if the defense would change some update multiplied by `BOUND_FACTOR`; the recorded ones are its outputs, which it
+    leaves unchanged. Nothing is yielded for other defenses, nor for updates with rounding errors.
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return

@@ -92,7 +92,7 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     equal, since the data then give no evidence that examples of a cluster vary.
     """
     if not len(values):
-        raise ValueError("a share needs at least one example, got none")
+        raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
     array, sizes, own = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
     low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own, level), level=level)

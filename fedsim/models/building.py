@@ -39,13 +39,13 @@ def imprint(
     """
     if base not in BUILT_IN or base in ("imprint", "torchvision"):
         known = ", ".join(name for name in BUILT_IN if name not in ("imprint", "torchvision"))
-        raise ValueError(f"imprint: base must be one of {known}, got {base!r}")
+        raise ValueError(f"model imprint: base must be one of {known}, got {base!r}")
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MAX_BINS:
-        raise ValueError(f"imprint: bins must be a whole number from 2 to {MAX_BINS:,}, got {bins!r}")
+        raise ValueError(f"model imprint: bins must be a whole number from 2 to {MAX_BINS:,}, got {bins!r}")
     if statistic not in STATISTICS:
-        raise ValueError(f"imprint: statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
+        raise ValueError(f"model imprint: statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
     if isinstance(centre, bool) or not isinstance(centre, int | float) or not isfinite(centre):
-        raise ValueError(f"imprint: centre must be a finite number, got {centre!r}")
+        raise ValueError(f"model imprint: centre must be a finite number, got {centre!r}")
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < float("inf"):
         raise ValueError(f"imprint: spread must be a number above 0, got {spread!r}")
     module = Imprint(prod(shape), bins=bins, statistic=statistic, centre=centre, spread=spread)

@@ -110,7 +110,7 @@ class SearchAnswer:
 
 
 def judge_search(found: SearchAnswer, route: str) -> Judged:
-    """Estimate the confidence in the result of a search. route: the method that found it, which selects the calibration."""
+    """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve."""
     x, examples = found.x, found.examples
     missed, noise, observed = _compute_shares(found)
     explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))

@@ -47,7 +47,7 @@ class Described(NamedTuple):
 class Likeness(NamedTuple):
     """Pairwise costs between the P places of all observations. A place is the position of one example in one observation.
 
-    cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be the same.
+    cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be linked.
     owner: (P,) int64, index of the observation of each place.
     usual: costs of pairs of examples that are certainly different, ascending, with which other costs are compared.
     """

@@ -101,7 +101,10 @@ def insider(path: str) -> Init:
         for label in labels.tolist():
             members = torch.nonzero(classes == label).flatten()
             if not len(members):
-                raise ValueError(f"{path} contains no image of class {label}")
+                raise ValueError(
+                    f"{path}, the file of the argument auxiliary, holds no image of class {label}, which was inferred for an "
+                    "example; add one, or choose another init"
+                )
             chosen.append(int(members[torch.randint(len(members), (1,), generator=rng)]))
         x = torch.from_numpy(images[chosen]).float() / 255
         x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
