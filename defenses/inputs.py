@@ -84,9 +84,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         if (pool is None) == bool(public):
             wrong = "but none were given" if public else "but public images were given"
-            raise ValueError(
-                f"instahide: public={public!r} (a data set of public images) needs {'them' if public else 'none'}, {wrong}"
-            )
+            needs = "needs public images" if public else "names no data set of public images"
+            raise ValueError(f"instahide: public={public!r} {needs}, {wrong}")
         shares = _draw_shares(len(x), k, private, _make_numpy_generator(rng)).to(x)
         orders = [torch.arange(len(x))] + [torch.randperm(len(x), generator=rng) for _ in range(private - 1)]
         images = [x[order] for order in orders]
