@@ -208,10 +208,13 @@ def _rename_tensors(
     for own, name in settings.names.items():
         if own not in tensors:
             raise ValueError(
-                f"{path}: no tensor {own!r}, which [names] lists; the file holds {', '.join(sorted(tensors)) or 'none'}"
+                f"{path}: no tensor {own!r}, which [names] of the import settings gives for the model's {name!r}; the file holds "
+                f"{', '.join(sorted(tensors)) or 'none'}; correct [names]"
             )
         if name not in state:
-            raise ValueError(f"names: the model has no tensor {name!r}; it has {', '.join(state)}")
+            raise ValueError(
+                f"[names] of the import settings: the model has no tensor {name!r}, given for {own!r}; it has {', '.join(state)}"
+            )
     if wrong := [name for name in settings.flatten if name not in state]:
         raise ValueError(f"flatten: the model has no tensor {wrong[0]!r}; it has {', '.join(state)}")
     renamed = {settings.names.get(own, own): t for own, t in tensors.items()}

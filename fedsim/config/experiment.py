@@ -195,7 +195,7 @@ class Experiment(_Frozen):
         if mixing is not None and self.training.batch_size < mixing.least:
             raise ValueError(
                 f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least {mixing.least}, "
-                f"got {self.training.batch_size}"
+                f"got {self.training.batch_size}; raise it, or set inputs = ''"
             )
         return self
 

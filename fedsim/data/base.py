@@ -114,7 +114,9 @@ def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
 def hold_out_every_fifth(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
     """Build a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
-        raise ValueError(f"{name}: every fifth example is held out, but there are only {len(examples)}; give a test set")
+        raise ValueError(
+            f"{name}: every fifth example is held out, but there are only {len(examples)}; give at least 5, or a file test"
+        )
     held_out = np.arange(len(examples)) % 5 == 4
     train, test = examples.select(~held_out), examples.select(held_out)
     return Dataset(name=name, spec=spec, class_names=class_names, train=train, test=test)

@@ -48,7 +48,7 @@ def read_sizes(path: Path) -> list[int]:
 def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
     """Write `examples` of `data` as the part of one client. Raises ValueError if there are no examples."""
     if not len(examples):
-        raise ValueError(f"{folder}: a client without examples cannot train; give it at least one")
+        raise ValueError(f"{folder}: this client gets no examples; use data with at least one for each client, or fewer clients")
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names}, examples)
 
 
@@ -65,20 +65,29 @@ def fit_to(own: Dataset, like: Dataset) -> Dataset:
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
-            f"{own.name}: columns, ranges or categories differ from those of the public description {like.name}; load the "
-            "same columns, and give the arguments ranges and categories the same values for all parties"
+            f"{own.name}: columns, ranges or categories differ from those of {like.name}, the server's description of the data; "
+            "load the same columns, and give the data set the same arguments ranges and categories at all parties"
         )
     if own.spec.shape != like.spec.shape:
-        raise ValueError(f"{own.name}: examples have shape {own.spec.shape}, but those of {like.name} have {like.spec.shape}")
+        raise ValueError(
+            f"{own.name}: examples have shape {own.spec.shape}, but those of {like.name}, the server's description of the data, "
+            f"have {like.spec.shape}; load your data in that shape"
+        )
     for examples in (own.train, own.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:
-            raise ValueError(f"{own.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes")
+            raise ValueError(
+                f"{own.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes of {like.name}, "
+                f"0 to {like.spec.num_classes - 1}; correct or remove these examples"
+            )
     if (
         _has_names(own)
         and _has_names(like)
         and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
     ):
-        raise ValueError(f"{own.name}: class {wrong[0]!r} has another number in {like.name}: {', '.join(like.class_names)}")
+        raise ValueError(
+            f"{own.name}: class {wrong[0]!r} has another index than in {like.name}; number the classes in its order: "
+            f"{', '.join(like.class_names)}"
+        )
     return replace(own, spec=like.spec, class_names=like.class_names)
 
 

@@ -32,7 +32,7 @@ class KnownColumns:
 
     def __post_init__(self) -> None:
         if self.ranges_from not in RANGE_SOURCES:
-            raise ValueError(f"{self.file}: ranges_from must be one of {', '.join(RANGE_SOURCES)}, got {self.ranges_from!r}")
+            raise ValueError(f"{self.file}: argument ranges_from must be {' or '.join(RANGE_SOURCES)}, got {self.ranges_from!r}")
         if both := sorted(set(self.ranges) & set(self.categories)):
             raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
         for name, given in self.ranges.items():
@@ -86,7 +86,9 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
         return _encode_numbers(name, numbers, low, high, (low + high) / 2)
     seen = numbers[known.source_rows & ~np.isnan(numbers)]
     if not len(seen):
-        raise ValueError(f"{file}: column {name!r} has no value in the {known.where}; drop it, or give its range under ranges")
+        raise ValueError(
+            f"{file}: column {name!r} is empty in all {known.where}; list it under drop, or give its range under ranges"
+        )
     return _encode_numbers(name, numbers, float(seen.min()), float(seen.max()), float(np.median(seen)))
 
 

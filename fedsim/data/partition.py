@@ -64,7 +64,10 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
         raise ValueError(f"partition k_classes: k must be a whole number from 1 to the {len(classes)} classes, got {k}")
     limits = [min(len(members), clients) for members in classes]
     if sum(limits) < clients * k:
-        raise ValueError(f"partition k_classes: there are too few examples for {clients} clients of {k} classes; use fewer")
+        raise ValueError(
+            f"partition k_classes: there are too few examples to give each of {clients} clients examples of {k} classes; lower "
+            "clients.count or k"
+        )
     holders = _share_slots([len(members) for members in classes], limits, clients * k)
     parts: list[list[int]] = [[] for _ in range(clients)]
     for members, own in zip(classes, _draw_holders(holders, clients, rng), strict=True):
@@ -81,8 +84,8 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
     Groups are assigned from the largest to the smallest, each to the client with the fewest examples so far.
     """
     if column not in examples.groups:
-        known = f"It has: {', '.join(examples.groups)}" if examples.groups else "It has none; csv and lfw do"
-        raise ValueError(f"partition by_group: the data set has no groups {column!r}. {known}")
+        known = f"use one of {', '.join(examples.groups)}" if examples.groups else "it has no group columns; csv and lfw do"
+        raise ValueError(f"partition by_group: the data set has no group column {column!r}; {known}")
     groups = [rng.permutation(members) for members in _group_members(examples.groups[column])]
     if clients > len(groups):
         raise ValueError(f"clients.count is {clients}, but column {column!r} has only {len(groups)} groups; use fewer clients")

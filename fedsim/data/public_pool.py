@@ -30,9 +30,11 @@ def load_public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool
     public = datasets.load_text(mixing.public)
     if public.spec.shape != data.spec.shape:
         raise ValueError(
-            f"public data {mixing.public!r} have shape {public.spec.shape}, but the clients' have {data.spec.shape}; name "
-            f"another data set"
+            f"inputs: examples of public = {mixing.public!r} have shape {public.spec.shape}, but the clients' have "
+            f"{data.spec.shape}; set public to a data set of that shape"
         )
     if public.compute_hash() == data.compute_hash():
-        raise ValueError(f"public data {mixing.public!r} are the data set that the clients train on; name another one")
+        raise ValueError(
+            f"inputs: public = {mixing.public!r} is the data set that the clients train on; set public to another one"
+        )
     return _Images(public.train)

@@ -35,7 +35,9 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
     scale = (2 if size == 32 else 1) if scale is None else scale
     if not 0 < size * scale <= 128:
-        raise ValueError(f"photos: a window is size x scale pixels wide, from 1 to 128, got {size} x {scale}")
+        raise ValueError(
+            f"photos: size x scale, the width of a crop, must be from 1 to 128 pixels, got {size} x {scale}; change scale"
+        )
     train: list[tuple[Array, int]] = []
     test: list[tuple[Array, int]] = []
     for label, photograph in enumerate(PHOTOGRAPHS):

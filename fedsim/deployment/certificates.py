@@ -77,7 +77,8 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     if not made.certificate.exists():
         if not made.authority_key.exists():
             raise ValueError(
-                f"{made.authority_key} is needed to sign {made.certificate}; bring it back, or delete {made.authority}"
+                f"{made.authority_key} is needed to sign {made.certificate} but is missing; restore it, or delete "
+                f"{made.authority} to make a new authority, whose certificate must be copied to all machines"
             )
         signer = load_pem_private_key(made.authority_key.read_bytes(), None)
         assert isinstance(signer, ec.EllipticCurvePrivateKey)

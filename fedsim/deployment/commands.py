@@ -106,8 +106,8 @@ def format_config(config: Mapping[str, str | int]) -> str:
     for key, value in config.items():
         if isinstance(value, str) and set(value) & set("'\"\\\n"):
             raise ValueError(
-                f"{key} = {value!r}: Flower cannot read quotation marks, backslashes and line breaks here; use a text without "
-                "them"
+                f"{key} = {value!r}: Flower cannot read quotation marks, backslashes and line breaks on its command line; use "
+                "a value without them"
             )
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 

@@ -78,13 +78,13 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
     """
     found = sorted(keys.glob("*.pub"))
     if not found:
-        raise ValueError(f"{keys} holds no public keys (*.pub)")
+        raise ValueError(f"{keys} holds no public keys of clients (*.pub); create them with fedsim prepare or fedsim keys")
     _configure(home, link)
     command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", CONNECTION_NAME, *map(str, found)]
     done = subprocess.run(command, env=_make_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise NotReached(
-            f"the SuperLink at {link.address} refused the keys in {keys}: {_find_last_lines(done.stdout + done.stderr)}"
+            f"the SuperLink at {link.address} did not register the keys in {keys}: {_find_last_lines(done.stdout + done.stderr)}"
         )
     return len(found)
 

@@ -119,7 +119,8 @@ class Native:
                 time.sleep(0.2)
             if time.monotonic() > deadline:
                 raise Ended(
-                    f"{name} cannot join again, because the SuperLink refuses its key\\n{self.processes.read_last_lines(name)}"
+                    f"{name} cannot join again within {2 * START_SECONDS:g} seconds, because the SuperLink still holds its old "
+                    f"connection; start the federation again\n{self.processes.read_last_lines(name)}"
                 )
             time.sleep(3)
 

@@ -69,9 +69,13 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (
             broken(lambda a: None),
             'names = { "x" = "7.bias" }',
-            "a.npz: no tensor 'x', which [names] lists; the file holds 0.bias",
+            "a.npz: no tensor 'x', which [names] of the import settings gives for the model's '7.bias'; the file holds 0.bias",
         ),
-        (broken(lambda a: None), 'names = { "7.bias" = "x" }', "names: the model has no tensor 'x'; it has 0.weight"),
+        (
+            broken(lambda a: None),
+            'names = { "7.bias" = "x" }',
+            "the model has no tensor 'x', given for '7.bias'; it has 0.weight",
+        ),
         (broken(lambda a: None), 'names = { "7.bias" = "0.bias" }', "two of its tensors the same name"),
         (broken(lambda a: None), 'flatten = { "7.weight" = [12, 2, 2] }', "flatten requires layout"),
         (broken(lambda a: None), 'layout = "keras"', "has shape (5, 5, 12, 1), but the model's has"),

@@ -133,7 +133,7 @@ def test_numbers_whose_categories_are_named_are_categories(write: Write) -> None
         ({"categories": {"ward": []}}, "categories of column 'ward' must be a list of distinct values"),
         ({"categories": {"ward": ["a", "a"]}}, "categories of column 'ward' must be a list of distinct values"),
         ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "column 'age' has both a range and categories"),
-        ({"ranges_from": "server"}, "ranges_from must be one of held_out, clients, got 'server'"),
+        ({"ranges_from": "server"}, "ranges_from must be held_out or clients, got 'server'"),
     ],
 )
 def test_ranges_that_are_none_are_refused(arguments: dict[str, Any], words: str, write: Write) -> None:
@@ -169,7 +169,7 @@ def test_scaling_and_categories_are_those_of_scikit_learn(
     seen = train if source == "clients" else ~train
     column = np.array([np.nan if number is None else number for number in numbers])[:, None]
     if np.isnan(column[seen]).all():
-        with pytest.raises(ValueError, match=r"'n' has no value in the (training|held-out) rows"):
+        with pytest.raises(ValueError, match=r"'n' is empty in all (training|held-out) rows"):
             datasets.csv(str(path), ranges_from=source)
         return
     data = datasets.csv(str(path), ranges_from=source)
@@ -258,7 +258,7 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         (
             "a,b,y\n" + "".join(f"{3 if i == 3 else '?'},1,{i % 2}\n" for i in range(10)),
             {},
-            "'a' has no value in the held-out rows; drop it, or give its range under ranges",
+            "'a' is empty in all held-out rows; list it under drop, or give its range under ranges",
         ),
     ],
 )

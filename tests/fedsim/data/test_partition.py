@@ -107,7 +107,7 @@ def test_a_small_alpha_gives_each_client_few_classes_and_a_large_one_all_of_them
         ({"name": "k_classes", "k": 3}, "k must be a whole number from 1 to the 2 classes, got 3"),
         ({"name": "k_classes", "k": 1.5}, "k must be a whole number.*, got 1.5"),
         ({"name": "by_group", "collumn": "ward"}, r"partition by_group: .*column: str"),
-        ({"name": "by_group", "column": "word"}, "the data set has no groups 'word'. It has: ward"),
+        ({"name": "by_group", "column": "word"}, "the data set has no group column 'word'; use one of ward"),
         ({"name": "by_group", "column": "ward"}, r"clients\.count is 2, but column 'ward' has only 1 groups"),
     ],
 )
@@ -122,7 +122,7 @@ def test_more_clients_than_examples_are_refused() -> None:
 
 
 def test_a_data_set_without_groups_is_told() -> None:
-    with pytest.raises(ValueError, match=r"no groups 'person'. It has none; csv and lfw do"):
+    with pytest.raises(ValueError, match="no group column 'person'; it has no group columns; csv and lfw do"):
         split(examples(np.arange(10) % 2), 2, seed=0, name="by_group", column="person")
 
 

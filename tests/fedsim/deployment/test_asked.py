@@ -211,7 +211,7 @@ def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
 
 
 def test_no_keys_are_no_clients(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no public keys \(\*\.pub\)"):
+    with pytest.raises(ValueError, match=r"holds no public keys of clients \(\*\.pub\)"):
         enrol(LINK, tmp_path, home=tmp_path / "home")
 
 

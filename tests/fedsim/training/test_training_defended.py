@@ -195,7 +195,7 @@ def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable
             },
             "set training.mode to 'eval'",
         ),
-        ({"inputs": "instahide(k=4, public='digits')"}, "public data 'digits' are the data set that the clients train on"),
+        ({"inputs": "instahide(k=4, public='digits')"}, "public = 'digits' is the data set that the clients train on"),
         ({"inputs": "instahide(k=4, public='photos(size=32)')"}, r"have shape \(3, 32, 32\), but the clients' have \(1, 8, 8\)"),
         ({"inputs": "instahide(k=4, public='phtos')"}, "unknown name 'phtos'.*'photos'"),
         ({"inputs": "instahide(k=4, public='photos | digits')"}, "does not name one data set"),
