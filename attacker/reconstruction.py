@@ -152,7 +152,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     for slot in slots:
         numbers = (slot.round, slot.batch, slot.position, slot.example)
         if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
-            raise ValueError(f"{shorten(slot)} is not a slot: a client's name, and numbers from 0 to 2**53 for the other fields")
+            raise ValueError(f"{shorten(slot)} is invalid: client must be a name, and the other fields whole numbers below 2**53")
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if beyond := [slot.example for slot in slots if slot.example >= examples]:

@@ -98,7 +98,10 @@ def _collect_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
 def _get_only_input(entered: list[Tensor], name: str) -> Tensor:
     if len(entered) != 1 or entered[0].ndim != 2:
         shapes = [tuple(t.shape) for t in entered]
-        raise ValueError(f"soteria: the input of layer {name!r} must be one batch of features (N, R), got shapes {shapes}")
+        raise ValueError(
+            f"soteria: layer {name!r} must be called once, with a matrix (examples, features), but its inputs have the shapes "
+            f"{shapes}; name another layer"
+        )
     return entered[0]
 
 

@@ -94,8 +94,12 @@ def _estimate_counts(observation: Observation) -> Tensor:
     if seen.steps > 1:
         raise ValueError("labels can only be counted in updates of one local step")
     _, bias = models.find_head(model)
-    if bias is None or observation.data.num_classes < 3:
-        raise ValueError("labels are counted if the last layer has a bias, and there are more than two classes")
+    if bias is None:
+        raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")
+    if observation.data.num_classes < 3:
+        raise ValueError(
+            f"labels can only be counted with more than two classes, and the data have {observation.data.num_classes}"
+        )
     state, gradient = seen.get_state(0), seen.gradients[bias][0]
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))

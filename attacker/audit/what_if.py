@@ -59,7 +59,10 @@ def recommend_defense(recording: Recording) -> str:
         norms.append(sum(float(u.square().sum()) for u in update.values()) ** 0.5)
         size = sum(u.numel() for u in update.values())
     if not norms or median(norms) <= 0:
-        raise ValueError("the recording holds no update to choose a defense for; name one with --what-if DEFENSE")
+        raise ValueError(
+            "no defense can be chosen, because the recording has no readable update, or most are zeros; name a defense with "
+            "--what-if DEFENSE"
+        )
     norm = median(norms)
     return f"clip({norm:.2g}) | gaussian({norm / size**0.5:.2g})"
 

@@ -29,7 +29,7 @@ class FisherInformation:
 
     def __init__(self, messages: Sequence[NoisyMessage], x: Tensor) -> None:
         if not messages:
-            raise ValueError("the information needs at least one message, got none")
+            raise ValueError("messages must hold at least one NoisyMessage, got none")
         self.shape, self.size = x.shape, x.numel()
         self._parts = [_Linearised(one, x) for one in messages]
 

@@ -89,7 +89,7 @@ def _find_rule_noise(used: UsedExamples) -> float:
     if step.name not in RULES:
         raise NotBounded(f"no bound is known for the gradient rule {step.name}")
     if len(used.steps) > 1:
-        raise NotBounded(f"the noise of {step.name} over several local steps has no bound yet")
+        raise NotBounded(f"no bound is known for the gradient rule {step.name} over several local steps")
     channel = seen.gradient.build().channel(build_facts(seen, build_network(seen)))
     return float((channel.noise(seen.update) / sum(u.numel() for u in seen.update.values())).sqrt())
 
@@ -113,7 +113,7 @@ def _list_until_noise(spec: DefenseSpec) -> list[Step]:
 def _get_scale(step: Step) -> float:
     scale = dict(step.arguments).get(NOISES[step.name])
     if not isinstance(scale, int | float) or scale <= 0:
-        raise NotBounded(f"the noise of {step.name} depends on the data, so that it has no bound")
+        raise NotBounded(f"no bound is known for the defense {step.name}, because its noise depends on the data")
     return float(scale)
 
 

@@ -46,8 +46,8 @@ def compute_two_layer_rates(
         raise ValueError(f"inputs, neurons and batch must be positive, got {inputs}, {neurons} and {batch}")
     if noise < 0 or not 0 < kept <= 1 or not 0 < clipped <= 1 or residual <= 0:
         raise ValueError(
-            f"noise must not be negative, kept and clipped must be in (0, 1], and residual positive, got {noise}, {kept}, "
-            f"{clipped} and {residual}"
+            f"noise must not be negative, kept and clipped must be in (0, 1], and residual positive, got noise={noise}, "
+            f"kept={kept}, clipped={clipped} and residual={residual}"
         )
     ratio, relative = inputs / (kept * neurons), noise / (residual * clipped)
     return TwoLayerRates(lower=relative * math.sqrt(2 * ratio), upper=2 * math.sqrt(ratio * (batch**2 / 2 + relative**2)))

@@ -155,7 +155,7 @@ def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "
 
     path = run / "experiment.toml"
     if not path.exists():
-        raise ValueError(f"{run} holds no experiment.toml to run again: --what-if is for federations of this project")
+        raise ValueError(f"{run} has no experiment.toml, from which --what-if repeats the federation; omit --what-if")
     change = recommend_defense(Recording(run / "recording")) if wanted == RECOMMENDED else wanted
     changed = name_changed_run(run, change)
     err.print(f"what if: the same federation with {escape(change)}, in {escape(str(changed))}")

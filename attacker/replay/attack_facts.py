@@ -38,7 +38,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         if not SAFE_NAME.fullmatch(path.parent.name):
             raise ValueError(
-                f"lies in a folder named {shorten(path.parent.name)}, but such names have only letters, digits and _ . -"
+                f"lies in the folder {shorten(path.parent.name)}, but names of attack folders have only letters, digits and _ . -"
             )
         told = read_json(path, limit=MAX_BYTES)
         _check_facts(told)

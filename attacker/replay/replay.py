@@ -184,7 +184,7 @@ class Replay:
             if words := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
                 manifest = self.recording.manifest
                 raise ValueError(
-                    f"{self.recording.folder / 'manifest.json'} does not belong to this recording: of the weights sent in round "
+                    f"{self.recording.folder / 'manifest.json'} does not describe the weights of this recording: in round "
                     f"{row.round}, {words} {manifest.model} for data of shape {manifest.data.shape} and "
                     f"{manifest.data.num_classes} classes; copy the recording again"
                 )

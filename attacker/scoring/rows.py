@@ -162,7 +162,9 @@ class ScoreRow:
         """
         version = values.get("version", 0)
         if type(version) is not int or version > FORMAT_VERSION:
-            raise ValueError(f"score row of version {version!r}; this program reads up to {FORMAT_VERSION}: install a newer one")
+            raise ValueError(
+                f"a score row has version {version!r}, and this program reads up to {FORMAT_VERSION}; install a newer program"
+            )
         try:
             return _get_adapter().validate_python({**values, "state": find_state(values)})
         except ValidationError as error:

@@ -222,7 +222,7 @@ class Scorer:
                 return self._holdings.read_used(reader, round, attempt, client)
             except KeyError:
                 continue
-        raise NoTruth(f"no truth of client {client} in round {round}; give --truth FOLDER for every client")
+        raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
         """Return a client's canaries: pairs of indices into the attribute `data`; the client trained on one example of each.

@@ -96,7 +96,9 @@ class ServiceSettings:
             if limit is not None and not limit > 0:  # `not >` also rejects NaN
                 raise ValueError(f"{option} must be positive, got {limit}")
         if self.job_megabytes is not None and not self.measures:
-            raise ValueError(f"--job-megabytes with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or give no limit")
+            raise ValueError(
+                f"--job-megabytes with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or omit --job-megabytes"
+            )
 
     @cached_property
     def folder(self) -> Path:

@@ -64,16 +64,20 @@ def read_private(path: Path, most: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path} is not a file, or it is a link: {error.strerror}; delete it") from None
+        raise ValueError(f"{path} cannot be opened as a regular file without links: {error.strerror}; move it away") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        raise ValueError(f"{path} is not a regular file, or has further names (hard links); delete it")
+        raise ValueError(f"{path} must be a regular file without hard links; move it away")
     with os.fdopen(descriptor, "rb") as file:
         if os.name == "posix" and status.st_mode & 0o077:
-            raise ValueError(f"{path} can be read by others: chmod 600 {path}, or delete it for a new one")
+            raise ValueError(
+                f"{path} can be read by others; run chmod 600 {path}, or delete it, and the service writes a new one"
+            )
         if os.name == "posix" and status.st_uid != os.geteuid():
-            raise ValueError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}: delete it for a new one")
+            raise ValueError(
+                f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}; delete it, and the service writes a new one"
+            )
         return file.read(most)
 
 

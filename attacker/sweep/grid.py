@@ -168,10 +168,13 @@ def read_grid(path: Path) -> SweepGrid:
 def _check_tuning(path: Path, grid: SweepGrid) -> None:
     tuned = {one.name: len(one.candidates) for one in grid.attacks if len(one.candidates) > 1}
     if tuned and not grid.attacked.tuning_clients:
-        raise GridError(f"{path}: attacked.tuning_clients is 0, but {', '.join(tuned)} has several settings; set it to 1")
+        raise GridError(
+            f"{path}: attacked.tuning_clients is 0, but a client is needed to choose among the settings of {', '.join(tuned)}; "
+            "set attacked.tuning_clients to 1, or give each attack one setting"
+        )
     if len(set(tuned.values())) > 1:
         told = ", ".join(f"{name} {count}" for name, count in tuned.items())
-        raise GridError(f"{path}: attacks: every attack gets the same number of settings to try, got {told}")
+        raise GridError(f"{path}: attacks: attacks with several settings must all list the same number of them, got {told}")
 
 
 def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]:

@@ -98,7 +98,7 @@ class _Reader:
 
     def _read_value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name) and node.id.lower() in ("nan", "inf", "infinity"):
-            raise ValueError(f"argument {node.id!r} in {self.what} {self.text!r} must be a finite number")
+            raise ValueError(f"{self.what} {self.text!r} has {node.id} as an argument; give a finite number instead")
         if self.nested is not None and _is_steps(node):
             return self.nested(self.read_steps(node))
         try:

@@ -20,7 +20,7 @@ _QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.patt
 
 
 class NotAdmitted(ValueError):
-    """Error for a name of code that the local user did not admit. reference: that name."""
+    """Error for a reference to Python code that the local user did not admit. reference: that reference, `module:function`."""
 
     def __init__(self, reference: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ def admit(reference: str) -> Any:
     Call this only with names that the local user gave. Raises ValueError if there is no such module or attribute.
     """
     if not is_reference(reference):
-        raise ValueError(f"{reference!r} is not a name of code; write module:function")
+        raise ValueError(f"{reference!r} is not a reference to Python code; write module:function")
     found = _import(reference)
     remember_admitted(reference)
     return found

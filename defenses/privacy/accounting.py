@@ -61,7 +61,7 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
     Raises ValueError if `drawn` is not in 1 .. population.
     """
     if not 0 < drawn <= population:
-        raise ValueError(f"drawn must be from 1 to the population of {population}, got {drawn}")
+        raise ValueError(f"drawn must be from 1 to the population of {population} clients, got {drawn}")
     plain = compute_epsilon(noise, delta=delta, times=times)
     if drawn == population or times == 0 or not MIN_MULTIPLIER < noise.multiplier < MAX_MULTIPLIER:
         return plain

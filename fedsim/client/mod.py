@@ -40,8 +40,9 @@ def update_mod(
         trained = _read_weights(reply.content, key, "the app's reply")
         if sent.keys() != trained.keys():
             wrong = sorted(sent.keys() ^ trained.keys())[0]
+            where = "the server's message" if wrong in sent else "the app's reply"
             raise ValueError(
-                f"tensor {wrong!r} is only in the weights that were sent or only in the reply; both must hold the same tensors"
+                f"tensor {wrong!r} is only in {where}; the server's message and the app's reply must hold the same tensors"
             )
         beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
         update = {name: _subtract(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}

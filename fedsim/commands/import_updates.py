@@ -219,7 +219,9 @@ def _rename_tensors(
         raise ValueError(f"flatten: the model has no tensor {wrong[0]!r}; it has {', '.join(state)}")
     renamed = {settings.names.get(own, own): t for own, t in tensors.items()}
     if len(renamed) < len(tensors):
-        raise ValueError(f"{path}: the settings give two of its tensors the same name; correct [names]")
+        given = [settings.names.get(own, own) for own in tensors]
+        double = next(name for name in given if given.count(name) > 1)
+        raise ValueError(f"{path}: the settings give two of its tensors the same name {double!r}; correct [names]")
     return renamed
 
 
@@ -230,7 +232,8 @@ def _convert_kernel(kernel: Tensor, flattened: tuple[int, int, int] | None, name
     c, h, w = flattened
     if kernel.ndim != 2 or len(kernel) != c * h * w:
         raise ValueError(
-            f"{path}: {name!r} has shape {tuple(kernel.shape)}, but flatten gives it {c * h * w} inputs; correct flatten"
+            f"{path}: {name!r} has shape {tuple(kernel.shape)}, but flatten = [{c}, {h}, {w}] means a matrix with {c * h * w} "
+            "rows; correct flatten in the settings"
         )
     return kernel.t().reshape(-1, h, w, c).permute(0, 3, 1, 2).flatten(1)
 
@@ -241,7 +244,9 @@ def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
     float64 is accepted where the model has float32. expected: the model's tensor of this name. path: file, for messages.
     """
     if t.shape != expected.shape:
-        raise ValueError(f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}")
+        raise ValueError(
+            f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}; correct model or layout"
+        )
     wider = t.dtype is torch.float64 and expected.dtype is torch.float32
     if t.dtype is not expected.dtype and not wider:
         raise ValueError(

@@ -230,7 +230,7 @@ def test_other_values_out_of_range_are_refused() -> None:
         bound_reconstruction_renyi(0.1, -1)
     with pytest.raises(ValueError, match="times is a number of releases and must not be negative, got -1"):
         compute_epsilon(Noise(1.0), delta=DELTA, times=-1)
-    with pytest.raises(ValueError, match=r"drawn must be from 1 to the population of 3, got 4"):
+    with pytest.raises(ValueError, match=r"drawn must be from 1 to the population of 3 clients, got 4"):
         compute_epsilon_drawn(Noise(1.0), delta=DELTA, times=1, drawn=4, population=3)
     with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got 0"):
         compute_epsilon_poisson(Noise(1.0), delta=DELTA, times=1, rate=0)

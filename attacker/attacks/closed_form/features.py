@@ -64,19 +64,20 @@ def require_features(observed: Observed) -> None:
         )
     if weight in observed.omitted:
         raise ValueError(
-            f"features are computed from the gradient of {weight}, which the defense distorts; use another method, such "
-            "as route='optimisation' of the attack exact"
+            f"features are computed from the gradient of {weight}, which the defense distorts; choose another attack, such "
+            "as exact with --set route=optimisation"
         )
     if first.training.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         raise ValueError(
-            "batch norm uses the statistics of the batch, so that features of an example depend on the other examples"
+            "batch norm normalises with the mean and variance of the batch, so that the features of an example depend on the "
+            "other examples; choose another attack"
         )
     if width < MIN_FEATURE_RATIO * observed.data.size:
         raise ValueError(f"{width:,} features are too few to determine {observed.data.size:,} values of an example")
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
         raise ValueError(
-            f"{width:,} features of {observed.data.size:,} values are too many to be inverted; the limits are "
-            f"{MAX_FEATURES:,} features and {MAX_JACOBIAN_ENTRIES:,} features times values"
+            f"{width:,} features of examples with {observed.data.size:,} values are too many to be inverted; the limits are "
+            f"{MAX_FEATURES:,} features, and {MAX_JACOBIAN_ENTRIES:,} for the product of both numbers"
         )
 
 

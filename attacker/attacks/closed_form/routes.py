@@ -57,7 +57,7 @@ def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Cl
     report = analyse_rank(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
-        raise ValueError("every layer has enough equations, so that the route `layers` applies instead")
+        raise ValueError("every layer has enough equations; use the route `layers` instead")
     readings = choose_readings(observed, chain, observed.gradient, walk)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _get_input_range(observed)

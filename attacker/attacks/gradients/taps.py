@@ -136,7 +136,9 @@ def _batch_norm(
     Raises ValueError if the layer uses the statistics of the batch (`training`, or no running statistics).
     """
     if training or running_mean is None or running_var is None:
-        raise ValueError("batch norm uses the statistics of the batch, so several problems cannot be computed in one batch")
+        raise ValueError(
+            "batch norm normalises with the mean and variance of the batch, so several cases cannot be computed in one batch"
+        )
     problems = taps.problems
     shape = (1, -1, *(1,) * (input.ndim - 2))
     root = (running_var + eps).rsqrt()

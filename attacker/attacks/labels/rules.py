@@ -115,7 +115,7 @@ def ilrg(evidence: Evidence) -> Tensor:
     the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
     """
     if evidence.head is None:
-        raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head")
+        raise ValueError("the label rule 'ilrg' needs the weights of the last layer (Evidence.head); choose another rule")
     rows = _add_negative_logit(evidence.gradient[evidence.weight])
     return _expand_counts(
         count_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
@@ -234,7 +234,10 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
     if evidence.bias is not None and (_is_bias_sent(evidence) or evidence.head is None):
         return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
-        raise ValueError("the last layer has no bias, and its gradient cannot be estimated without features; set Evidence.head")
+        raise ValueError(
+            "the last layer has no bias, and the gradient that a bias would have is estimated from the inputs of that layer; "
+            "set Evidence.head"
+        )
     return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 
 

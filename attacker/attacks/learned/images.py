@@ -24,7 +24,9 @@ def read_images(path: Path, size: int) -> Tensor:
     """
     images = _read_folder(path, size) if path.is_dir() else _read_archive(path)
     if min(images.shape[-2:]) < size:
-        raise ValueError(f"{path}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}")
+        raise ValueError(
+            f"{path}: images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}; lower --size"
+        )
     return images
 
 

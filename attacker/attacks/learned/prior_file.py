@@ -109,7 +109,9 @@ def _check(facts: PriorFacts, kind: PriorKind, digest: Any, tensors: Mapping[str
     if facts.kind != kind:
         raise ValueError(f"it is of kind {facts.kind!r}")
     if not all(type(value) is int and 0 < value <= MAX_WIDTH for value in facts.settings.values()):
-        raise ValueError(f"the settings of its network must be whole numbers from 1 to {MAX_WIDTH}, got {dict(facts.settings)}")
+        raise ValueError(
+            f"the settings of its network must be whole numbers from 1 to {MAX_WIDTH}, got {dict(facts.settings)}; train it again"
+        )
     if hash_tensors(tensors) != digest:
         raise ValueError("its weights do not have the hash that it states; copy it again, or train it again")
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):

@@ -63,7 +63,9 @@ class Trainer:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
             raise ValueError(f"images must be uint8 of shape (N, 3, H, W), got {images.dtype} of shape {tuple(images.shape)}")
         if min(images.shape[-2:]) < size:
-            raise ValueError(f"images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}")
+            raise ValueError(
+                f"images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}; lower --size"
+            )
         self.facts = replace(self.facts, steps=self.training.steps, images=len(images), data_hash=hash_images(images))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.facts.seed)
@@ -149,8 +151,8 @@ class Trainer:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
         if state["identity"] != self._identity:
             raise ValueError(
-                f"{self.checkpoint} is of a training with other images or settings; remove it, or repeat the command that wrote "
-                "it"
+                f"{self.checkpoint} is of a training with other images or settings; repeat the command of that training, "
+                "give another --out, or remove this file to begin anew"
             )
         for name, part in self._parts.items():
             part.load_state_dict(state[name])

@@ -118,7 +118,8 @@ def _check_rounds(rounds: Sequence[Described]) -> None:
     for before, after in pairwise(rounds):
         if after.round <= before.round:
             raise ValueError(
-                f"observations of one client must be sorted by round, each round once, got {before.round} before {after.round}"
+                f"observations of one client must be sorted by round, each round once, but round {before.round} precedes round "
+                f"{after.round}"
             )
     for one in rounds:
         for name, values in (("features", one.features), ("images", one.images)):

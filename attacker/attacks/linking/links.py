@@ -29,7 +29,10 @@ class Links:
         each = [places.tolist() for places in self.places]
         used = sorted(set().union(*each))
         if used != list(range(len(self.confidence))):
-            raise ValueError(f"links must number their {len(self.confidence)} examples from 0 without gaps, got {used}")
+            raise ValueError(
+                f"places must hold every index from 0 to {len(self.confidence) - 1}, as confidence has {len(self.confidence)} "
+                f"entries, got the indices {used}"
+            )
         for places in each:
             if len(set(places)) != len(places):
                 raise ValueError(f"links must not place an example twice in one observation, got {places}")

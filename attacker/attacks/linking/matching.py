@@ -92,9 +92,7 @@ def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[T
     if rule == "own":
         return equal
     if owners is None:
-        raise ValueError(
-            "the filter 'lists' needs to know which observation each example belongs to; give their indices as owners"
-        )
+        raise ValueError("the filter 'lists' needs the argument owners: for each example, the index of its observation")
     mine, at = torch.unique(owners[0], return_inverse=True)
     theirs, where = torch.unique(owners[1], return_inverse=True)
     members = torch.nn.functional.one_hot(at, len(mine)).double()

@@ -92,8 +92,8 @@ class MatchingParts:
     def __post_init__(self) -> None:
         if self.warm_start is not None and self.simulation.order_invariant:
             raise ValueError(
-                "a warm start cannot be combined with order_invariant, which searches for separate examples in each local epoch; "
-                "set order_invariant=0, or closed_form_start=false and features=false"
+                "a warm start (closed_form_start or features) cannot be combined with order_invariant, which searches for "
+                "separate examples in each local epoch; set order_invariant=0, or closed_form_start=false and features=false"
             )
 
     def copy_with(self, **settings: Any) -> Self:

@@ -16,7 +16,10 @@ def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
     if all(problems):
         raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
     if case.links is not None:
-        raise ValueError(f"links include rounds that cannot be used; leave them out: {'; '.join(filter(None, problems))}")
+        unusable = "; ".join(
+            f"round {o.round}: {problem}" for o, problem in zip(case.observations, problems, strict=True) if problem
+        )
+        raise ValueError(f"links were given for rounds that cannot be used; leave out these rounds: {unusable}")
     kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
     known = case.known_labels
     if known is not None:
@@ -47,6 +50,6 @@ def link_for_null(case: Case, *, same: bool) -> Case:
         return case
     kept = [observation for observation in case.observations if observation.num_examples]
     if not kept:
-        raise ValueError(f"no round can be used: {find_problem(case.observations[0])}")
+        raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(map(find_problem, case.observations)))}")
     sizes = [observation.num_examples or 0 for observation in kept]
     return Case(tuple(kept), links=link_same(sizes) if same else link_by_sizes(kept))

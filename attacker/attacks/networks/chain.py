@@ -119,7 +119,7 @@ class _ChainBuilder:
     def take(self, node: fx.Node) -> None:
         if node.op == "output":
             if node.args[0] is not self.last:
-                raise NotAChain("what it returns is not the end of its chain of layers; return only the logits")
+                raise NotAChain("it returns something else than the output of its last layer; return only the logits")
             return
         if _is_size(node):
             try:
@@ -169,7 +169,9 @@ class _ChainBuilder:
             raise NotAChain(f"{shown} is used twice, and its gradient is a sum of both uses")
         for own, value in (("weight", module.weight), ("bias", module.bias)):
             if value is not None and self.parameters.get(prefix + own) is not value:
-                raise NotAChain(f"the {own} of {shown} is computed from others, or shared with another layer")
+                raise NotAChain(
+                    f"the {own} of {shown} is shared with another layer, or computed by a parametrisation such as weight norm"
+                )
         layer = Layer(
             name=name,
             weight=f"{prefix}weight",
@@ -220,7 +222,7 @@ class _ChainBuilder:
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{name} does not take {self.shape}: {error}") from error
         if not given or given[0] != len(x):
-            raise NotAChain(f"{name} does not take {self.shape}: it changes the size of the batch")
+            raise NotAChain(f"{name} changes the size of the batch for inputs of shape {self.shape}")
         return given[1:]
 
     def _compute_value(self, node: fx.Node) -> Any:

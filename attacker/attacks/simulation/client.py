@@ -55,15 +55,19 @@ def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[
     Raises ValueError if an observation has some of the buffers but not all.
     """
     own = {name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}
-    each = [_choose_buffers(own, o.buffers) for o in observations]
+    each = [_choose_buffers(own, o) for o in observations]
     if all(all(torch.equal(b[name], each[0][name]) for name in own) for b in each[1:]):
         return each[0], True
     return {name: torch.stack([b[name] for b in each]) for name in own}, False
 
 
-def _choose_buffers(own: Weights, seen: Weights) -> dict[str, Tensor]:
+def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]:
+    seen = observation.buffers
     if missing := [name for name in own if seen and name not in seen]:
-        raise ValueError(f"the observation's buffers lack {', '.join(missing)}; record all buffers of the model, or none")
+        raise ValueError(
+            f"round {observation.round}, client {observation.client}: the recorded buffers lack {', '.join(missing)}; record all "
+            "buffers of the model, or none"
+        )
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 

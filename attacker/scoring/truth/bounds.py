@@ -59,7 +59,7 @@ class CaseBounds:
 
     def _bound(self, uses: Sequence[Use]) -> dict[int, float]:
         if self._left <= 0:
-            raise NotBounded("the time budget of the bounds is used up")
+            raise NotBounded("the time for bounds is used up; attacker score --bounds TIME gives more")
         used = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
         indices = sorted({index for one in used for step in one.steps for index in step})
         place = {index: i for i, index in enumerate(indices)}
@@ -87,7 +87,10 @@ class CaseBounds:
         information.multiply(torch.ones(information.size, dtype=torch.float64))
         needed = information.size if information.size <= MAX_DENSE else PROBES * MAX_ITERATIONS
         if (expected := needed * (monotonic() - started)) > self._left:
-            raise NotBounded(f"the bound would take about {expected:.0f} s")
+            raise NotBounded(
+                f"the bound would take about {expected:.0f} s, and {max(self._left, 0):.0f} s are left; "
+                "attacker score --bounds TIME gives more"
+            )
 
     def _find_prior(self) -> GaussianPrior:
         if self._prior is None:

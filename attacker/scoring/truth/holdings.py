@@ -57,8 +57,8 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
             data = load_described(_add_client_ranges(reader.dataset), given)
         if data.compute_hash() != expected:
             raise ValueError(
-                f"data set {data.name} is not the one that {reader.folder} refers to: its content differs; name the right one "
-                f"with --data"
+                f"the content of data set {data.name} differs from the data that the truth in {reader.folder} refers to; name "
+                "the right data set with --data"
             )
         found[expected] = data
     sets, starts = list(found.values()), dict[str, int]()

@@ -54,7 +54,7 @@ def make_parts(settings: ServiceSettings) -> Parts:
         queue = Queue(state / "queue.sqlite", Limits(max_queued=settings.max_queued))
     except (OSError, sqlite3.Error) as error:
         where = f"cannot keep the queue and the token in {settings.state_folder}"
-        raise ValueError(f"{where}: {error}; give a folder that can be written with --state") from None
+        raise ValueError(f"{where}: {error}; name a writable folder with --state") from None
     catalogue = Catalogue(settings)
     return Parts(
         settings=settings,

@@ -156,7 +156,7 @@ async def _respond_half(request: Request, service: Parts, id: str, source: str, 
         _, _, rows = _find_case(service, run, source, case)
         if n >= len(rows) or (file := rows[n].pair) is None:
             raise NoImage(
-                "there is no such pair: the case is not scored, or the attack failed, or the service was given no truth"
+                f"case {case} has no picture of example {n}: it is not scored, its attack failed, or the service has no truth"
             )
         halves = images.encode_pair(run.folder, file, _get_data(run))
         return halves.original if original else halves.reconstruction

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.recording import DamagedFile
-from fedsim.recording.safe_files import open_file, parse_json, read_exactly
+from fedsim.recording.safe_files import open_file, parse_json, read_exactly, shorten
 
 MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
@@ -201,10 +201,10 @@ def _read(file: FileIO, start: int, count: int) -> bytes:
 
 def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
     if not isinstance(slot, list) or len(slot) != 5:
-        raise ValueError("one of its slots is not a list of round, client, batch, position and example")
+        raise ValueError(f"its slot {shorten(slot)} is not a list of round, client, batch, position and example")
     round, client, batch, position, example = slot
     if not isinstance(client, str) or not all(type(n) is int and 0 <= n < 2**53 for n in (round, batch, position, example)):
-        raise ValueError("one of its slots is not a list of round, client, batch, position and example")
+        raise ValueError(f"its slot {shorten(slot)} must hold a client's name and otherwise whole numbers below 2**53")
     return round, client[:64], batch, position, example
 
 

@@ -87,8 +87,8 @@ class Store:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise ValueError(
-                    f"{self.path} has schema version {version}, and this program supports {SCHEMA_VERSION}; install a newer "
-                    "version of it"
+                    f"{self.path} has schema version {version}, and this program supports up to {SCHEMA_VERSION}; install "
+                    "the newer version of the program that wrote the file"
                 )
             steps = [SCHEMA_UPDATES[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
             for statement in ";\n".join(steps).split(";\n"):

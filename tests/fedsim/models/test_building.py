@@ -124,7 +124,7 @@ def test_admitted_code_that_does_not_fit_the_data_is_refused(their_code: str, fu
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("somebodys_nets", "'somebodys_nets' is not a name of code; write module:function"),
+        ("somebodys_nets", "'somebodys_nets' is not a reference to Python code; write module:function"),
         (":Net", "module:function"),
         ("no_such_module_anywhere:Net", "ModuleNotFoundError.*no_such_module_anywhere"),
         ("somebodys_nets:Nett", "somebodys_nets:Nett.*AttributeError.*'Nett'"),

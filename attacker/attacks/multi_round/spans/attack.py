@@ -68,7 +68,7 @@ class Spans:
             found = add_separated(found, spaces, forwards, low, high)
         words = _describe(spaces, shared, isolated, len(found.vectors))
         if not len(found.vectors):
-            raise ValueError(f"no example could be isolated: {'; '.join(words)}")
+            raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
         return build_reconstruction(
             case,
             convert_to_examples(found.vectors, first.data),

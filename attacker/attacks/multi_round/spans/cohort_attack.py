@@ -75,7 +75,7 @@ class CohortSpans:
         kept = [vector * torch.sign(vector[-1]) for own in vectors for vector in own if is_plausible(vector, low, high)]
         words = _describe(spaces, clients, cohorts)
         if not kept:
-            raise ValueError(f"no example could be isolated: {'; '.join(words)}")
+            raise ValueError(f"no example could be recovered from the updates: {'; '.join(words)}")
         merged, clearance = merge_equal(torch.stack(kept), torch.full((len(kept),), torch.inf, dtype=torch.float64))
         found = FoundExamples(merged, clearance, find_holders(merged, spaces))
         owners = [name_owner(own, cohorts) for own in found.holders]

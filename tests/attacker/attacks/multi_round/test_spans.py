@@ -181,7 +181,7 @@ def test_noise_lowers_the_error_estimate_and_not_the_counts() -> None:
 
 def test_strong_noise_gives_no_example_and_no_certain_answer() -> None:
     case, *_ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=0)")
-    with pytest.raises(ValueError, match="no example could be isolated"):
+    with pytest.raises(ValueError, match="no example could be recovered from the updates"):
         spans()([case], rng=seeded())
 
 
