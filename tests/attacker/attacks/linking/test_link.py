@@ -195,7 +195,7 @@ def test_what_cannot_be_linked_is_refused() -> None:
     client = Client()
     with pytest.raises(ValueError, match="needs at least one observation"):
         link([], batch_size=1)
-    with pytest.raises(ValueError, match="each round once, got 2 before 1"):
+    with pytest.raises(ValueError, match="each round once, but round 2 precedes round 1"):
         link([client.seen(2, [0]), client.seen(1, [0])], batch_size=1)
     with pytest.raises(ValueError, match="round 1 has 1 labels and 2 features"):
         link([client.seen(1, [0, 1])._replace(labels=torch.tensor([0]))], batch_size=1)
