@@ -110,7 +110,7 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
         if g.shape != w.shape:
             raise ValueError(f"the gradient of {name} has shape {tuple(g.shape)}, and the parameter {tuple(w.shape)}")
         if not torch.isfinite(g).all():
-            raise ValueError(f"the gradient of {name} holds NaN or infinity")
+            raise ValueError(f"the gradient of {name} holds NaN or infinity; compute it from a finite loss")
     return {name: gradient[name].detach().cpu().to(w.dtype).clone() for name, w in weights.items()}
 
 

@@ -78,7 +78,7 @@ class TruthReader:
         self.folder = Path(folder)
         path = self.folder / "dataset.json"
         if not os.path.lexists(path):
-            raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
+            raise ValueError(f"{self.folder} holds no truth, the examples that clients trained on: it has no dataset.json")
         self.dataset: dict[str, Any] = read_json(path)
         if not isinstance(self.dataset, dict):
             raise DamagedFile(path, "is not a JSON object; copy the file that the clients wrote")

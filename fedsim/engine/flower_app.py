@@ -43,7 +43,10 @@ def find_client_run(context: Context) -> FederationRun:
     agreed = read(Path(str(own["experiment"])), own=True) if "experiment" in own else None
     run = _build_run(*_read_config(context.run_config), _read_places(own), None if seed is None else int(seed))
     if agreed is not None and agreed != run.experiment:
-        raise ValueError(f"the server asks for another experiment than this client agreed to in {own['experiment']}")
+        raise ValueError(
+            f"the server asks for another experiment than this client agreed to in {own['experiment']}; agree with the server on "
+            "one, and store it there"
+        )
     return run
 
 

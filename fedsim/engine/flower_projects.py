@@ -24,8 +24,8 @@ def find_recorded(folder: Path) -> Path:
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):
         raise ValueError(
-            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config]: run the app by flwr run, and give "
-            "the folder that it records to"
+            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config], so that the folder that the "
+            "app records to is unknown; add the key, or run the app with flwr run and name that folder instead of the app"
         )
     return folder / str(config[RECORDED_KEY])
 

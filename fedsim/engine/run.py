@@ -96,7 +96,7 @@ class FederationRun:
         if len(found) != self.experiment.clients.count:
             raise ValueError(
                 f"{self.places.public} lists the sizes of {len(found)} clients, and clients.count = "
-                f"{self.experiment.clients.count}; make them equal"
+                f"{self.experiment.clients.count}; run fedsim split again, or correct clients.count"
             )
         return [size - canaries for size in found]
 
@@ -132,7 +132,7 @@ class FederationRun:
         if min(sizes) < canaries:
             raise ValueError(
                 f"clients.canaries = {canaries} takes {2 * canaries} examples of each client, two for each canary, and the "
-                f"smallest client holds {min(sizes) + canaries}; lower it"
+                f"smallest client holds {min(sizes) + canaries}; lower clients.canaries to at most {(min(sizes) + canaries) // 2}"
             )
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(

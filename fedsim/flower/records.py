@@ -55,7 +55,9 @@ def _check_length(array: Array) -> None:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(buffer)
     if dtype.hasobject or prod(shape) * dtype.itemsize != len(array.data) - buffer.tell():
-        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its {len(array.data)} bytes")
+        raise ValueError(
+            f"an array in a message has {len(array.data)} bytes, which do not fit its shape {shape} and type {dtype}"
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -199,7 +199,8 @@ def _find_factory(name: str) -> ModelFactory:
         return _ADMITTED[name]
     if ":" in name:
         raise ValueError(
-            f"model {name!r} is code that is not part of this project, which is imported only if you ask for it: --model {name}"
+            f"model {name!r} is code that is not part of this project, which is imported only if you ask for it: repeat the "
+            f"command with --model {name}"
         )
     return MODELS[name]
 
@@ -236,7 +237,10 @@ def _list_output_counts(data: DataSpec) -> tuple[int, ...]:
 def _check_size(spec: ModelSpec, model: nn.Module) -> None:
     values = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if values > MAX_PARAMETERS:
-        raise ValueError(f"model {_shorten(spec)} has {values:,} values, and the limit is {MAX_PARAMETERS:,}")
+        raise ValueError(
+            f"model {_shorten(spec)} has {values:,} values in parameters and buffers, and the limit is {MAX_PARAMETERS:,}; make "
+            "it smaller"
+        )
 
 
 def _probe_outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:

@@ -13,7 +13,9 @@ def check_image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
 def check_side(shape: tuple[int, int, int], side: int, what: str) -> None:
     """Raise ValueError, naming `what`, if an image is smaller than `side` pixels in height or width."""
     if min(shape[1:]) < side:
-        raise ValueError(f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}")
+        raise ValueError(
+            f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}; use another model"
+        )
 
 
 def check_widths(values: object, what: str) -> list[int]:

@@ -23,7 +23,7 @@ def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> 
         raise ValueError(f"torchvision has no classifier {architecture!r}. {hint}")
     channels, height, width = check_image(shape, f"torchvision's {architecture}")
     if channels != 3:
-        raise ValueError(f"torchvision's {architecture} takes images of 3 channels, and these have {channels}")
+        raise ValueError(f"torchvision's {architecture} takes images of 3 channels, and these have {channels}; use another model")
     model: nn.Module = models.get_model(
         architecture, weights=None, num_classes=num_classes, **_choose_arguments(architecture, height, width)
     )
@@ -35,6 +35,8 @@ def _choose_arguments(architecture: str, height: int, width: int) -> dict[str, A
         return {"aux_logits": False, "init_weights": True}
     if architecture.startswith("vit_"):
         if height != width:
-            raise ValueError(f"torchvision's {architecture} takes square images, and these have {height}x{width} pixels")
+            raise ValueError(
+                f"torchvision's {architecture} takes square images, and these have {height}x{width} pixels; use another model"
+            )
         return {"image_size": height}
     return {"input_size": (height, width)} if architecture.startswith("maxvit") else {}

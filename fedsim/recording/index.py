@@ -207,7 +207,7 @@ def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tupl
     image.connection.set_progress_handler(lambda: next(steps) > most, PROGRESS_INSTRUCTIONS)
     found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
     if set(found) != _read_schema():
-        raise sqlite3.DatabaseError("holds other tables than a recorder makes")
+        raise sqlite3.DatabaseError("holds other tables than the index of a recording has; copy the recording again")
     return image.connection.execute(query, values).fetchall()
 
 

@@ -231,9 +231,9 @@ def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
     """
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
-        raise ValueError("file is not a database")
+        raise ValueError("is not an SQLite database; copy the recording again")
     if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX_FILE}-wal") or os.path.lexists(folder / f"{INDEX_FILE}-shm"):
-        raise ValueError("is in write-ahead mode, which no recorder uses")
+        raise ValueError("is in write-ahead mode, so that another program has written to it; copy the recording again")
     try:
         journal = (folder / JOURNAL_FILE).lstat()
     except FileNotFoundError:

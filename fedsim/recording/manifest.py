@@ -62,7 +62,9 @@ class Manifest:
         if not MODEL_PATTERN.fullmatch(self.model.name):
             raise ValueError(f"{shorten(self.model.name)} is not a valid name of a model: use only letters, digits and _ . : -")
         if wrong := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
-            raise ValueError(f"{shorten(wrong[0])} is not a valid name or version of software")
+            raise ValueError(
+                f"software: {shorten(wrong[0])} is not a valid name or version: use only letters, digits and _ . + -"
+            )
         if self.created and not CREATED_PATTERN.fullmatch(self.created):
             raise ValueError(f"{shorten(self.created)} is not a valid time of creation: write it as 2026-01-31T12:00:00Z")
         GradientSpec.parse(self.gradient)

@@ -88,7 +88,7 @@ def check_fit(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) 
     if {*got, "words"} != {*expected, "sealed"}:
         raise ValueError(f"the tensors {sorted(got)} are not those of a masked vector"[:300])
     if got["sealed"].dtype != torch.int64 or len(got["sealed"].shape) != 1:
-        raise ValueError("tensor 'sealed' is not a vector of int64 sizes")
+        raise ValueError("tensor 'sealed', the sizes of encrypted messages, is not a vector of int64")
     for name, (dtype, shape) in expected.items():
         if name in got and (got[name].dtype, tuple(got[name].shape)) != (dtype, shape):
             raise ValueError(f"tensor {name!r} is {got[name].dtype} {tuple(got[name].shape)}, expected {dtype} {shape}")

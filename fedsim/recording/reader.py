@@ -153,7 +153,9 @@ class Recording:
         Raises DamagedFile, naming the file, if the file is invalid, and ValueError if the row has no masked vector.
         """
         if row.file is None or row.sha256 is None or row.codec != MASKED_CODEC:
-            raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
+            raise ValueError(
+                f"round {row.round}, client {row.client}: the server has no masked vector ({row.status}: {row.reason})"
+            )
         weights = self.read_sent(row.round).weights
         tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: check_fit(found, weights))
         try:
@@ -172,7 +174,8 @@ class Recording:
             raise DamagedFile(self.folder / INDEX_FILE, words) if row.status == "complete" else ValueError(words)
         if row.codec == MASKED_CODEC:
             raise ValueError(
-                f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM_CLIENT!r}"
+                f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM_CLIENT!r}, "
+                f"with --client {SUM_CLIENT}"
             )
         m, sent, codec = self.manifest, self.read_sent(row.round), find_codec(row.codec)
         tensors, buffers = _split_buffers(
@@ -267,7 +270,7 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
-        raise ValueError(f"its names differ from those of the round's weights: only one of both has {shorten(names[0])}")
+        raise ValueError(f"its tensors differ from the round's weights: it has {shorten(names[0])}")
     for name, entry in buffers.items():
         with name_parameter(name):
             check_shape(entry, sent.buffers[name])

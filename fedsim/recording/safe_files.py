@@ -223,7 +223,9 @@ def _check(descriptor: int, limit: int) -> None:
         raise ValueError(f"has {status.st_size} bytes, but at most {limit} are read")
     stored = 512 * status.st_blocks
     if status.st_size > max(SPARSE_BYTES, MAX_SPARSE_RATIO * stored) and _has_holes(descriptor, status.st_size):
-        raise ValueError(f"is a sparse file: of its {status.st_size} bytes, only {stored} are on disk")
+        raise ValueError(
+            f"has holes: of its {status.st_size} bytes, only {stored} are on disk, so that it may be incomplete; copy it again"
+        )
 
 
 def _has_holes(descriptor: int, size: int) -> bool:

@@ -55,7 +55,7 @@ class Cohorts:
                 away = len(self._members - now)
                 raise Lost(
                     f"round {round} may have been summed before with {away} more clients, and the difference of both sums "
-                    "would reveal their updates: the round is lost"
+                    "would reveal their updates: the round is lost, and training continues without it"
                 )
             self._round, self._members = round, now
             if self._path is not None:

@@ -53,8 +53,8 @@ class SecureGrid(Around):
             return []
         if len(asked) > self.agreement.clients:
             raise ValueError(
-                f"{len(asked)} clients are asked at once, but sums over more than {self.agreement.clients} could overflow 32-bit "
-                "words"
+                f"{len(asked)} clients are asked in one round, but secure aggregation was agreed for {self.agreement.clients}, "
+                "since larger sums could overflow 32-bit words; lower the strategy's number of clients per round"
             )
         outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed, cohorts=self._cohorts).run()
         if outcome.revealed is None:

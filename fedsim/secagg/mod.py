@@ -79,7 +79,10 @@ def _begin_round(part: SecureParticipant, known: Participant | None, context: st
     Raises ValueError if `known` has the same context, since a client takes part once in each attempt.
     """
     if known is not None and known.context == context:
-        raise ValueError(f"{context} has begun already, and a client takes part in it once; repeat the round as another attempt")
+        raise ValueError(
+            f"{context} has begun already, and a client takes part in it once; the server must give a repetition a new "
+            "attempt number"
+        )
     return participant.setup(context, part.agreement.threshold, draw_bytes)
 
 

@@ -143,7 +143,9 @@ def restore_strategy(strategy: Strategy, memory: StrategyMemory) -> None:
     Raises ValueError if the state is incomplete, because an attribute could not be saved (`memory.unsaved`).
     """
     if memory.unsaved:
-        raise ValueError(f"this strategy cannot be resumed: {memory.unsaved[0]} could not be saved")
+        raise ValueError(
+            f"this strategy cannot be resumed: its attribute {memory.unsaved[0]} could not be saved; start a new run"
+        )
     for path, stored in memory.values.items():
         *owners, name = path.split(".")
         owner = strategy

@@ -120,7 +120,8 @@ class ReplyReader:
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
             raise ValueError(
-                f"names, shapes or types differ from those of the weights sent; the first tensor that differs is {wrong[0]}"
+                f"tensor {wrong[0]!r}: the client returned {_describe(got.get(wrong[0]))}, but the weights that it was sent have "
+                f"{_describe(sent.get(wrong[0]))}"
             )
 
 
@@ -141,7 +142,9 @@ def read_pseudonym(message: Message) -> str | None:
 def to_whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError unless it is whole, at least 1 and below `MAX_EXAMPLES`."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
-        raise ValueError(f"the number of examples must be a whole number of at least 1, got {count}")
+        raise ValueError(
+            f"the client's number of examples in its metrics must be a whole number from 1 to {MAX_EXAMPLES - 1}, got {count}"
+        )
     return int(count)
 
 
@@ -158,10 +161,17 @@ def _take_count(metrics: dict[str, float], key: str) -> int | None:
     return count
 
 
+def _describe(layout: tuple[tuple[int, ...], str] | None) -> str:
+    """Return shape and kind of a tensor as text."""
+    return "no such tensor" if layout is None else f"shape {layout[0]} with {layout[1]} values"
+
+
 def _name_kind(dtype: torch.dtype) -> str:
     if dtype not in DTYPES:
-        raise ValueError(f"tensors of type {dtype} are not supported")
-    return "floating" if dtype.is_floating_point else "truth" if dtype == torch.bool else "whole"
+        raise ValueError(
+            f"a tensor of the weights or the reply has type {dtype}, which cannot be recorded; convert it to float32"
+        )
+    return "floating-point" if dtype.is_floating_point else "boolean" if dtype == torch.bool else "integer"
 
 
 def _find_kind(array: Array) -> str:
@@ -187,7 +197,7 @@ def _get_only(found: Mapping[str, T], what: str) -> T:
     what: name of such a value in the message.
     """
     if len(found) != 1:
-        raise ValueError(f"a reply must contain exactly one {what}, got {len(found)}")
+        raise ValueError(f"a client's reply must contain exactly one {what}, got {len(found)}")
     return next(iter(found.values()))
 
 

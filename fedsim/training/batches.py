@@ -48,7 +48,9 @@ def draw_batches(
     Raises ValueError if `training.drop_last` is set and `size` examples do not fill one batch.
     """
     if training.drop_last and size < training.batch_size:
-        raise ValueError(f"{size} examples do not fill one batch of {training.batch_size}, and training.drop_last is set")
+        raise ValueError(
+            f"{size} examples do not fill one batch of {training.batch_size}, and training.drop_last is set; lower batch_size"
+        )
     usable = size - size % training.batch_size if training.drop_last else size
     whole_epochs = training.epochs is not None
     steps = training.epochs * -(-usable // training.batch_size) if training.epochs is not None else training.steps

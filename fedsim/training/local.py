@@ -61,7 +61,7 @@ def train(
     Raises ValueError if a buffer is missing, or `rng` is.
     """
     if rng is None and rule is not PLAIN_RULE:
-        raise ValueError("a gradient rule that may draw noise needs a generator; give rng")
+        raise ValueError("the defense may draw random numbers; give rng, a torch.Generator")
     model.train(training.mode == "train")
     start_drawing(model)
     loss_function, optimiser = find_loss(training.loss), _make_optimiser(weights, training)

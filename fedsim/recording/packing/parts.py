@@ -55,7 +55,8 @@ def name_parameter(name: str) -> Iterator[None]:
 def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> None:
     """Raise ValueError if the names of an update differ from those of the weights."""
     if names := sorted(got.keys() ^ weights.keys()):
-        raise ValueError(f"its names differ from those of the round's weights: only one of both has {shorten(names[0])}")
+        side = "has" if names[0] in got else "lacks"
+        raise ValueError(f"its tensors differ from the round's weights: it {side} {shorten(names[0])}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:

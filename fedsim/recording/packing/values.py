@@ -47,7 +47,9 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = compute_width(length)
     if bool(width) != ("codes" in parts):
-        raise ValueError(f"has a palette of {length} values {'without' if width else 'with'} codes")
+        raise ValueError(
+            f"has a palette of {length} values {'and no' if width else 'and'} codes, which are needed for two or more values only"
+        )
     if width:
         least, most = count_packed_bytes(width, least_count), count_packed_bytes(width, most_count)
         check_vector("codes", parts["codes"], torch.uint8, least=least, most=most)

@@ -59,7 +59,10 @@ class Quantiser:
         """
         if not 1 <= weight <= self.max_weight:
             # the message omits the number, because it is sent to the server, which must not learn it
-            raise ValueError(f"the number of examples is not from 1 to secure_aggregation.max_weight = {self.max_weight}")
+            raise ValueError(
+                "this client's number of examples is not from 1 to secure_aggregation.max_weight = "
+                f"{self.max_weight}; raise max_weight"
+            )
         if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
             raise ValueError(
                 f"the update's tensor {wrong[0]!r} has shape {update[wrong[0]].shape}, and the weight that was sent has "
@@ -78,7 +81,10 @@ class Quantiser:
     def _scale(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
         flat = values.reshape(-1)
         if not np.isfinite(flat).all():
-            raise ValueError(f"{int((~np.isfinite(flat)).sum())} values of {name!r} are NaN or infinite and cannot be masked")
+            raise ValueError(
+                f"{int((~np.isfinite(flat)).sum())} values of the update's tensor {name!r} are NaN or "
+                "infinite; lower the learning rate"
+            )
         beyond = int(np.count_nonzero(np.abs(flat) > self.clip))
         within = np.clip(flat.astype(np.float64), -self.clip, self.clip)
         return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond

@@ -164,6 +164,6 @@ def _compute_range(clients: int, weight: int) -> int:
         raise ValueError(
             f"{clients} clients with a weight of up to {weight} leave only a target range of {widest} in 32-bit words, so that "
             f"updates would be rounded more coarsely than with the minimum of {MIN_LEVELS}; lower secure_aggregation.max_weight "
-            "or set secure_aggregation.bits"
+            "or, to accept coarser rounding, set a small secure_aggregation.bits"
         )
     return widest

@@ -98,7 +98,11 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
         path.unlink()
     found = verify(run)
     assert (found.rounds, found.weights, found.observations, found.intact) == (3, weights, 4, intact)
-    reason = "its checksum differs from the one in the index" if harm == "flipped" else "No such file or directory"
+    reason = (
+        "its checksum differs from the one in the index; copy the recording again"
+        if harm == "flipped"
+        else "No such file or directory"
+    )
     assert found.damaged == ((f"recording/{named}", reason),)
     assert verify(run / "recording").damaged == ((named, reason),)
 

@@ -45,8 +45,8 @@ FORGED: dict[str, tuple[str, Tensors, str]] = {
     "a palette of many": ("levels", {"w/palette": torch.zeros(N + 1), "w/codes": zeros(13 * 512)}, "has palette of shape"),
     "a palette of rows": ("levels", {"w/palette": torch.zeros(1, 1)}, "has palette of shape"),
     "three bits": ("bits", {"w/palette": torch.zeros(3), "w/codes": zeros(1024)}, r"has palette of shape \(3,\), where 1 to 2"),
-    "a palette without codes": ("levels", {"w/palette": torch.zeros(2)}, "2 values without codes"),
-    "codes for one value": ("levels", {"w/palette": torch.zeros(1), "w/codes": zeros(0)}, "1 values with codes"),
+    "a palette without codes": ("levels", {"w/palette": torch.zeros(2)}, "2 values and no codes"),
+    "codes for one value": ("levels", {"w/palette": torch.zeros(1), "w/codes": zeros(0)}, "1 values and codes"),
     "too few codes": ("levels", {"w/palette": torch.zeros(2), "w/codes": zeros(511)}, r"has codes of shape \(511,\), where 512 "),
     "too many codes": ("levels", {"w/palette": torch.zeros(2), "w/codes": zeros(513)}, r"has codes of shape \(513,\)"),
     "codes of a wide type": ("levels", {"w/palette": torch.zeros(2), "w/codes": torch.zeros(512)}, r"codes of type .*32"),
@@ -91,7 +91,7 @@ def test_what_no_encoder_makes_is_refused_in_a_line(name: str) -> None:
 @pytest.mark.parametrize("codec", PACKING)
 def test_names_are_those_of_the_weights(codec: str) -> None:
     for update in ({"w": torch.zeros(64, 64)}, {**START, "x": torch.zeros(1)}):
-        with pytest.raises(ValueError, match="its names differ from those of the round's weights"):
+        with pytest.raises(ValueError, match="its tensors differ from the round's weights"):
             decode(encode(update, codec), START)
 
 

@@ -88,7 +88,7 @@ def test_a_refused_weight_is_not_told() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
     update = {**drawn(0), "b": np.array(value)}
-    with pytest.raises(ValueError, match="1 values of 'b' are NaN or infinite"):
+    with pytest.raises(ValueError, match="1 values of the update's tensor 'b' are NaN or infinite"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(update, SHAPES, 1)
 
 

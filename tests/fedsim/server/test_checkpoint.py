@@ -68,7 +68,7 @@ def test_a_strategy_that_keeps_something_else_is_not_resumed_as_if_it_did_not(tm
     odd = FedAvg()
     odd.history = {"losses": object()}  # type: ignore[attr-defined]
     memory = through_a_file(read_strategy(odd), tmp_path)
-    with pytest.raises(ValueError, match="cannot be resumed: history, of type dict"):
+    with pytest.raises(ValueError, match="cannot be resumed: its attribute history, of type dict"):
         restore_strategy(FedAvg(), memory)
 
 
