@@ -163,7 +163,7 @@ class ScoreRow:
         version = values.get("version", 0)
         if type(version) is not int or version > FORMAT_VERSION:
             raise ValueError(
-                f"a score row has version {version!r}, and this program reads up to {FORMAT_VERSION}; install a newer program"
+                f"score row has version {version!r}, and this program reads up to {FORMAT_VERSION}; install a newer program"
             )
         try:
             return _get_adapter().validate_python({**values, "state": find_state(values)})
