@@ -115,7 +115,7 @@ def ilrg(evidence: Evidence) -> Tensor:
     the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
     """
     if evidence.head is None:
-        raise ValueError("the label rule 'ilrg' needs the weights of the last layer (Evidence.head); choose another rule")
+        raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head, or choose another rule")
     rows = _add_negative_logit(evidence.gradient[evidence.weight])
     return _expand_counts(
         count_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
