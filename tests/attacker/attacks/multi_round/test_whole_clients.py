@@ -20,7 +20,7 @@ from attacker.replay.replay import Replay, Replayed
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
-from fedsim.recording import Recording
+from fedsim.recording import DataSpec, ModelSpec, Recording
 
 EXPERIMENT = {
     "rounds": 3,
@@ -221,7 +221,7 @@ def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.Capt
     spec = AttackSpec(name="together")
     replay_with_progress(Recording(run / "recording"), spec, run / "reconstructions")
     said = capfd.readouterr().err
-    assert "4 rounds were left out" in said
+    assert "4 rounds were not attacked together" in said
     assert said.count("the weights that were sent hold") == 3
     assert "and 1 more" in said
 
@@ -231,9 +231,8 @@ def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows()
 
     from attacker.attacks.base import explain_refusal
 
-    rows: Any = SimpleNamespace(
-        observations=[SimpleNamespace(num_examples=1, data=SimpleNamespace(is_image=False), client="c")], known_labels=None
-    )
+    facts: dict[str, Any] = {"data": DataSpec(shape=(6,), num_classes=3), "model": ModelSpec(name="mlp")}
+    rows: Any = SimpleNamespace(observations=[SimpleNamespace(num_examples=1, client="c", **facts)], known_labels=None)
     prior = "its prior is for images, and these data are table rows; "
     agic, hgap = (AttackSpec(name=name).build() for name in ("agic", "hgap"))
     agic.needs, hgap.needs = (frozenset({need}) for need in (Need.IMAGE_PRIOR, Need.IMAGE_CRITERION))
