@@ -103,8 +103,8 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
         if distinct >= least and h.requires_grad:
             return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
     raise ValueError(
-        f"the attack needs a hidden linear layer with a bias and at least {least:,.0f} different input values, a tenth of the "
-        "number of values of an example, and this model has none; choose another attack"
+        f"no hidden linear layer with a bias has at least {least:,.0f} different input values, a tenth of the number of values "
+        "of an example; choose another attack"
     )
 
 

@@ -130,7 +130,7 @@ def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
     ("text", "mend"),
     [
         ("[project]\nname = 'x'\n", "does not describe a Flower app"),
-        ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "give the folder that it records to"),
+        ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "run the app with flwr run and name that folder"),
     ],
 )
 def test_another_project_is_refused_with_the_mend(tmp_path: Path, text: str, mend: str) -> None:

@@ -126,7 +126,7 @@ def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is
     settings = unstated.replace("data.shape", 'training.mode = "eval"\ndata.shape')
     refused = bring(*files, settings=settings)
     assert refused.exit_code == 2
-    assert "imported only if you ask for it: --model their_net:net" in words(refused)
+    assert "imported only if you ask for it: repeat the command with --model their_net:net" in words(refused)
     refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
     assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
     told = bring(*files, "", "--model", "their_net:net", settings=settings)
