@@ -123,9 +123,9 @@ class Reconstruction:
             _check_tensors(tensors)
             facts = _check_metadata(facts, len(tensors["x"]))
         except DamagedFile as error:
-            raise ValueError(f"{path}: not a reconstruction: {error.reason}") from None
+            raise ValueError(f"{path}: not a reconstruction: {error.reason}; replay the attack again") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a reconstruction: {error}") from None
+            raise ValueError(f"{path}: not a reconstruction: {error}; replay the attack again") from None
         if old:
             tensors["confidence"] = torch.full_like(tensors["confidence"], torch.nan)
         return cls(**tensors, **facts)

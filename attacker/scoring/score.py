@@ -323,7 +323,10 @@ class Scorer:
 
 
 def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
-    """Return the cases to score: those in `only`, and every case of several rounds of a client that has such a case in `only`."""
+    """Return the cases to score. only: keys of cases; None for all.
+
+    If it holds a case of several rounds, all cases of several rounds of the same client are returned, too.
+    """
     if only is None:
         return list(cases)
     clients = {case["client"] for case in cases if "rounds" in case and case["key"] in only}

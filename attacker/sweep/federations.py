@@ -38,9 +38,9 @@ class AttackScores:
     refused:   why the attack could not run; "" if it ran.
     outcome:   verdict against the null, see `attacker.scoring.verdict`.
     examples:  one mapping per distinct example: `index` in the data set, `case` (key of the last case with it), `rmse` and
-               `null_rmse` (root of the mean squared error, data in [0, 1]), `psnr` (None for rows of tables), `success` and
-               `null_success` (share of its cases in which it was recovered), `labels` (the same for its label). Errors and PSNR
-               are means over these cases, too.
+               `null_rmse` (root of the squared error averaged over values and over its cases, data in [0, 1]), `psnr` (mean over
+               its cases; None for rows of tables), `success` and `null_success` (share of its cases in which it was recovered),
+               `labels` (the same for its label).
     """
 
     spec: str

@@ -40,7 +40,7 @@ def list_(
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return a dict from each name of a `kind` to its "summary", "arguments" (with defaults) and "reference" (the publication).
 
-    Raises ValueError for an unknown kind.
+    kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for any other.
     """
     if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest_name

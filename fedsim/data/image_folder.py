@@ -67,7 +67,7 @@ def _split_classes(folder: Path) -> tuple[Classes, Classes]:
     if len(train) < 2:
         raise ValueError(f"imagefolder: {folder}: there must be folders of images for at least two classes, got {len(train)}")
     if not any(test.values()):
-        raise ValueError(f"imagefolder: {held_out} holds no folders of images")
+        raise ValueError(f"imagefolder: {held_out} holds no folders of images; put one folder of images per class there")
     return train, test
 
 

@@ -208,7 +208,10 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
 
 
 def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
-    """Change one label after the other as long as the fit becomes more probable, and return the last fit."""
+    """Change one label after the other as long as the fit becomes more probable, and return the last fit.
+
+    share: assumed standard deviation of the gradient's error, in units of the target's root mean square.
+    """
     tried = {_build_key(now.y[0])}
     for _ in range(fit.examples):
         changed = _propose_changes(fit, now, share, tried)

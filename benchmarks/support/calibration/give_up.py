@@ -122,7 +122,10 @@ def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any
 
 
 def run_watched(asked: Options, part: Part) -> list[Watched]:
-    """Return searches that never give up, for every client setting and each number of steps, with examples of one part."""
+    """Run searches to their end, without the rule, for each of `CLIENT_SETTINGS` and each number of iterations in `SEARCH_STEPS`.
+
+    part: the part of the data that the examples come from.
+    """
     found: list[Watched] = []
     for steps in SEARCH_STEPS:
         cells = [
