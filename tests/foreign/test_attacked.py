@@ -93,7 +93,7 @@ def test_on_the_command_line_the_network_is_imported_only_where_it_is_named(app:
     call = ["replay", str(app.folder), "--attack", "cpl", "--set", "steps=1", "--no-null", "--device", "cpu", "--json"]
     refused = CliRunner().invoke(attacker_app, call)
     assert refused.exit_code == 2
-    assert "imported only if you ask for it: --model task:Net" in " ".join(refused.stderr.split())
+    assert "imported only if you ask for it: repeat the command with --model task:Net" in " ".join(refused.stderr.split())
     assert "task" not in sys.modules
     done = CliRunner().invoke(attacker_app, [*call, "--model", "task:Net"])
     assert done.exit_code == 0, done.stderr
