@@ -230,7 +230,7 @@ def test_scoring_again_replaces_its_rows(run: Path) -> None:
 def test_truth_of_other_data_is_refused(run: Path) -> None:
     description = json.loads((run / "truth" / "dataset.json").read_text())
     (run / "truth" / "dataset.json").write_text(json.dumps({**description, "content_hash": "0"}))
-    with pytest.raises(ValueError, match="the content of data set .* differs from the data that the truth"):
+    with pytest.raises(ValueError, match=r"the content of data set .* differs from the data that the truth"):
         Scorer(run, [run / "truth"])
 
 

@@ -61,7 +61,7 @@ def test_examples_other_than_those_that_truth_refers_to_are_refused(tmp_path: Pa
     changed = Examples(values=data.train.values + np.uint8(1), labels=data.train.labels)
     parts.write_part(tmp_path / "one" / "data", data, changed)
     datasets._load.cache_clear()
-    with pytest.raises(ValueError, match="the content of data set .* differs from the data that the truth"):
+    with pytest.raises(ValueError, match=r"the content of data set .* differs from the data that the truth"):
         load_holdings([TruthReader(truth)])
 
 
