@@ -55,6 +55,9 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
             rows = find_outlying_rows(one.update[name], one.weights[name], zeros_count=keeps_zeros)
             if rows:
                 found.append((one, name, rows))
+    if not found and any(_keeps_zero_rows(one, embeddings) and _changes_most_rows(one, embeddings) for one in observations):
+        reason = "most rows of the embedding changed, by tokens or by weight decay, which cannot be told apart"
+        return NotChecked(rule=TOKENS_RULE, reason=reason, kind="inconclusive")
     if not found:
         return Passed(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
     one, name, rows = found[0]
@@ -73,15 +76,21 @@ def _judge(observations: Sequence[Observation], embeddings: set[str]) -> CheckRe
     )
 
 
+def _changes_most_rows(observation: Observation, embeddings: set[str]) -> bool:
+    return any(float(observation.update[name].abs().amax(dim=1).median()) > 0 for name in embeddings)
+
+
 def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) -> list[int]:
     """Return the rows of `update` (V, D) that changed more than weight decay and noise explain, in ascending order.
 
     weights: (V, D) before training. Weight decay adds the same multiple of them to all rows, which is estimated (median) and
-    subtracted. zeros_count: whether the nonzero rows count as changed if more than half of all rows are zero; if False, no row
-    does then.
+    subtracted. If most rows changed, those with decay or noise cannot be told apart, and none is returned.
+    zeros_count: whether rows of zeros show that all others were changed by tokens; if False and most rows are zero, none counts.
     """
     update, weights = update.double(), weights.double()
-    powers = weights.square().sum(dim=1)
+    powers, unchanged = weights.square().sum(dim=1), (update == 0).all(dim=1)
+    if zeros_count and bool((unchanged & (powers > 0)).any()):  # so there is no weight decay
+        return torch.nonzero(~unchanged).flatten().tolist()
     decay = ((update * weights).sum(dim=1) / powers.clamp(min=1e-30))[powers > 0]
     rest = update - (decay.median() if len(decay) else 0.0) * weights
     norms = rest.norm(dim=1)

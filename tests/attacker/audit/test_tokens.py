@@ -14,6 +14,7 @@ from attacker.audit.label_checks import check_labels
 from attacker.audit.token_checks import check_tokens, find_outlying_rows
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 DATA = DataSpec(shape=(6,), num_classes=3)
@@ -76,6 +77,15 @@ def test_the_rows_that_changed_are_the_tokens_of_the_examples(watch, defense: st
     assert "positions" not in found.title
 
 
+def test_tokens_are_read_also_if_most_of_the_vocabulary_occurs() -> None:
+    """The median row then changes, so that no row stands out from it; those that do not change tell which tokens are absent."""
+    rng = torch.Generator().manual_seed(0)
+    update, weights = torch.randn(20, 8, generator=rng), torch.randn(20, 8, generator=rng)
+    update[[3, 11]] = 0
+    assert find_outlying_rows(update, weights, zeros_count=True) == [row for row in range(20) if row not in (3, 11)]
+    assert find_outlying_rows(update, weights, zeros_count=False) == []
+
+
 def test_weight_decay_of_all_rows_hides_no_token(watch) -> None:  # type: ignore[no-untyped-def]
     one = watch()
     name = "tokens.weight"
@@ -136,3 +146,12 @@ def test_two_label_estimates_are_no_conclusion(watch) -> None:  # type: ignore[n
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"
     assert "so few estimates" in found.reason
+
+
+def test_an_embedding_of_which_all_rows_changed_without_noise_is_no_passed_check(watch) -> None:  # type: ignore[no-untyped-def]
+    one, name = watch(), "tokens.weight"
+    everywhere = {**one.update, name: torch.randn(VOCABULARY, 8, generator=torch.Generator().manual_seed(7))}
+    found = check(replace(one, payload=encode(everywhere)))
+    assert isinstance(found, NotChecked)
+    assert found.kind == "inconclusive"
+    assert isinstance(check(replace(one, payload=encode({**one.update, name: torch.zeros(VOCABULARY, 8)}))), Passed)
