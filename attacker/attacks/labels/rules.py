@@ -88,14 +88,15 @@ def infer_from_rows(evidence: Evidence) -> Tensor:
     rows = evidence.gradient[evidence.weight]
     if len(rows) == 1 and evidence.examples > 1:
         raise ValueError(
-            f"the label rule 'rows' cannot separate {evidence.examples} examples of a model with a single logit; use 'inferred'"
+            f"the label rule 'rows' cannot infer the labels of {evidence.examples} examples if the model has a single logit; "
+            "use 'inferred'"
         )
     if evidence.examples == 1:
         return _add_negative_logit(rows.sum(dim=1)).argmin().reshape(1)
     if evidence.examples > len(rows):
         raise ValueError(
-            f"the label rule 'rows' needs distinct labels, and {evidence.examples} examples have only {len(rows)} classes; "
-            "use 'inferred'"
+            f"the label rule 'rows' needs a different label for each of the {evidence.examples} examples, and the model has only "
+            f"{len(rows)} classes; use 'inferred'"
         )
     return rows.amin(dim=1).topk(evidence.examples, largest=False).indices.sort().values
 
@@ -157,7 +158,9 @@ def get_label_rule(name: str) -> LabelRule | None:
     if name == "joint":
         return None
     if name not in LABEL_RULES:
-        raise ValueError(f"unknown label rule {name!r}. Known: {', '.join([*LABEL_RULES, 'joint'])}")
+        raise ValueError(
+            f"unknown label rule {name!r}. Known: {', '.join(LABEL_RULES)}, and joint, which optimises labels with the examples"
+        )
     return LABEL_RULES[name]
 
 
@@ -235,14 +238,17 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
         return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
         raise ValueError(
-            "the last layer has no bias, and the gradient that a bias would have is estimated from the inputs of that layer; "
-            "set Evidence.head"
+            "the last layer has no bias; set Evidence.head, which holds the layer's inputs for random examples, so that the "
+            "gradient that a bias would have can be estimated"
         )
     return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 
 
 def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
-    """Return weight (K, F) and bias (K,) of the head; a single logit becomes two classes, the first with logit 0."""
+    """Return the weight (K, F) and the bias (K,) of the head; the bias is zero if the head has none.
+
+    For a single logit, they are those of two classes: the logit of class 0 is always 0, that of class 1 is the given one.
+    """
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
         return head.weight, bias
@@ -250,9 +256,10 @@ def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _add_negative_logit(slope: Tensor) -> Tensor:
-    """Return the gradient `slope` by logit, (K, ...), unchanged; for a single logit (K = 1), return (2, ...) for two classes.
+    """Return a gradient with one row per class, given the gradient `slope` (K, ...) of the head with one row per logit.
 
-    The gradient of class 0 is the negative of that of class 1, the given one.
+    With several logits it is `slope` itself. A single logit is that of class 1: the result (2, ...) then has the rows -slope for
+    class 0 and slope for class 1.
     """
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 

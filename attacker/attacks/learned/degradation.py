@@ -21,7 +21,10 @@ Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
 
 
 def degrade(x: Tensor, rng: Generator) -> Tensor:
-    """Return images (N, 3, H, W) that were shrunk and enlarged again, blurred, and covered with noise, in random order."""
+    """Shrink and enlarge images (N, 3, H, W), blur them, and add noise, in a random order.
+
+    The order, the method of shrinking and the width of the blur are drawn once for all images, and noise levels for each image.
+    """
     steps = [_shrink_and_enlarge, _blur, _add_noise]
     for i in torch.randperm(len(steps), generator=rng).tolist():
         x = steps[i](x, rng)
@@ -29,7 +32,7 @@ def degrade(x: Tensor, rng: Generator) -> Tensor:
 
 
 def _shrink_and_enlarge(x: Tensor, rng: Generator) -> Tensor:
-    """Shrink by a random method, add noise to the small image, and enlarge by bicubic interpolation."""
+    """Shrink images FACTOR times by a random method, add noise to the small images, and enlarge them by bicubic interpolation."""
     mode = cast(Shrinker, SHRINKERS[_draw_index(len(SHRINKERS), rng)])
     size = [side // FACTOR for side in x.shape[-2:]]
     filtered = mode in ("bilinear", "bicubic")

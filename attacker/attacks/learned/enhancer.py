@@ -71,7 +71,11 @@ def read_enhancer(path: Path) -> Enhancer:
 
 
 def _apply(network: nn.Module, x: Tensor) -> Tensor:
-    """Apply a network for colour images to images of any size and 1 or 3 channels."""
+    """Apply a network for colour images to images (N, C, H, W) of any size and 1 or 3 channels.
+
+    Images are padded at the right and bottom to sides that the network's stride divides, and cropped to their size afterwards.
+    A single channel is repeated three times, and the three channels of the result are averaged.
+    """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"the enhancer works on images of 1 or 3 channels, got {x.shape[1]}")
     height, width = x.shape[-2:]

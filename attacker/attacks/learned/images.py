@@ -17,10 +17,12 @@ FOLDER_FACTOR = 2
 
 
 def read_images(path: Path, size: int) -> Tensor:
-    """Return images (N, 3, H, W) uint8. Raises ValueError, naming the path, if there are none, or a side is below `size`.
+    """Return the images (N, 3, H, W), uint8, of a folder or a NumPy archive.
 
-    An archive's images are returned as they are. The images of a folder, in the order of their paths, are cropped to their
+    path: a folder that is searched for image files at any depth, or an archive with `images` or `train_images`, (N, H, W, 3)
+    uint8. An archive's images are returned as they are. The images of a folder, in the order of their paths, are cropped to their
     central squares, which are then resized to one common side: that of the smallest square, but at most twice `size`.
+    Raises ValueError, naming the path, if there are no images, or the side of one is below `size`.
     """
     images = _read_folder(path, size) if path.is_dir() else _read_archive(path)
     if min(images.shape[-2:]) < size:
@@ -53,7 +55,7 @@ def _read_folder(path: Path, size: int) -> Tensor:
         except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
             raise ValueError(f"{file} cannot be read as an image: {error}; convert or remove it") from None
         if side < size:
-            raise ValueError(f"{file} of {side}x{side} pixels is smaller than --size {size}; leave it out")
+            raise ValueError(f"{file}: its shorter side, {side} pixels, is smaller than --size {size}; remove it or lower --size")
         squares.append(square)
     least = min(square.size[0] for square in squares)
     values = [np.asarray(square.resize((least, least), Image.Resampling.BICUBIC)) for square in squares]

@@ -46,9 +46,11 @@ class UNet(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """A convolutional autoencoder: images of side S become latents of 8 channels and side S / factor.
+    """A convolutional autoencoder: images of side S become latents of side S / factor.
 
-    With factor 4, 8 and 16, images of 128x128 pixels have 8192, 2048 and 512 latents, as in ROG. factor: a power of 2.
+    width: channels of the first layer. factor: a power of 2, at least 2. channels: those of the latents.
+    With 8 channels and factor 4, 8 and 16, images of 128x128 pixels have 8192, 2048 and 512 latent values, as in the attack ROG
+    (Yue et al. 2022).
     """
 
     def __init__(self, width: int = 16, factor: int = 4, channels: int = 8) -> None:

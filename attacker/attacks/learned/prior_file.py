@@ -63,7 +63,7 @@ def build_network(facts: PriorFacts) -> nn.Module:
 
 
 def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
-    """Write weights in half precision and metadata into a safetensors file, and return the hash of the weights."""
+    """Write weights, rounded to half precision, and metadata into a safetensors file; return the hash of the rounded weights."""
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in network.state_dict().items()}
     digest = hash_tensors(tensors)
     write_tensors(path, tensors, {"facts": json.dumps({**asdict(facts), "weights_hash": digest})})
@@ -71,7 +71,7 @@ def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
 
 
 def read_prior(path: Path, kind: PriorKind) -> LearnedPrior:
-    """Read a file that `write_prior` wrote. Raises ValueError, naming the file, if it is damaged or of another kind."""
+    """Read a file that `write_prior` wrote. Raises ValueError, naming the file, if it is missing, damaged or of another kind."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kind} --out {path}")
     try:

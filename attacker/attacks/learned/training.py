@@ -162,7 +162,8 @@ class Trainer:
 def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
     """Return random square crops of random images, shrunk to `size`, (count, 3, size, size) in [0, 1].
 
-    The side of a crop is at least `size` and MIN_CROP times the image's shorter side. It is mirrored with probability 1/2.
+    The side of a crop is at least `size` and MIN_CROP times the image's shorter side. Each crop is mirrored horizontally with
+    probability 1/2.
     """
     crops = []
     for i in torch.randint(len(images), (count,), generator=rng).tolist():

@@ -40,7 +40,7 @@ class Described(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether the examples of this observation can be compared with others."""
+        """Whether the examples can be compared with others: no problem is stated, and features or images are known."""
         return not self.problem and (self.features is not None or self.images is not None)
 
 
@@ -58,11 +58,14 @@ class Likeness(NamedTuple):
 
 
 def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
-    """Return costs of pairs, at least 0: 1 - cosine of features, or the squared distance of images after pooling by `kernel`.
+    """Return the costs of all pairs of places (positions in observations), at least 0; low for similar examples.
 
-    If all usable observations have features as well as images, both costs are divided by their typical values for different
-    examples, and averaged. The cost is infinite for pairs within one observation, for pairs with an observation that is not
-    usable, and for pairs that `rule` excludes by their labels (see `Filter`).
+    The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
+    averages over squares of `kernel` pixels. Either is divided by its typical value for different examples; if all usable
+    observations have features as well as images, the two are averaged. The cost is infinite for pairs within one observation, for
+    pairs with an observation that is not usable, and for pairs that `rule` excludes.
+    rule: "own" allows only pairs with equal labels, "lists" all pairs of two observations that have a label in common, "none"
+          (no filter) all pairs.
     Raises ValueError if some usable observations have only features and others only images, or if sizes or values are invalid.
     """
     _check_rounds(rounds)

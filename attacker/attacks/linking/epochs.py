@@ -40,8 +40,9 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
     seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
     A pass ends where the following examples resemble those of the pass. The number of examples need not be constant, since rounds
-    may be missing and batch sizes may change. If the last two complete passes have N examples each, the remaining observations
-    are divided after every N examples, as long as that falls between two observations.
+    may be missing and batch sizes may change. The observations after the last end that is found so are one pass, unless the two
+    passes before that end have the same number N of examples. Then they are divided after every N examples, as long as that falls
+    between two observations.
     """
     alike = _measure_likeness(seen)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
@@ -55,7 +56,7 @@ def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 
 
 def _measure_likeness(seen: Likeness) -> Tensor:
-    """Return how clearly each of P places is repeated in each of R observations, (P, R).
+    """Return how clearly the example at each of P places also occurs in each of R observations, (P, R).
 
     It is a threshold minus the cost of the most similar place of the observation; 0 if that is negative, and for observations
     that are not earlier than that of the place. Each place has its own threshold: if its example occurs in no earlier
@@ -76,10 +77,14 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
-    Candidates are the observations from which on enough examples resemble those of the current pass more than each other
-    (MIN_REPEATED_SHARE and MIN_REPEATED). Of those with nearly the best score (NEAR_BEST_SHARE), the first after an observation
-    with `ends` is chosen. If there is none, the best is chosen of those at which the current pass would be less than 1.5 times
-    as long as at the first of them.
+    For every later observation i, suppose that the current pass ends before it. The pass is compared with the same number of
+    examples from i on. One of these is old if it resembles an example of the pass more than it resembles any from i on. The score
+    of i is the sum of the differences between both likenesses, minus a penalty for each example that is not old (NEW_PENALTY).
+    Observations without enough old examples are excluded (MIN_REPEATED_SHARE and MIN_REPEATED), and so are those whose score is
+    not nearly the best (NEAR_BEST_SHARE).
+    Of the others, the first that follows an observation with `ends` is returned. If there is none, let L be the length of the
+    current pass if it ends before the first of the others. Of those that give it less than 1.5 L, the one with the best score is
+    returned.
     A place is the position of one example in an observation; there are P places in R observations.
     alike: (P, R) how clearly each place is repeated in each observation, as `_measure_likeness` returns it.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.

@@ -122,7 +122,8 @@ def _solve(
     """Solve as `solve_head_features` does, without correcting labels.
 
     With a bias gradient, that gradient is the last column of `gradient`, the bias that of `weight`, and `offset` is 0. Without
-    one, neither has such a column, and `offset` (K,) is the bias. bias_gradient: used only for the start of the iteration.
+    one, neither has such a column, and `offset` (K,) is the layer's bias, or 0 if the layer has none.
+    bias_gradient: used only for the start of the iteration.
     """
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
 
@@ -236,7 +237,10 @@ def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Te
 
 
 def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
-    """Return the features for a single logit: all examples get the mean weighted by p_i - y_i, since no more is determined."""
+    """Return the features for a single logit: all examples get the mean weighted by p_i - y_i, since no more is determined.
+
+    Without a bias gradient, the scale of the mean is unknown, and its norm is set to 1.
+    """
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
     many = len(labels) > 1

@@ -33,7 +33,8 @@ def link(
     rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
     matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
                   pass to all known examples at the smallest total cost; the cost of an example is that of its most similar place.
-    rule:         which pairs are allowed by their labels, see `Filter`. kernel: size of the pooling before images are compared.
+    rule:         "own" links only examples with equal labels, "lists" any examples of two observations that have a label in
+                  common, "none" any. kernel: images are averaged over squares of this side before they are compared.
     least:        pairs with smaller certainty are not linked; 0 links all.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
@@ -138,7 +139,10 @@ def _describe_pass(
 
 
 def describe_gaps(numbers: Sequence[int]) -> list[str]:
-    """Return remarks on missing rounds, judged by the client's usual interval."""
+    """Return a remark on intervals between a client's rounds that are longer than the median one; empty if there are none.
+
+    numbers: the client's rounds, ascending. Of two medians the smaller one counts.
+    """
     steps = [b - a for a, b in pairwise(numbers)]
     if not steps or len(set(steps)) == 1:
         return []

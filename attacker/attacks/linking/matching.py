@@ -83,8 +83,10 @@ def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
 def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a mask (N, M) of the pairs of examples with labels a (N,) and b (M,) that can be the same.
 
-    rule: see `Filter`. "lists" is for labels of which it is known in which observation, but not at which place, they occur (AGIC,
-    IV-B). owners: for "lists", the indices of the examples' observations, (N,) and (M,).
+    rule:   "own" allows pairs with equal labels. "lists" allows all pairs of two observations that have a label in common; it is
+            for labels that are known to occur in an observation, but not at which of its places (AGIC, IV-B). "none" (no filter)
+            allows all pairs.
+    owners: for "lists", the indices of the examples' observations, (N,) and (M,).
     """
     equal = a[:, None] == b[None]
     if rule == "none":
@@ -102,7 +104,10 @@ def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[T
 
 
 def match_greedily(cost: Tensor) -> Pairs:
-    """Return pairs chosen greedily by ascending cost (N, M), each if both of its ends are still free (AGIC, section IV-B)."""
+    """Return pairs (row, column) of a cost matrix (N, M), chosen greedily by ascending cost (AGIC, section IV-B).
+
+    A pair is chosen if its cost is finite, and its row and column belong to no cheaper pair.
+    """
     pairs: Pairs = []
     rows, columns = set[int](), set[int]()
     finite = int(cost.isfinite().sum())
@@ -116,7 +121,11 @@ def match_greedily(cost: Tensor) -> Pairs:
 
 
 def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
-    """Return the one-to-one pairs of smallest total cost (N, M), without pairs whose cost is `most` or more."""
+    """Return one-to-one pairs (row, column) of a cost matrix (N, M) with the smallest total cost.
+
+    most: cost of leaving a row and a column unpaired, so that only cheaper pairs are chosen. If it is infinite, as many pairs of
+          finite cost as possible are chosen.
+    """
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
     finite = cost[cost.isfinite()]

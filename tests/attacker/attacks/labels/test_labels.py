@@ -160,7 +160,7 @@ def test_without_a_bias_several_labels_need_the_head_or_distinct_rows(outputs: i
     with pytest.raises(ValueError, match=r"set Evidence\.head"):
         ilrg(evidence)
     if outputs == 1:
-        with pytest.raises(ValueError, match="cannot separate 2 examples of a model with a single logit"):
+        with pytest.raises(ValueError, match="cannot infer the labels of 2 examples if the model has a single logit"):
             infer_labels(evidence)
     else:
         assert infer_labels(evidence).tolist() == [0, 1]
