@@ -35,12 +35,14 @@ class Gradients(Protocol):
 
 
 def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
-    """Return a function from examples and labels to the gradient of the mean loss; `loss` is the name of the loss.
+    """Return a function that computes the gradient of the mean loss from weights, examples, labels and buffers.
 
-    The function can be called under `vmap` and `torch.func.grad` for every network, see `call_opaquely`.
+    The function can be called under `vmap` and `torch.func.grad`, even for networks that these cannot differentiate, except with
+    a rule that computes a gradient of each example, such as DP-SGD.
 
-    rule: how clients compute gradients (such as DP-SGD), if the attacker knows it. Only then does the loss include the terms
-          that the network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
+    loss: name of the loss. rule: the clients' way to compute gradients, such as DP-SGD; None for the plain gradient.
+    With any rule, the loss includes the terms that the network itself adds, such as the KL divergence of a variational
+    bottleneck. With None, it does not.
     """
     penalised = rule is not None
     if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and explain_vmap_failure(model, data, loss):
@@ -109,9 +111,10 @@ those that switch a ReLU, and far below the difference that a wrong formula make
 
 
 def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
-    """Return why torch.func cannot compute the gradients of a network; empty if it can.
+    """Return why the gradients of a network cannot or should not be computed by torch.func, as text; "" if they can.
 
-    It is tested once per network, on two problems of two examples each, and the result is cached.
+    A network of at most `MAX_VMAP_WEIGHTS` weights is tested: its gradients under `vmap` are compared with those of ordinary
+    autograd on two problems of two examples each, and the result is cached. A larger network is refused without a test.
     """
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
     if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
@@ -155,9 +158,10 @@ Probed = tuple[Gradient, Tensor]
 
 
 def draw_test_problems(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
-    """Return random weights, buffers, x (2, 2, *shape) and y (2, 2): two problems of two examples to test gradient functions on.
+    """Return weights, buffers, x (2, 2, *shape) and y (2, 2): two problems of two examples each, to test gradient functions on.
 
-    Noise is added to the model's weights, so that no parameter is all zeros.
+    Both problems have the same weights and buffers. The weights are the model's plus noise, so that no parameter is all zeros.
+    The buffers are the model's. x is random in [0, 1].
     """
     rng = torch.Generator().manual_seed(0)
     weights = {name: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p) for name, p in model.named_parameters()}

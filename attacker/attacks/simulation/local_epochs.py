@@ -13,17 +13,18 @@ from fedsim.recording.observation import Training
 
 
 def count_separate_epochs(weight: float, training: Training) -> int:
-    """Return the number of epochs that get separate examples; 1 if the order-invariant prior has weight 0.
+    """Return how many separate sets of examples the attack searches for: one per local epoch, or only one if `weight` is 0.
 
-    weight: of the prior `disagreement`.
+    weight: factor of `measure_disagreement` in the attack's loss.
     """
     return (training.epochs or 1) if weight else 1
 
 
 def measure_disagreement(x: Tensor, epochs: int) -> Tensor:
-    """Return the mean squared difference between the mean examples of two epochs, over all pairs of epochs, a scalar.
+    """Return the mean squared difference between the mean examples of two epochs, averaged over all pairs of epochs, 0-d.
 
-    x: (epochs * N, *shape). It is equation 8 of Dimitrov et al. with the mean as the order-invariant function g.
+    x: (epochs * N, *shape), the examples of one epoch after the other, for at least two epochs.
+    Source: Dimitrov et al. 2022, equation 8, with the mean as the order-invariant function g.
     """
     means = x.reshape(epochs, -1, *x.shape[1:]).mean(dim=1)
     between: Tensor = (means[:, None] - means[None]).square().mean() * epochs / (epochs - 1)
