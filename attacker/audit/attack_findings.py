@@ -31,7 +31,8 @@ class AuditedAttack:
     outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
                     examples.
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
-                    null recovered, see the glossary. All three are 0 without the true examples.
+                    null recovered; an image is recovered if the mean squared error is at most 0.009, see
+                    `attacker.scoring.metrics.is_recovered`. All three are 0 without the true examples.
     confident:      number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
     psnr, null_psnr: means in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
@@ -106,10 +107,9 @@ def count_confident(folder: Path, cases: Sequence[str]) -> int:
 
 
 def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
-    """Yield one result, that of the strongest attack, since privacy is only as good as under the best attack.
+    """Yield one result, that of the strongest attack; none if `attacks` is empty.
 
-    It is a `Finding` if that attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise. Nothing is
-    yielded if `attacks` is empty.
+    The result is a `Finding` if this attack reveals examples, labels or other parts of them, and a `NotChecked` otherwise.
     scored:  whether the attacks were compared with the true examples. If not, the number of confident examples decides which
              attack is strongest, and there is a finding if it is not zero.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
@@ -170,7 +170,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
-    """Return the attack with the best outcome, and among equals with most recovered examples; None if there are no attacks."""
+    """Return the attack that reveals most, by outcome and then by recovered examples; None if there are no attacks.
+
+    The attacks must have been compared with the true examples.
+    """
     return max(attacks, key=_measure_strength, default=None)
 
 

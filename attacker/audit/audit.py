@@ -69,7 +69,8 @@ class Audit:
 def check_recording(recording: Recording) -> list[CheckResult]:
     """Return the results of all checks that need no attack, in a fixed order.
 
-    Damaged updates are skipped. Raises DamagedFile if all updates are damaged, or if weights cannot be read.
+    At most `MAX_CHECKED` updates are read, and damaged ones are skipped. Raises DamagedFile if all updates that are read are
+    damaged, or if the weights of a round cannot be read.
     """
     observations = _sample(recording)
     metrics = read_metrics(recording.folder.parent)
@@ -175,9 +176,10 @@ def _result(planned: PlannedAttack, cases: Sequence[str], folders: Sequence[Path
 
 
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
-    """Return one result for each distinct reason why an attack has no bound on its error; empty if no bound is missing.
+    """Return a `NotChecked` for each distinct reason why the error of an attack has no lower bound; empty if none is missing.
 
-    Without a scorer, the reason is the missing truth. Otherwise the scorer gives it, such as a defense that has no bound.
+    scorer: None if the true examples are not given, which is then the only reason. Otherwise it knows the reasons, such as a
+    defense for which no bound is known.
     """
     if scorer is None:
         reason = "lower bounds on the errors of attacks are computed from the true examples, which were not given"
@@ -187,14 +189,17 @@ def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
 
 
 def _list_other_attacks() -> list[NotChecked]:
-    """Return one result that names the attacks which an audit never runs; empty if there are none."""
+    """Return a list with one `NotChecked` that names the attacks which no audit runs; empty if there are none."""
     names = ", ".join(sorted(set(ATTACKS) - {name for name, _ in CANDIDATE_ATTACKS}))
     reason = f"these attacks are special cases of those above or suit few networks; `attacker replay` runs them: {names}"
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 
 def _sample(recording: Recording) -> list[Observation]:
-    """Return up to `MAX_CHECKED` updates, evenly spread over the recording. Raises DamagedFile if all are damaged."""
+    """Return up to `MAX_CHECKED` updates, evenly spread over the recording, without damaged ones.
+
+    Raises DamagedFile if each update that was read is damaged.
+    """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))
     found, problem = [], None

@@ -24,9 +24,10 @@ ACCUSATION_LEVEL = 0.999
 
 
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Yield the result: whether guesses about canaries refute the accounted epsilon, the last that the metrics report.
+    """Yield one result: whether guesses about canaries refute the privacy accountant's epsilon, the last in the metrics.
 
-    scorer: reads the true examples; None if they are not given. metrics: rows of metrics.jsonl.
+    A canary is a pair of known examples of which a client used one. scorer: reads the true examples; None if they are not given.
+    metrics: rows of metrics.jsonl.
     """
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))

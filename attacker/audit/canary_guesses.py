@@ -41,8 +41,9 @@ class CanaryGuesses:
 def guess_canaries(
     scorer: Scorer, recording: Recording, *, epsilon: float | None = None, delta: float = 1e-5
 ) -> CanaryGuesses | None:
-    """Guess which version of each canary was used, and compare with truth. None if no client with canaries sent an update.
+    """Guess which of its two versions (examples) a client used of each canary, and compare the guesses with truth.
 
+    Canaries of which a client used neither or both are ignored. None if no others are left, as for a run without canaries.
     The coin of a canary is +1 if the client used the first version and -1 if it used the second. All coins of a client are
     estimated together by `separate_canaries`, so that other canaries do not disturb a guess. The evidence on a canary
     is the inner product, summed over rounds, of the gradient in the update (the mean over examples) with the difference of the
@@ -91,8 +92,9 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
     inner: (canaries,) inner products of the differences with the observed gradient, modelled as `products @ coins` times a scale
     plus noise of covariance `products` times another scale. Both scales maximise the likelihood for independent fair coins.
     products: (canaries, canaries) inner products of the differences with one another, summed over rounds, as `inner` is.
-    Returns (canaries,) estimates in units of their standard deviation, and the overlap as in `CanaryGuesses`. All of them are
-    zero if a value is not finite, as after a run that diverged, or if both versions of every canary have the same gradient.
+    Returns (canaries,) estimates, each divided by the standard deviation of its own noise up to a factor that is the same for all
+    canaries, and the overlap as in `CanaryGuesses`. All of them are zero if a value is not finite, as after a run that diverged,
+    or if both versions of every canary have the same gradient.
     """
     if not bool(inner.isfinite().all() and products.isfinite().all() and products.any()):
         return torch.zeros_like(inner), 0.0

@@ -59,12 +59,13 @@ def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
 
 
 def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
-    """Return the declared standard deviation of the noise in an observed update, by tensor name.
+    """Return the declared standard deviation of the noise on each coordinate of an observed update, by tensor name.
 
-    The total power of the noise (the sum of its squares) is computed by the channel of the last step of the defense, which takes
-    into account that the observed update already holds the noise. Its division among the tensors is measured: the step is applied
-    to the update twice, and the outputs differ only by their noise. All deviations are 0 if the step adds no noise.
-    seed: of these two draws. With different seeds for different updates, the errors of measurement are independent.
+    Only noise of the last step of the defense counts. Its expected squared norm over all tensors is computed by the channel of
+    this step (the attacker's model of a defense) from the observed update, which already holds the noise. The share of each
+    tensor is measured: the step is applied to the update twice, and the outputs differ only by their noise. All deviations are
+    0 if the step adds no noise.
+    seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
     last = DefenseSpec(spec.steps[-1:])
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)

@@ -71,10 +71,11 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
 
 
 def check_support(observations: Sequence[Observation], signature: Signature | None) -> CheckResult:
-    """Return whether the choice of coordinates that are sent (not zero) depends on the update, and so reveals part of it.
+    """Return one result: a `Finding` if the choice of coordinates that the defense keeps (not zero) depends on the update.
 
-    The defense is applied with the same seed to two random updates; a choice made at random is then the same for both. A finding
-    also says how much the choices in `observations` overlap. signature: None if the run declares no defense.
+    The defense is applied with the same seed to two random updates. If it keeps the same coordinates of both, the choice does not
+    depend on the update, and the result is `Passed`. It is `NotChecked` if the defense selects no coordinates. A finding
+    also says how much the kept coordinates of successive `observations` overlap. signature: None if the run declares no defense.
     """
     spec = observations[0].defenses
     if signature is None or signature.zeros <= ZERO_SLACK or signature.levels:
@@ -105,7 +106,10 @@ def _find_support(update: Mapping[str, Tensor]) -> Tensor:
 
 
 def _difference(observation: Observation, spec: DefenseSpec, signature: Signature) -> str:
-    """Return in which property an update differs from outputs of the defense, as a clause such as "where ..."; "" if in none."""
+    """Return a relative clause on a property in which an update differs from outputs of the defense; "" if there is none.
+
+    It is always "" for clients that send whole weights, whose rounding (`observation.rounding`) changes these properties.
+    """
     update = observation.update
     if observation.rounding:  # the values of whole weights are rounded, and none is exactly zero
         return ""
@@ -122,10 +126,11 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 
 
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
-    """Yield whether the updates reach the limit of a defense that only limits them, as clipping does.
+    """Yield one result: whether any recorded update reaches the limit of a defense that only limits updates, as clipping does.
 
-    They do if the defense would change some update multiplied by `BOUND_FACTOR`; the recorded ones are its outputs, which it
-    leaves unchanged. Nothing is yielded for other defenses, nor for updates with rounding errors.
+    The recorded updates are outputs of the defense, which it leaves unchanged. An update reaches the limit if the defense changes
+    it after multiplication by `BOUND_FACTOR`. Nothing is yielded for defenses that do more than limit updates, nor if clients
+    send whole weights, since an update then has rounding errors (`observation.rounding`).
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return

@@ -30,8 +30,8 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the first follows
-    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number, as
-    if each of many labels gets a small share of an example, which is near the whole number 0 without showing anything.
+    from the others and is not tested. An update is left out if its estimates, once rounded, do not sum to this number. This
+    happens, for example, if each of many labels gets a small share of an example: such estimates are near 0 but show nothing.
     """
     tested, reason, unread = [], "", 0
     for one in observations[:MAX_UPDATES]:
@@ -86,7 +86,9 @@ def _estimate_counts(observation: Observation) -> Tensor:
     """Return the estimated numbers of examples of each label, (K,). Raises ValueError if they cannot be estimated."""
     examples = observation.num_examples or 0
     if observation.client == SUM_CLIENT or not 0 < examples <= MAX_EXAMPLES:
-        raise ValueError(f"labels can only be counted in updates of one client of at most {MAX_EXAMPLES} examples")
+        raise ValueError(
+            f"labels can only be counted in the update of a single client with a known number of examples, at most {MAX_EXAMPLES}"
+        )
     if observation.training.loss != "cross_entropy":
         raise ValueError(f"labels can only be counted for cross-entropy, and the loss is {observation.training.loss}")
     model = build_network(observation)

@@ -40,9 +40,13 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the
     gradient is at most the number of examples times the number of epochs. Whatever lies beyond this rank is noise.
 
-    Two results are yielded, on missing noise and on noise that several updates share: both passed, or both not checked if the
-    last step of the defense adds no noise (`signature.additive`) or there is no defense (None). A finding is yielded alone, the
-    one of missing noise if both faults are found, except as `MIN_REUSED_SHARE` says.
+    There are two possible faults: missing noise, and reused noise (several updates share it). If neither is found, two results
+    are yielded, one per fault. Both are `Passed`. Both are `NotChecked` if the last step of the defense adds no noise
+    (`signature.additive`), or if `signature` is None because the run declares no defense.
+
+    If any fault is found, a single `Finding` is yielded. If both faults are found, it is on missing noise, with one exception. It
+    is on reused noise if the only sign of missing noise is that single coordinates hardly vary over the updates, and at least a
+    share `MIN_REUSED_SHARE` of the pairs of updates share noise.
     """
     if signature is None or not signature.additive:
         reason = "the manifest declares no noise as the last step of the defense"
@@ -175,12 +179,13 @@ def _margin(count: int) -> float:
 
 
 def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
-    """Return, for each weight, what is left of its update without the singular components that can hold the gradient.
+    """Return, for each weight matrix, what is left of its update without the singular components that can hold the gradient.
 
     These are the largest ones, as many as the rank of the gradient can be: the number of examples times that of epochs.
     scaled: tensors of the update, divided by the standard deviation of the declared noise. Returns a dict from names to flattened
     residuals, (rows * columns,), divided by the standard deviation that they have if only the declared noise is in them. Weights
-    with too few singular values are left out; the dict is empty if the rank is not known.
+    with too few singular values are left out. The dict is empty if the rank is not known: without a number of examples, and if
+    clients use Adam, clip gradients or decay weights.
     """
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:

@@ -54,11 +54,11 @@ class PlannedAttack:
 def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield the attacks to run within the budget, and for each attack that does not fit or does not apply the reason.
 
-    seconds: budget of time on one core. The first attack that suits the recording, usually the closed forms, always runs, on at
-    least one client. The budget left before each attack is shared equally by it and the attacks after it. Attacks on single
-    updates get those of the first round with a usable update, since the network of the first round has learned least, which
-    makes examples easiest to separate. Attacks on several rounds get all rounds of each client. out: as in
-    `PlannedAttack.replay`.
+    seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
+    usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
+    the attacks after it. Attacks on single updates get those of the first round with a usable update, since the network of the
+    first round has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each
+    client. out: as in `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -125,7 +125,10 @@ def _has_epochs(recording: Recording) -> bool:
 
 
 def _choose_arguments(name: str, recording: Recording) -> dict[str, object]:
-    """Return the arguments of the tuned preset; for `agic` on several local epochs, also those that make it simulate epochs."""
+    """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
+
+    For the attack "agic", if clients train several local epochs, `EPOCH_ARGUMENTS` are added, so that it simulates the epochs.
+    """
     epochs = EPOCH_ARGUMENTS if name == "agic" and _has_epochs(recording) else {}
     return {**_tuned(name, recording), **epochs}
 
@@ -135,7 +138,7 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
 
 
 def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
-    """Return an attack on updates of the first `count` clients, with `core_seconds` 0.
+    """Return an attack on updates of the first `count` clients, with `core_seconds` 0 (not estimated).
 
     Joint attacks get all updates of these clients, others those of the first round.
     """

@@ -127,9 +127,9 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
-    """Yield one result: which clients' updates can be isolated by linear combinations of the secure sums of all rounds.
+    """Yield one result: a `Finding` if linear combinations of the secure sums of all rounds isolate some client's update.
 
-    Nothing is yielded without secure aggregation. A cohort is the set of clients in one sum.
+    See `find_isolated_clients`. Nothing is yielded without secure aggregation.
     """
     if not recording.manifest.secure_aggregation:
         return
@@ -150,7 +150,10 @@ def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
 
 
 def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
-    """Return, sorted, each client whose update alone some linear combination of the sums gives. cohorts: clients of each sum."""
+    """Return, sorted, each client whose update is a linear combination of the sums, if no client's update changes between rounds.
+
+    cohorts: for each round, the clients whose updates are summed.
+    """
     clients = sorted({client for cohort in cohorts for client in cohort})
     if not clients:
         return []

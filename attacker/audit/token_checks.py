@@ -81,11 +81,13 @@ def _changes_most_rows(observation: Observation, embeddings: set[str]) -> bool:
 
 
 def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) -> list[int]:
-    """Return the rows of `update` (V, D) that changed more than weight decay and noise explain, in ascending order.
+    """Return the indices of the rows of `update` (V, D) that changed more than weight decay and noise explain, ascending.
 
-    weights: (V, D) before training. Weight decay adds the same multiple of them to all rows, which is estimated (median) and
-    subtracted. If most rows changed, those with decay or noise cannot be told apart, and none is returned.
-    zeros_count: whether rows of zeros show that all others were changed by tokens; if False and most rows are zero, none counts.
+    Weight decay adds the same multiple of `weights`, (V, D) before training, to all rows. This multiple is estimated by a median
+    and subtracted. The rows are then those with more than `OUTLIER_FACTOR` times the median norm of all rows, so that none is
+    returned if tokens changed most rows.
+    zeros_count: whether the defense leaves rows of zeros zero. If it does, and some row of nonzero weights is zero in the update,
+    there was no weight decay, and all nonzero rows are returned. If it does not, and most rows are zero, none is returned.
     """
     update, weights = update.double(), weights.double()
     powers, unchanged = weights.square().sum(dim=1), (update == 0).all(dim=1)

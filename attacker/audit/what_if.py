@@ -60,8 +60,8 @@ def recommend_defense(recording: Recording) -> str:
         size = sum(u.numel() for u in update.values())
     if not norms or median(norms) <= 0:
         raise ValueError(
-            "no defense can be chosen, because the recording has no readable update, or most are zeros; name a defense with "
-            "--what-if DEFENSE"
+            "no defense can be recommended, because the recording has no readable update, or most of its updates are all zeros; "
+            "name a defense with --what-if DEFENSE"
         )
     norm = median(norms)
     return f"clip({norm:.2g}) | gaussian({norm / size**0.5:.2g})"
