@@ -159,7 +159,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
         raise ValueError(f"a slot has example={beyond[0]}, but the file has only {examples} examples, numbered from 0")
     if wrong := [name for name, values in evidence.items() if len(values) != examples]:
         raise ValueError(
-            f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values, one for each of {examples} examples is needed"
+            f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values instead of one for each of {examples} examples"
         )
     return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
 

@@ -42,7 +42,7 @@ def bound_error(
     range of values, may lead to smaller errors.
 
     With more than `max_dense` unknown values, the trace is estimated by random probes (Hutchinson 1990) and conjugate gradients.
-    Conjugate gradients that stop early make the bound smaller, so that it remains a lower bound.
+    Conjugate gradients that stop early make the sum of the bounds smaller, so that their mean remains a lower bound.
     """
     count = information.shape[0]
     if information.size <= max_dense:

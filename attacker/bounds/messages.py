@@ -37,11 +37,12 @@ class UsedExamples:
 
 
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
-    """Return the update as a function of examples x (N, *shape), in float64, with labels y (N,).
+    """Return the update as a function of examples x (N, *shape), in float64, with the standard deviation of its noise.
 
-    What follows the noise in a chain of defenses is left out, since it cannot add information. Top-k and pruning
-    select coordinates of the update at each x, but the derivative treats the selection as constant: the bound does not count the
-    information in the choice of coordinates. Raises NotBounded for a defense whose bound is not known.
+    y: labels (N,). What follows the noise in a chain of defenses is left out, since it cannot add information. If no step adds
+    noise, the rounding of the update to float32 is taken as its noise. Top-k and pruning select coordinates of the update at each
+    x, but the derivative treats the selection as constant: the bound does not count the information in the choice of
+    coordinates. Raises NotBounded for a defense whose bound is not known.
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:

@@ -67,7 +67,7 @@ def _check_facts(told: Any) -> None:
         _check_text(f"run.{key}", run.get(key, ""))
     limits = run.get("limits", [])
     if not isinstance(limits, list):
-        raise ValueError(f"run.limits must be a list, got {shorten(limits)}")
+        raise ValueError(f"run.limits, the effects that attacks do not simulate, must be a list of texts, got {shorten(limits)}")
     for text in limits:
         _check_text("run.limits", text)
     if "name" in run:

@@ -117,7 +117,7 @@ def divide_memory(device: str) -> tuple[float, int]:
 
 
 def read_memory(device: str) -> int:
-    """Return the memory of a device in bytes; for the CPU, that of the machine or the limit of this container."""
+    """Return the total memory of a device in bytes; for the CPU, at most the memory limit of this container."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -32,7 +32,7 @@ class Planned:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the number of examples of each observation, 0 if not reported. Cases of equal sizes can be attacked together."""
+        """Return the number of examples of each observation, 0 if not known. Cases of equal sizes can be attacked at once."""
         return tuple(row.num_examples or 0 for row in self.rows)
 
 
@@ -91,7 +91,12 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
 
 
 def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
-    """Return the row with a number of examples, see `add_estimate`; unchanged if its update cannot be read."""
+    """Return the row with an estimated number of examples, if none was reported.
+
+    The row is returned as it is if its number was reported, if `add_estimate` has no estimate, and if its update cannot be read
+    or holds values as in `find_bad_numbers`. reads_update: whether the update is used for the estimate; False for a null (the
+    attack without the update).
+    """
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row
     try:
@@ -140,7 +145,10 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
 
 
 def find_bad_numbers(observation: Observation) -> str:
-    """Return a sentence on NaN, infinite or overflowing values in an observation, or "" if there are none."""
+    """Return a sentence on values of an observation that attacks cannot use, or "" if there are none.
+
+    These are NaN, infinite values, and values so large that the sum of the squares of a tensor overflows.
+    """
     parts = {
         "weights that were sent hold": observation.weights,
         "buffers that were sent hold": observation.buffers,

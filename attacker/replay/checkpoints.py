@@ -1,6 +1,7 @@
-"""Checkpoints of a replay: one file per running task, next to the reconstructions, from which a killed replay resumes.
+"""Checkpoints of a replay, from which it resumes after it was killed: one file per running task, next to the reconstructions.
 
-A case is the observations that are attacked together: one round of a client, or several.
+A task is the cases that are attacked at once. A case is the observations that are attacked together: one round of a client, or
+several.
 """
 
 import hashlib
