@@ -116,7 +116,10 @@ def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
 
 
 def _run_experiment(path: Path) -> Path:
-    """Run the federation of an experiment in a folder beside its file, unless it is there already, and return the folder."""
+    """Run the federation of an experiment file, unless this was done before, and return the folder of its run.
+
+    The folder is runs/audit-NAME in the current directory. An interrupted federation is resumed.
+    """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import read
 
@@ -173,7 +176,7 @@ def _replay_shown(replay: Any) -> Any:
 
 
 def _print_plan(plan: Any) -> None:
-    """Print on stderr which attacks run on how many updates, and which do not fit into the budget."""
+    """Print on stderr which attacks run on how many updates, and why the others do not run."""
     from attacker.audit import NotChecked
 
     for one in plan:

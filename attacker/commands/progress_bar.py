@@ -42,8 +42,9 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
 
 
 def describe_cost(forecast: Forecast) -> str:
-    """Return the numbers of cases and evaluations, and the expected time, as a sentence; "" if all cases are finished or if the
-    attack does not search.
+    """Return a sentence with the numbers of cases and of gradient evaluations, and the expected time.
+
+    It is "" if all cases are finished or if the attack does not search.
     """
     if not forecast.cases or forecast.evaluations <= 1:
         return ""

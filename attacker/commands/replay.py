@@ -151,7 +151,7 @@ def replay(
 
 @contextmanager
 def _show_tracebacks() -> Iterator[None]:
-    """Print the tracebacks of errors that a replay records as failures on stderr, within a `with` block."""
+    """Print on stderr, within a `with` block, the tracebacks of errors that a replay otherwise only records as failed cases."""
     logger = logging.getLogger("attacker.replay.tasks")
     handler, before = logging.StreamHandler(), logger.level
     logger.addHandler(handler)
@@ -202,7 +202,10 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     if not names:
         return {}
     if "logits" in names and not attack.get_argument("agreement"):
-        raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
+        raise ValueError(
+            f"{attack} does not use the true logits; leave out --oracle logits, or choose an attack that uses them: --attack cpl "
+            "--set agreement=1"
+        )
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import compute_true_logits, digest_truth, read_true_labels
     from fedsim.recording.masked_vectors import SUM_CLIENT
