@@ -1,4 +1,4 @@
-"""The attacker: replays a recording, reconstructs, scores and reports."""
+"""The attacker's side: attacks on recorded federated training, and their replay, scoring, audits, reports and web service."""
 
 import os
 

@@ -11,7 +11,10 @@ from attacker.reconstruction import Reconstruction
 
 
 def check_members(name: str, attack: Any) -> None:
-    """Raise ValueError unless `attack`, which a factory returned, has the members of `Attack` that have no default."""
+    """Raise ValueError unless `attack` has the members `needs`, `null` and `__call__`, and `needs` is a set.
+
+    name: the attack's registered name, for the message.
+    """
     missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
     if missing:
         members = "needs, device, null and __call__"
@@ -23,6 +26,7 @@ def check_members(name: str, attack: Any) -> None:
 def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str, str]:
     """Return a dict from the key of each case without a usable answer to a message: what is wrong, expected, and how to fix it.
 
+    attack:  name of the attack, with which each message begins.
     answers: what the attack returned for `cases`. A missing answer is no problem if any of the answers is marked as interrupted,
              since the attack then stopped early.
     """
@@ -77,7 +81,7 @@ def _find_fault(case: Case, answer: Reconstruction) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Return type and shape of a value, for messages."""
+    """Return the dtype and shape of a tensor, or the type of any other value, for messages."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

@@ -80,7 +80,10 @@ def _read_allowed_values(hint: Any) -> Settable | None:
 
 
 def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a value that is not allowed for it."""
+    """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a text that is not allowed for it.
+
+    given: the job's arguments by name. `AttackSpec` checks the rest: unknown names, and values of a wrong type or range.
+    """
     allowed, parameters = list_settable(factory), signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     for key, value in given.items():
@@ -94,6 +97,6 @@ def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, A
         declared = allowed[key]
         is_word = isinstance(value, str)
         if is_word and declared.words and value not in declared.words:
-            raise ValueError(f"{name}: unknown {key} {value!r}. Known: {', '.join(declared.words)}")
+            raise ValueError(f"{name}: {key} cannot be {value!r}; the texts allowed for it are {', '.join(declared.words)}")
         if is_word and not declared.words:
             raise ValueError(f"{name}: {key} must be a number, true or false, got {value!r}")

@@ -114,7 +114,7 @@ class Need(Enum):
 
     @property
     def mend(self) -> str:
-        """Advice which argument of the attack removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
+        """The setting of the attack's arguments that removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
         return _MENDS.get(self, "")
 
 
@@ -157,7 +157,7 @@ Look = Callable[[Sequence[Sight], int, int], None]
 class Memory(Protocol):
     """Storage for checkpoints that survives the process, so that a killed attack resumes with bitwise equal results.
 
-    every: minimum number of seconds between two calls of `keep`.
+    every: number of seconds that a running search waits between two calls of `keep`; `keep` itself does not check it.
     look:  callback that receives intermediate results about once a second; None if nobody watches.
     """
 
@@ -177,8 +177,9 @@ class Memory(Protocol):
 
 
 class Attack(Protocol):
-    """Protocol of an attack: it reconstructs the training examples of a batch of cases of equal shape.
+    """Protocol of an attack: it reconstructs the training examples of a batch of cases.
 
+    All cases of a batch are from one recording, and have equally many observations with the same numbers of examples.
     Any class with `needs`, `device`, `null` and `__call__` is an attack; planning, replay, checkpoints, scoring,
     reports and the service use only them. The registry maps a name to a factory, a function or the class itself, that
     takes the arguments and returns the attack.
@@ -207,8 +208,8 @@ class Attack(Protocol):
     ) -> list[Reconstruction]:
         """Return one reconstruction per case, in any order, each with the case's key in its field `case`.
 
-        rng:      source of the seed. Draw random numbers from `seed_generator`, so that they depend on the case's key and not on
-                  the other cases of the batch.
+        rng:      only its initial seed is used. Draw random numbers from `seed_generator(rng, case, purpose)`, so that they
+                  depend on this seed and on the case's key, but not on the other cases of the batch.
         progress: callback for a status line, see `Progress`.
         memory:   checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
 
@@ -268,8 +269,8 @@ def build_reconstruction(
 ) -> Reconstruction:
     """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
 
-    A slot is the position of an example in a batch of an observation. Example i is assigned to the i-th slot, counted through all
-    observations. If there are fewer examples than slots, assignment starts again at the first example.
+    A slot is the place of one example in a batch of an observation. An observation of n examples gets the next n rows of x, in
+    this order in its slots, and again in each further epoch. After the last row of x, assignment starts again at the first.
     rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
     iteration (T,); None for a single 0.
     said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, and 0

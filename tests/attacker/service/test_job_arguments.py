@@ -74,7 +74,7 @@ def test_a_text_argument_of_an_attack_of_others_is_refused_unless_its_words_are_
             check_settable("theirs", undeclared, {key: "a"})
     assert set(list_settable(declared)) == {"steps", "share", "init", "mode"}
     check_settable("ours", declared, {"steps": None, "share": "all", "init": "b", "mode": "y"})
-    with pytest.raises(ValueError, match="unknown init '/etc/passwd'"):
+    with pytest.raises(ValueError, match="init cannot be '/etc/passwd'; the texts allowed for it are a, b"):
         check_settable("ours", declared, {"init": "/etc/passwd"})
     with pytest.raises(ValueError, match="steps must be a number"):
         check_settable("ours", declared, {"steps": "/etc/passwd"})
