@@ -1,1 +1,1 @@
-"""Closed-form attacks: they compute the examples from the gradient by solving equations, without an iterative search."""
+"""Closed-form attacks: they solve equations for the inputs of layers, instead of searching for examples with a given gradient."""

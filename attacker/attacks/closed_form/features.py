@@ -2,7 +2,7 @@
 
 Features are the inputs of the last linear layer. They can be separated by example without a search (`read_features`). Each
 example is then the maximum a posteriori (MAP) estimate given its own features and a smoothness prior, computed by Gauss-Newton.
-The gradients of earlier layers, which mix all examples, are not used here; a following search can use them.
+The gradients of earlier layers, which mix all examples, are not used here. A search that starts from the answer can use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,10 @@ Features = Callable[[Tensor], Tensor]
 
 
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Invert the features of each example. Raises ValueError with the reason if the features of each cannot be determined."""
+    """Compute each example from its features. Raises ValueError with the reason if the features of each cannot be determined.
+
+    walk: settings of R-GAP, which every route receives and this one does not use.
+    """
     require_features(observed)
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
@@ -73,7 +76,10 @@ def require_features(observed: Observed) -> None:
             "other examples; choose another attack"
         )
     if width < MIN_FEATURE_RATIO * observed.data.size:
-        raise ValueError(f"{width:,} features are too few to determine {observed.data.size:,} values of an example")
+        raise ValueError(
+            f"{width:,} features are too few to determine an example of {observed.data.size:,} values; at least "
+            f"{MIN_FEATURE_RATIO:.0%} as many features as values are needed"
+        )
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
         raise ValueError(
             f"{width:,} features of examples with {observed.data.size:,} values are too many to be inverted; the limits are "
@@ -82,7 +88,7 @@ def require_features(observed: Observed) -> None:
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; it has no examples if the features do not explain the gradient of the last layer."""
+    """Return the answer for case i; it has no examples if the last layer's gradient is zero or its features do not explain it."""
     if not bool(observed.gradient[models.find_head(observed.model)[0]][i].any()):
         return _build_empty_answer(
             observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
@@ -146,8 +152,10 @@ def _convert(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
 def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
     """Return the MAP estimate x (*shape) for features `target` (F,), in float64.
 
-    The prior is x = 0.5 + spread(z) with independent standard normal z; `error` is the approximate norm of the error of the
-    features. Each iteration linearises the features at x and solves for z.
+    The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration linearises the features at x and solves
+    for z.
+    made:  function that computes the features of an example.
+    error: approximate norm of the error of `target`.
     """
     z = target.new_zeros(tuple(shape))
     off = target - made(0.5 + z)

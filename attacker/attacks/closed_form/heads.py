@@ -59,8 +59,9 @@ def read_heads(
     """Return the solutions of the last layer for N problems (gradients of one example each), the most plausible first.
 
     Each entry of the list holds one solution for every problem; `valid` tells where it exists. Several logits: ordered by misfit
-    for each problem. A single logit without bias: one solution for each label, the likelier label first, then their twins. If the
-    gradient of a bias is known, there is only one solution.
+    for each problem. A single logit without bias: one solution for each label, the likelier label first, then their twins. If
+    the gradient of the layer's bias is given and not zero, there is only one solution, for any number of logits.
+    Raises ValueError for a single logit with a bias whose gradient is zero or None.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.
     """
@@ -68,7 +69,7 @@ def read_heads(
         return [_solve_from_bias(loss, weight, bias, gradient, bias_gradient)]
     if loss == "logistic" and bias is not None:
         raise ValueError(
-            "the gradient of the last layer's bias is zero or was not sent, and R-GAP needs it for a model with a single logit"
+            "the gradient of the last layer's bias is zero or was not sent; R-GAP needs it if a single logit has a bias"
         )
     if loss == "logistic":
         return _solve_from_product(weight, gradient)
@@ -88,10 +89,9 @@ def solve_logistic(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
     The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s > 0 there is one solution, below
-    0.
-    For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and the
-    minimiser is the nearest. Returns (lower solution, upper solution, whether the upper one exists, whether s is below the
-    minimum), each of the shape of s.
+    0. For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and the
+    minimiser is returned in its place. Returns (lower solution, upper solution, whether the upper one exists, whether s is below
+    the minimum), each of the shape of s.
     """
     clamped = s < LOSS_EQUATION_MINIMUM
     inside = s.clamp(min=LOSS_EQUATION_MINIMUM)
@@ -124,7 +124,10 @@ def _solve_from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, 
 
 
 def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
-    """Return the solutions for a single logit without bias: one for each label and each root of the loss equation."""
+    """Return the solutions for a single logit without bias: one for each label and each root of the loss equation.
+
+    The equation is that of `solve_logistic`, where s is the scalar product of the weight and its gradient.
+    """
     lower, upper, two, clamped = solve_logistic((weight * gradient).sum(dim=(1, 2)))
     first = gradient[:, 0].sum(dim=1) < 0  # right if most features are positive
     heads = []
@@ -232,7 +235,7 @@ def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
-    """Sort the solutions of each problem by misfit, and mark those that fit clearly worse than the best one as not valid."""
+    """Sort the solutions of each problem by misfit; mark those with more than 10 times the best misfit + 1e-6 as not valid."""
     misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)
     enough = 1e-6 + 10 * misfits.amin(dim=0)

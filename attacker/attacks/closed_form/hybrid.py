@@ -17,7 +17,10 @@ Judge = Callable[[Reconstruction, int, Observed], float]
 
 
 def get_criterion(name: str) -> Judge:
-    """Return a criterion of `CRITERIA`, or `gradient`: the distance between the answer's gradient and the observed one."""
+    """Return the function that scores answers by a criterion of `CRITERIA`, or by "gradient"; a lower score is better.
+
+    "gradient" is the relative distance between the answer's gradient and the observed one.
+    """
     if name == "gradient":
         return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
     if name not in CRITERIA:

@@ -102,7 +102,7 @@ class ImprintedExamples:
     x:          (M, *shape), quotients of the differences: the example, in [0, 1], if a bin holds only one; otherwise a mixture.
     y:          (M,) the label with which x explains the bin's bias difference best.
     error:      (M,) distance between the bias difference of the single example (x, y) and the observed one, relative to the
-                latter, and times the number of labels: each label is one more chance that a mixture matches by coincidence.
+                latter, multiplied by the number of labels: each label is one more chance that a mixture matches by coincidence.
     plausible:  (M,) whether x lies between the thresholds of its bin and in the range of the data.
     size:       (M,) magnitude of the bias difference.
     confidence: (M,) probability that the example is recovered.
@@ -231,7 +231,8 @@ def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tenso
     for implausible bins. For the others it is a lower bound by counting. I implausible bins hold at least two of the `count`
     examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L then hold
     a single one. If C of these are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
-    noise: (M,) standard deviation of the noise in a pixel of x; if its square exceeds RECOVERED_MSE, the probability is 0.
+    noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds RECOVERED_MSE, the probability is 0, even
+           where a single example explains the bias difference.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)
     bins, mixed = int(plausible.sum()), int((~plausible).sum())

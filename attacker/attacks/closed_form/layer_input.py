@@ -1,8 +1,8 @@
 """Route `layer_input`: computes the input of a hidden linear layer from its gradient, and inverts the layers before it.
 
 For one example, the gradient of a layer W h + b is d h^T, and that of its bias is d. Both h, the layer's input, and d follow
-without a search, whatever layers precede or follow. Gradient matching has to differentiate
-through the ReLU and pooling layers that follow, whose derivatives are often zero; with LeNet and ReLU it fails.
+without a search, whatever layers precede or follow. Gradient matching has to differentiate through the ReLU and pooling layers
+that follow, whose derivatives are often zero; with LeNet and ReLU it fails.
 
 The encoder of a variational bottleneck (PRECODE) is such a layer: its gradient is d h^T whatever was drawn after it.
 
@@ -54,7 +54,7 @@ chosen on eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """A hidden linear layer on whose output alone the logits depend, and the convolution before it.
+    """A hidden linear layer, and the convolution before it.
 
     name:        name of the layer.
     inputs:      number of distinct values among its inputs.
@@ -68,7 +68,10 @@ class HiddenLayer:
 
 
 def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
+    """Compute each example from the input of a hidden linear layer. Raises ValueError as `find_suitable_layer` does.
+
+    walk: settings of R-GAP, which every route receives and this one does not use.
+    """
     layer = find_suitable_layer(observed)
     return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
@@ -76,7 +79,8 @@ def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequen
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
     """Return the first hidden linear layer whose input has at least MIN_INPUT_RATIO times as many distinct values as an example.
 
-    Raises ValueError with the reason if there is none, or if the update is not of one example and one step.
+    Raises ValueError with the reason if there is none, if the update is not of one example and one step, if the network has more
+    than MAX_WEIGHTS parameters, or if it was trained with dropout.
     """
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
@@ -167,7 +171,10 @@ class _RecordedPasses:
 
 
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; it has no examples if the layer's gradient is not that of one input after a ReLU."""
+    """Return the answer for case i. It has no examples if the layer's gradient is not of rank one, or few inputs are zero.
+
+    If fewer than a share MIN_ZERO_SHARE of the layer's inputs are zero, no ReLU precedes it.
+    """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
         return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
@@ -193,7 +200,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
 
 
 def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
-    """Return the observed gradient of the convolution before the layer; None if it was not sent or is zero."""
+    """Return the observed gradient of the convolution before the layer; None if there is none, or if it is zero or distorted."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
     gradient = observed.gradient[layer.convolution][i].float()

@@ -37,7 +37,9 @@ class Observed:
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
     buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
     simulated: function that computes the gradient of candidate examples.
-    channel, omitted: the attacker's model of the defense, and the parameters that comparisons leave out, if the defense is known.
+    channel:   the attacker's model of the defense, a `defenses.channel.Channel`; `transparent`, which changes nothing, if the
+               defense is not known.
+    omitted:   names of the parameters that comparisons of gradients leave out; empty if the defense is not known.
     steps:     number of local steps.
     """
 

@@ -38,9 +38,11 @@ MAX_EXAMPLES = 256
 class Separated:
     """The R examples that were separated from one update.
 
-    x:         images (R, *shape). vectors: [x, 1] of the layer's inputs, up to a factor, (R, F + 1).
+    x:         images (R, *shape); empty as long as only the layer's inputs are known, and these are not the images.
+    vectors:   [z, 1] for each input z of the layer, up to a factor, (R, F + 1); only z, (R, F), for a layer without a bias.
     certainty: (R,) 1 for examples that were refined by the zeros that ReLU causes in the gradient, 0 for the others.
-    loss:      that of the unmixing, see `Unmixing`. route: name of the method, for the reconstruction.
+    loss:      that of the unmixing, see `Unmixing`.
+    route:     name of the method, for the reconstruction.
     """
 
     x: Tensor
@@ -54,11 +56,13 @@ class Separated:
 class CocktailParty:
     """The separation of a batch behind a linear layer by independent component analysis.
 
-    criterion: "likelihood", or the paper's loss, "published". steps: iterations for "published", unused otherwise.
+    criterion: the loss of the separation: "likelihood", or that of the paper, "published". If the layer does not see the images
+               directly, it is always "likelihood".
+    steps:     iterations for "published", unused otherwise.
     restarts:  number of starts of the separation; the result with the lowest loss is kept.
     refine:    whether to compute exact examples from the separated ones by the zeros that ReLU causes in the gradient.
     inversion_steps: iterations of the search for images with the separated features, if the layer does not see images directly.
-    sees_gradient: False gives the null, grey images.
+    sees_gradient: False gives the null, an attack that ignores the update and returns grey images with random labels.
     """
 
     name: str = "cocktail_party"
@@ -188,7 +192,10 @@ class CocktailParty:
 
 
 def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor:
-    """Return weight and bias of a layer in one matrix (M, F + 1), or (M, F) without a bias, for case i of stacked tensors."""
+    """Return weight and bias of a layer, or their gradients, in one matrix (M, F + 1); (M, F) for a layer without a bias.
+
+    tensors: weights or gradients by parameter name, stacked over cases along the first axis. i: index of the case.
+    """
     if not layer.bias:
         return tensors[layer.weight][i]
     return torch.cat([tensors[layer.weight][i], tensors[layer.bias][i][:, None]], dim=1)

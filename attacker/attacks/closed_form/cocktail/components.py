@@ -4,7 +4,7 @@ Sources are found in two stages. FastICA (Hyvarinen 1999, symmetric, log cosh) f
 Maximum likelihood with Cauchy-distributed sources then refines it without the constraint: the sources of one batch are few
 samples, and correlate by chance.
 
-scikit-learn's FastICA is the oracle of the tests. It is not used here because it stops at the first stage, which on batches of
+scikit-learn's FastICA is the reference of the tests. It is not used here because it stops at the first stage, which on batches of
 32 CIFAR-10 images loses 4 dB, and because attacks compute on the device of their tensors.
 """
 
@@ -24,7 +24,10 @@ HALVINGS = 10
 
 
 class Unmixing(NamedTuple):
-    """An unmixing matrix (R, M) of M mixtures, and its loss: the negative mean log-likelihood per sample, up to a constant."""
+    """An unmixing matrix (R, M) of M mixtures, and its loss.
+
+    The loss is the negative mean log-likelihood per sample, up to a constant, or that of `published.PublishedLoss`.
+    """
 
     matrix: Tensor
     loss: float
@@ -42,7 +45,7 @@ def whiten(mixtures: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def separate(whitened: Tensor, rng: Generator) -> Unmixing:
-    """Return the unmixing (R, R) of whitened mixtures (R, N), computed in float32."""
+    """Run both stages on whitened mixtures (R, N) in float32; return the unmixing matrix (R, R) with its loss."""
     z = whitened.float()
     return maximise_likelihood(z, run_fast_ica(z, rng))
 

@@ -43,8 +43,9 @@ def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
 
 
 def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
-    """Return the differences (R, N) between neighbouring pixels of R mixed images (R, F), in brightness and in two colours.
+    """Return the differences (R, N) between neighbouring pixels of R mixed images (R, F).
 
+    In colour images these are differences of the brightness, of red minus blue, and of green minus the mean of both.
     A linear map of each image keeps the mixing. Pixels of one image depend on each other, and those of two images correlate by
     chance; differences are sparse and nearly independent, so that ICA separates them where it fails on pixels. All kinds of
     differences are scaled to equal mean squares.

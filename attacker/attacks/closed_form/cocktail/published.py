@@ -4,7 +4,8 @@ For sources S = W X of whitened pixels X, with rows w_i of W of norm 1, it is
 
     - mean_i (mean_n log cosh s_in)^2 + d mean_ij (exp(T |cos(w_i, w_j)|) - 1) + t TV(S)
 
-the negentropy of the sources, the decorrelation of the rows of W, and the total variation of the images with their mean.
+the negentropy of the sources, the decorrelation of the rows of W, and the total variation TV: the mean absolute difference of
+neighbouring pixels of the sources.
 The public code computes the first term and then sets it to zero. Here it counts, as the paper says. The pairs i = j add a
 constant, exp(T) - 1 each, in which float32 would lose the other terms; they are left out.
 """
@@ -30,7 +31,8 @@ START_NOISE = 0.1
 class PublishedLoss:
     """The loss for whitened mixtures of images, (R, N) with N pixels, from which each mixture's mean over pixels was subtracted.
 
-    means: the subtracted means after the same whitening, (R, 1). They are added again before the total variation is computed.
+    means: the subtracted means after the same whitening, (R, 1). They are added again before the total variation is computed, but
+           do not change it, since each is one constant for a whole image.
     """
 
     whitened: Tensor
