@@ -113,7 +113,8 @@ class _Simulation:
     def find_labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
         """Return the labels of x (F,) whose gradients add up to `part` (width,), and the relative norm of the difference.
 
-        There are at least one and at most 1 + `spare` labels. More labels are used only if the difference is then ten times less.
+        There are at least one and at most 1 + `spare` labels. More labels are used only if the norm is
+        then less than a tenth of the least norm for fewer labels.
         """
         each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))

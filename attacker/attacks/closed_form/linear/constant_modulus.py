@@ -152,7 +152,7 @@ class _Solutions(NamedTuple):
 
     @property
     def sure(self) -> "_Solutions":
-        """The directions with exact zeros."""
+        """Those of the solutions whose directions are exact."""
         return _Solutions(*(values[self.zeros > 0] for values in self))
 
 
@@ -161,8 +161,9 @@ class _Problem(NamedTuple):
 
     back:   (R, R) matrix from whitened coordinates to those of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
-    centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. If rows @ z is u at neurons that are on and 0 at the others, those
-            that are on make up half of the sum of u^2. normal: (K, R) `centre` as unit vectors.
+    centre: (K, R) shortest z with mean(u * (rows @ z)) = 1/2. Each class's mean(u^2) is scaled to 1, so that this holds
+            for a z at which rows @ z is u at neurons with half of the sum of u^2, and 0 at the others.
+    normal: (K, R) `centre` as unit vectors.
     """
 
     rows: Tensor
@@ -220,7 +221,11 @@ class _Problem(NamedTuple):
         return start, label
 
     def solve(self, start: tuple[Tensor, Tensor]) -> _Solutions:
-        """Return the directions with exact zeros to which descent from the starts z (N, R) leads; see `_Solutions`."""
+        """Return the directions to which descent leads, exact ones where possible, otherwise approximate ones.
+
+        A direction is exact if it has at least R + SPARE_ZEROS zeros, and some W_2^T r explains the gradient elsewhere.
+        start: starting points z (N, R) and the indices of their templates, as the method `start` returns them.
+        """
         z, label = self._descend(*start)
         z, label = z.to(self.rows), label
         kept = _find_distinct(z)
@@ -302,7 +307,10 @@ class _Problem(NamedTuple):
 
 
 def _find_distinct(z: Tensor) -> Tensor:
-    """Return the indices of vectors z (N, R) of which no two have a cosine above `EQUAL_COSINE`."""
+    """Return the indices of the vectors z (N, R) whose cosine with no earlier one is above `EQUAL_COSINE`.
+
+    Opposite vectors thus count as different.
+    """
     unit = z / z.norm(dim=1, keepdim=True)
     return (~torch.tril(unit @ unit.T > EQUAL_COSINE, diagonal=-1).any(dim=1)).nonzero()[:, 0]
 

@@ -98,7 +98,8 @@ class DirectionPool:
         """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction of `found`.
 
         Two mixed directions are separated by the multiple that creates most zeros. For each other direction, each row proposes
-        the multiple that makes it zero; the distinct candidates with most zeros are added, at most MAX_UNMIXED.
+        the multiple that makes it zero; the distinct candidates with most zeros are added, at most MAX_UNMIXED for each doubtful
+        direction.
         found: directions in the columns, (R, R). doubtful: (R,) mask.
         """
         q = torch.linalg.solve(self.space.back, found).T
@@ -149,14 +150,18 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K) of the neurons that are on in the K directions that certainly belong to examples."""
+        """Return a mask (M, K) of the neurons that are on in each of the K directions that certainly belong to single examples.
+
+        These are those of the first R directions with a score of at least MIN_SEPARABLE.
+        """
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on
 
     def choose(self, penalty: float) -> list[int] | None:
-        """Return the indices of the first R independent directions, sorted with this penalty (see WRONG_SIDE_PENALTIES).
+        """Return the indices of the R best linearly independent directions; None if there are fewer.
 
-        Returns None if there are fewer.
+        Directions are sorted by their number of zeros, less `penalty` for each neuron on the wrong side of the plane that best
+        separates the neurons that are on from the others, see `zeros.measure_separability`.
         """
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)

@@ -125,6 +125,8 @@ class _Task:
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
 
+        gW_j and gb_j are the gradients of the weights and of the bias of neuron j. Without a bias, x is the unit vector of the
+        best rank-one fit of dL/dW; if a ReLU follows, its sign is that which turns on the neurons with a gradient.
         An entry that is zero while others in its row and column are not counts as not sent, and is left out.
         rank, note: copied to the answer.
         """

@@ -33,7 +33,7 @@ class Groups:
 
     @property
     def confirmed(self) -> Tensor:
-        """Mask (K,) of the groups with far more parallel rows than expected by chance."""
+        """Mask (K,) of the groups of at least two rows in which their number, less one, exceeds 5 times `chance`."""
         return (self.count > 1) & (self.count - 1 > 5 * self.chance)
 
 
@@ -94,7 +94,10 @@ def estimate_rounding(rows: Tensor) -> Tensor:
 
 
 def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
-    """Return the indices of unit directions (K, F) whose distance to the span of earlier ones exceeds `least`."""
+    """Select unit directions (K, F) in order, if their distance to the span of those selected before exceeds `least`.
+
+    Returns their indices, at most F.
+    """
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for i, direction in enumerate(directions):

@@ -37,7 +37,7 @@ MIN_INDEPENDENT = 0.02
 
 
 class Refined(NamedTuple):
-    """Directions of a batch, and which of them (R,) have more zeros than the rank enforces; the others stay approximate."""
+    """Directions of a batch. replaced: mask (R,) of the exact ones, which have more zeros than the rank enforces."""
 
     directions: Directions
     replaced: Tensor

@@ -41,7 +41,7 @@ class Directions(NamedTuple):
     q:         (R, R), one direction per column, see the module.
     agreement: (R,) share of neurons at which both or neither holds: the gradient is zero along the direction, and the example
                that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted.
-    samples:   number of sets of rows drawn at random.
+    samples:   number of sets of rows drawn at random, or of starts of `constant_modulus`; 0 if nothing was drawn.
     """
 
     q: Tensor
@@ -80,8 +80,8 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
 def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
     """Choose the R directions of the pool that agree best with their own examples; return None if there are fewer.
 
-    For each penalty in WRONG_SIDE_PENALTIES, the first R independent directions in its order are a candidate set. In the best
-    set, those that do not agree are exchanged for others as long as this increases the agreement.
+    `DirectionPool.choose` gives one candidate set for each penalty in WRONG_SIDE_PENALTIES. In the best set, the directions that
+    do not agree are exchanged for others of the pool if this increases the agreement, in at most MAX_EXCHANGES trials.
     """
     q = pool.convert_to_original(pool.q)
     seen = find_pattern(q, factors)

@@ -43,7 +43,7 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
 
 
 def build_grey_images(problem: Composed) -> Tensor:
-    """Return a grey image for each problem."""
+    """Return an image of constant value 0.5 for each problem, (N, *inputs)."""
     k = problem.system.k
     return torch.full((len(k), *problem.layers[0].inputs), 0.5, dtype=k.dtype, device=k.device)
 

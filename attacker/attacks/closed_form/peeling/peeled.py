@@ -3,7 +3,8 @@
     minimise over x in [0, 1]   ||residual of the equations||^2 + 2 lambda prior(x),    lambda decreasing to 0
 
 by Gauss-Newton with conjugate gradients. The smoothness prior brings x close to the solution and is removed in the end. The input
-is exact if the layers before the deficient one have enough equations, and the signs of all their pre-activations are right.
+is exact if the equations of all these layers together determine it, and the signs of all pre-activations before the deficient
+layer are right.
 """
 
 import math
@@ -189,11 +190,11 @@ class _Peeler:
         )
 
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
-        """Make steps without the prior; return the x with the lowest residual and its misfit (N,).
+        """Make steps without the prior; return the x with the lowest residual of the deficient layer, and its misfit (N,).
 
-        A problem ends when its misfit is at most `rounding` and no longer falls, or after `patience` steps without progress, or
-        after `last` steps. Before each step, the weights of uncertain slopes are computed from the change since `before`, the
-        linearisation at an earlier x.
+        That residual is `_measure_top_residual`. A problem ends when the misfit of all equations is at most `rounding` and the
+        residual no longer falls, or after `patience` steps without progress, or after `last` steps. Before each step, the
+        weights of uncertain slopes are computed from the change since `before`, the linearisation at an earlier x.
         """
         how, problem = self.how, self.problem
         best, least = x.clone(), _measure_top_residual(problem, x)

@@ -25,7 +25,7 @@ class SmoothnessPrior(Protocol):
         ...
 
     def curvature(self, x: Tensor) -> Curvature:
-        """Return the Hessian of a quadratic upper bound that touches the function at x."""
+        """Return the multiplication by the Hessian of a quadratic upper bound of the prior that touches it at x."""
         ...
 
 
