@@ -71,9 +71,11 @@ class Origin:
 
 @dataclass
 class FileMemory:
-    """The checkpoint of one task, kept in one file that is replaced atomically. The file exists until the task is done.
+    """The checkpoint of one task in one file. Every call of `keep` replaces the file atomically; `forget` deletes it.
 
-    cases: keys of the task's cases in the order of the attack. every: seconds between two calls of `keep`. look: see `Memory`.
+    cases: keys of the task's cases in the order of the attack. origin: settings of this replay; a file with others is not used.
+    every: seconds that the attack waits between two calls of `keep`; this class does not enforce them.
+    look:  callback that the attack calls with intermediate results, or None; see `Memory`.
     """
 
     folder: Path
@@ -92,7 +94,7 @@ class FileMemory:
         return run_of(self.folder)
 
     def begin(self) -> None:
-        """Load the state that an earlier process kept for these cases, or create an empty checkpoint."""
+        """Load the state that an earlier process saved for these cases. If there is none, write a file without any state."""
         self._kept = {}
         if (
             os.path.lexists(self.path)
@@ -115,7 +117,7 @@ class FileMemory:
         self._write()
 
     def forget(self) -> None:
-        """Remove the checkpoint, because the task is done."""
+        """Delete the checkpoint file. To be called when the task is done."""
         self._kept = {}
         remove(self.path, below=self._below)
 
@@ -131,8 +133,9 @@ class FileMemory:
 class ReplayCheckpoint:
     """The content of a checkpoint file.
 
-    cases: keys of the cases of its task. origin: an `Origin` as JSON. kept: for each case key, the tensors of the search's state
-    by name; empty for a case without state.
+    cases:  keys of the cases of its task.
+    origin: the settings of the replay that wrote the file (attack, seed, device and versions): an `Origin` as JSON.
+    kept:   dict from a key to a dict of tensors by name, the state of the search; an empty dict if this state has no tensors.
     """
 
     cases: tuple[str, ...]
@@ -141,7 +144,7 @@ class ReplayCheckpoint:
 
 
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
-    """Read a checkpoint; return None if it is not a checkpoint or does not exist. tensors: whether to read the tensors."""
+    """Read a checkpoint; return None if it is not a checkpoint or does not exist. tensors: whether to read the saved state."""
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
@@ -159,11 +162,14 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
 def find_unfinished(
     folder: Path, origin: Origin, wanted: Iterable[str], *, most: int | None = None
 ) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return the unfinished tasks of an earlier replay, as keys of their cases, and notes on checkpoints that cannot be used.
+    """Find the checkpoints of an earlier replay. Return the case keys of each, and notes on checkpoints that cannot be used.
 
-    wanted: keys of the cases to attack; a task is ignored if it holds any other case, if its cases are part of a larger
-    unfinished task, or if it shares a case with a task before it. most: largest number of cases per task; a larger
-    task is left out, with a note. None for no limit.
+    origin: settings of this replay; a checkpoint with other settings is left out, with a note.
+    wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored.
+    most:   largest number of cases of a task; a checkpoint of more is left out, with a note. None for no limit.
+
+    No case is returned twice. A checkpoint whose cases are all part of a larger one is ignored. Of two others that share a case,
+    the one whose file name comes first in alphabetical order is returned.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):
@@ -191,7 +197,7 @@ def _describe_cases(cases: Sequence[str]) -> str:
 
 
 def remove_finished(folder: Path, done: Iterable[str]) -> None:
-    """Remove checkpoints whose cases are all done, and unreadable ones. done: keys of the finished cases."""
+    """Delete the checkpoints in `folder` whose cases are all in `done`, and those that cannot be read. done: keys of cases."""
     done = set(done)
     for path in folder.glob(f"*{CHECKPOINT_SUFFIX}"):
         found = _read(path, tensors=False)

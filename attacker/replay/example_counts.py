@@ -1,4 +1,4 @@
-"""The number of examples behind an update that a client did not report, estimated from the update."""
+"""Estimates of the number of training examples behind an update, for clients that did not report the number."""
 
 from dataclasses import dataclass, replace
 
@@ -26,11 +26,11 @@ class CountEstimate:
 
 
 def add_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
-    """Return the observation with an estimated number of examples, and a sentence on how it was found.
+    """Return the observation with an estimated number of examples, and a sentence on how it was found; see `estimate_examples`.
 
-    If the number was reported, and for a secure sum or a defended update, whose rank does not show the number, the observation is
-    returned as it is, with "".
-    reads_update: False for a null (the attack without the update), which gets the number that the training prescribes.
+    The observation is returned unchanged, with "", in three cases: the client reported the number; the update is a secure sum
+    (the sum of several clients' updates); or the clients defend their updates. The rank of the latter two does not show it.
+    reads_update: False for a null (the attack without the update), which must not use the estimate from the update.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
@@ -41,13 +41,18 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
 
 
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
-    """Estimate how many examples are behind an update; without reading it, return the number that the training prescribes.
+    """Estimate how many examples are behind an update.
 
     Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
     its own class negative in the gradient of the last bias. The estimate is the larger of two counts: the largest rank of such a
     layer's update, divided by the number of epochs since each epoch uses every example once, and the number of classes with a
-    negative entry. If the rank is the largest possible, or no layer shows it, the number prescribed by the training is used,
-    unless the estimate is larger.
+    negative entry (see `_count_classes`). If clients make a prescribed number of steps, it is at most steps times examples per
+    step.
+
+    The prescribed number is that product, or the examples of one step if clients train for whole epochs. It is returned in three
+    cases: `reads_update` is False; no linear layer sees one row per example; or the update is not a sum of gradients, as with
+    Adam, gradient clipping or weight decay. It is also returned if the rank is the largest that the layer's shape allows, unless
+    the estimate is larger.
     """
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
@@ -119,7 +124,8 @@ def _compute_rank(update: Tensor, rounding: Tensor | None) -> int:
 def _count_classes(observation: Observation) -> int:
     """Return the number of classes whose entry in the gradient of the last bias is negative, at least 1.
 
-    It is a lower bound on the number of classes in the batch; 1 if there were several local steps or there is no bias.
+    It is a lower bound on the number of classes in the batch. It is 1 unless clients make exactly one local step and the last
+    layer has a bias.
     """
     _, bias = models.find_head(build_network(observation))
     update = observation.update.get(bias) if bias is not None else None

@@ -16,11 +16,12 @@ from fedsim.recording import DamagedFile, Recording
 class Forecast:
     """The remaining work of a replay, estimated before it begins.
 
-    cases, chunks: number of cases to attack, and of the chunks that they are grouped into.
-    evaluations:   largest number of gradient evaluations of one case; 1 if the attack does not search.
-    core_seconds:  rough processor time of all cases on one core, from the sizes of network and batches, if every search uses all
-                   evaluations.
-    reasons:       dict from each closed form of the attack to why it cannot apply to the first case; "" if it may apply.
+    cases:        number of cases to attack.
+    chunks:       number of groups of cases that are attacked at once.
+    evaluations:  largest number of gradient evaluations for one case; an attack that reports no number counts as 1.
+    core_seconds: rough processor time in seconds of all cases on one core, if every case uses all `evaluations`; estimated from
+                  the sizes of network and batches.
+    reasons:      dict from each closed form of the attack to why it cannot apply to the first case; "" if it may apply.
     """
 
     cases: int
@@ -31,9 +32,10 @@ class Forecast:
 
 
 def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePlan:
-    """Return what the attack plans for a case: which of its methods may apply, and how many evaluations they need.
+    """Return which closed forms of an attack may apply to a case, and how many gradient evaluations these need.
 
-    The plan is empty if the case has several observations, if the attack makes no plans, or if the observation cannot be read.
+    The result is empty if the case has several observations, if the observation cannot be read, or if the attack is not
+    `Planning`, a protocol of attacks that can tell this before they attack.
     """
     if not isinstance(attack, Planning) or len(case.rows) != 1:
         return RoutePlan()
@@ -44,7 +46,10 @@ def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePla
 
 
 def describe_routes(forecast: Forecast) -> list[str]:
-    """Return sentences on the closed forms that may apply, and on those that cannot, with their reasons; [] without any."""
+    """Return one text that lists the closed forms that may apply, and one per reason why others cannot apply.
+
+    The list is empty if the attack has no closed forms.
+    """
     if not forecast.reasons:
         return []
     able = [route for route, reason in forecast.reasons.items() if not reason]

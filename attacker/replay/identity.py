@@ -21,8 +21,10 @@ class Identity:
     """Everything that determines the results of a replay, as plain data. Replays with different identities use different folders.
 
     arguments: all arguments of the attack, including defaults, since defaults may change between versions.
-    oracles:   names of the oracles that the user asked for. recording: its fingerprint. truth: digest of the oracles' truth.
-    network, attack_code: `module:name@digest` of code that is not part of this project; "" otherwise.
+    oracles:   names of the oracles (information that no server has, such as true labels) that the user gave to the attack.
+    truth:     digest of the clients' true examples that oracles read; "" without oracles.
+    recording: fingerprint of the recording.
+    network, attack_code: `module:name@digest` of the code of network and attack if it is not part of this project, otherwise "".
     """
 
     spec: AttackSpec
@@ -36,7 +38,10 @@ class Identity:
 
     @classmethod
     def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
-        """Return the identity of a replay. Raises ValueError if the recording's network has code that was not imported."""
+        """Return the identity of a replay.
+
+        Raises ValueError if the recording's network is code outside of this project that the user has not allowed, see `models.admit`.
+        """
         factory = ATTACKS[spec.name]
         bound = signature(factory).bind(**spec.arguments)
         bound.apply_defaults()
@@ -60,9 +65,10 @@ class Identity:
     def make_path(self, out: Path) -> Path:
         """Return the replay's folder in `out`, the folder of all reconstructions.
 
-        The name ends with `digest`. Older versions used a hash of fewer fields; an existing folder with such a name is returned
-        if network and attack are code of this project and no oracle reads truth. In other cases that name does not show which
-        code wrote the folder: nothing is added to it, and only scoring and report read it.
+        Its name ends with `digest`. Older versions of this project named folders by a hash of fewer fields. An existing folder
+        with such a name is returned, so that its replay is resumed, only under three conditions: network and attack are code of
+        this project, no oracle reads truth, and its `attack.json` holds this digest or none. Otherwise the old name could belong
+        to a different replay.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"

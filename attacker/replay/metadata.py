@@ -17,10 +17,10 @@ from fedsim.recording.files import hold_lock, write_bytes
 
 
 def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
-    """Write `attack.json`: what scoring and report need to know about a replay.
+    """Write the file `path`, an `attack.json`: what scoring and report need to know about a replay.
 
-    Its list of cases holds those of `plan`, rows without a usable update, and the cases of an existing file, of which those with
-    equal keys are replaced. oracles: names of the oracles that the attack was given.
+    Its list of cases holds the cases of `plan`, the rows without a usable update, and all others that an existing file lists.
+    oracles: names of the oracles (information that no server has, such as true labels) that the attack was given.
     """
     spec = identity.spec
     told = [make_row_entry(recording, row) for row in plan.idle]
@@ -53,7 +53,7 @@ def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
 
 
 def collect_facts(manifest: Manifest) -> dict[str, Any]:
-    """Return the public settings of a federation, from its manifest, for score rows and reports."""
+    """Return a dict of the federation's settings that are no secret, from its manifest, for score rows and reports."""
     return {
         "name": manifest.name,
         "model": str(manifest.model),
@@ -73,7 +73,10 @@ def collect_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _list_network_limits(manifest: Manifest) -> list[str]:
-    """Return what attacks do not simulate of the network's training, in sentences; empty if the network cannot be built."""
+    """Return sentences on what attacks do not simulate of the network's training: random numbers, such as those of dropout.
+
+    Empty if there is nothing, or if the network cannot be built.
+    """
     if manifest.training.mode != "train":
         return []
     try:

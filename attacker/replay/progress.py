@@ -10,7 +10,7 @@ Watch = Callable[[float, int, str], None]
 
 
 class Meter:
-    """The progress of several tasks, added up in units of cases and reported to `watch`."""
+    """The progress of several tasks: the number of cases done, with fractions for tasks under way, is reported to `watch`."""
 
     def __init__(self, tasks: Sequence[Task], watch: Watch | None) -> None:
         self._cases = [len(task.members) for task in tasks]

@@ -48,10 +48,11 @@ class Replayed:
     """The result of a replay.
 
     folder:   folder of the reconstructions.
-    done:     number of cases attacked now. skipped: number of cases that were done before.
+    done:     number of cases that got a reconstruction in this replay, also an interrupted one.
+    skipped:  number of cases that had been finished before.
     failed:   dict from the key of a case to the reason of failure; for a row that cannot be read, the key is a text with its
               round and client.
-    routes:   dict from a method, such as a closed form or a search, to the number of cases that it reconstructed in this replay.
+    routes:   dict from the name of a method (a closed form or a search) to the number of cases that it reconstructed now.
     left_out: dict from the key of a case of many rounds to the rounds that were omitted from it, each with a reason.
     notes:    remarks on the replay, one sentence each.
     """
@@ -75,20 +76,22 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One attack on a recording.
+    """One attack on a recording, with all settings of its execution.
 
-    out:     folder of all reconstructions; this replay writes into a folder in it that is named after the attack and a digest,
+    out:     folder of the reconstructions of all attacks; this replay writes into a subfolder named after the attack and a digest,
              see `Identity`.
     rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
     chunk:   number of cases attacked at once; None chooses it from the model and the machine.
-    oracle_labels, oracle_logits: functions from a row to its true labels, and to the model's logits of its true examples; only if
-             the user asked for that oracle. oracle_truth: digest of the truth that these functions read, part of the identity.
+    oracle_labels, oracle_logits: oracles, which tell the attack what no server knows: functions from a row of the recording to
+             its true labels, and to the model's logits of its true examples. None, the default, leaves an oracle out.
+    oracle_truth: digest of the clients' true examples that these functions read.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
-    workers: number of processes; 1 works in this process; None means one per core if there is enough work.
+    workers: number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without effect if
+             `ray` is given.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
-    model:   code `module:function` that builds the network, which workers import; for a recorded network that is not built in.
+    model:   `module:function` that builds the recorded network, for workers to import; only if the network is not built in.
     every:   seconds between two checkpoints.
-    look:    callback that receives intermediate results, see `Memory`; only for work in this process.
+    look:    callback that receives intermediate results, see `Memory`; called only if the attack runs in this process.
     """
 
     recording: Recording
@@ -111,7 +114,7 @@ class Replay:
 
     @cached_property
     def identity(self) -> Identity:
-        """Return everything that determines the results. Raises ValueError if the network's code was not imported."""
+        """Return everything that determines the results. Raises ValueError as `Identity.of` does."""
         return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles, truth=self.oracle_truth)
 
     @cached_property
@@ -126,13 +129,16 @@ class Replay:
 
     @cached_property
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
-        """Return the selected rows of the recording, and an error for each selected row that cannot be read."""
+        """Return the rows of the chosen rounds and clients, and an error for each of these rows that cannot be read."""
         damage: list[DamagedFile] = []
         return self.recording.read_rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
 
     @cached_property
     def _clients(self) -> frozenset[str]:
-        """Return the selected clients by their whole names. Raises ValueError if several names begin with a given text."""
+        """Return the full names of the chosen clients; empty if all clients are attacked.
+
+        Raises ValueError if several clients' names begin with the same given text.
+        """
         if not self.clients:
             return frozenset()
         return complete_names(self.clients, {row.client for row in self.recording.read_rows(on_damage=lambda error: None)})
@@ -143,12 +149,16 @@ class Replay:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return all cases of the replay, finished or not. Raises the same errors as `run`."""
+        """Return all cases of the replay, finished or not.
+
+        Raises ValueError if nothing can be attacked, a chosen client does not exist, or the recorded weights do not fit the model,
+        and DamagedFile, a ValueError, if none of the chosen rows can be read or a folder contains links.
+        """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
         for folder in (self.out, self.folder):
             if folder.is_symlink():
-                raise DamagedFile(folder, f"is a symbolic link, but reconstructions are written there; {COPY_ADVICE}")
+                raise DamagedFile(folder, f"is a symbolic link, which reconstructions cannot be written to; {COPY_ADVICE}")
         check_run(self.folder)
         rows, damage = self._rows
         if not any(row.status == "complete" for row in rows):
@@ -156,7 +166,7 @@ class Replay:
                 raise damage[0]
             self._check_asked(rows)
             raise ValueError(
-                f"{self.recording.folder} holds no complete observation of the chosen rounds and clients; choose others"
+                f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others"
             )
         self._check_asked(rows)
         self._check_weights(rows)
@@ -164,17 +174,17 @@ class Replay:
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
 
     def _check_memory(self, case: Planned) -> Planned:
-        """Return the case, with a reason of failure if it needs more memory than this machine has.
+        """Return the case; if it needs more memory than this machine has, with the reason why it cannot be attacked.
 
-        A damaged manifest may claim examples of any size.
+        This is checked because a damaged manifest may claim examples of any size.
         """
         reason = case.reason or self._footprint.explain_too_large(case.sizes)
         return replace(case, reason=reason) if reason else case
 
     def _check_weights(self, rows: Sequence[Row]) -> None:
-        """Raise ValueError if the weights that were sent are not those of the manifest's model.
+        """Raise ValueError if the weights that the server sent differ in name or shape from those of the manifest's model.
 
-        A damaged manifest may describe a model of any size, which would be built before an attack notices.
+        This is checked first, because a damaged manifest may describe a model of any size, which every attack would build.
         """
         for row in rows:
             try:
@@ -208,20 +218,20 @@ class Replay:
             raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
 
     def _find_absent_rounds(self, found: Sequence[Row]) -> Rounds:
-        """Return the chosen rounds without any row in the recording."""
+        """Return the chosen rounds that no row of `found` has. found: rows of the chosen rounds and clients."""
         return Rounds.of(self.rounds or ()) - {row.round for row in found}
 
     def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
 
-        Observations that cannot be read, or have more than `MAX_EXAMPLES` examples, are not counted.
+        Observations that cannot be attacked, or have more than `MAX_EXAMPLES` examples, are not counted.
         """
         rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
         return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
 
     def estimate_work(self) -> Forecast:
-        """Return an estimate of the remaining work. Observations with more than `MAX_EXAMPLES` examples are not counted."""
+        """Return an estimate of the remaining work. Cases with an update of more than `MAX_EXAMPLES` examples are not counted."""
         pending = {case.key for case in self._list_pending()}
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
@@ -240,14 +250,14 @@ class Replay:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
     def count_unfinished(self) -> tuple[int, int]:
-        """Return the number of cases that can be attacked and are not finished, and the number of all cases."""
+        """Return the number of cases that are still to be attacked, and the number of all cases, also those that cannot be."""
         return len(self._list_pending()), len(self.plan.cases)
 
     def run(self, watch: Watch | None = None) -> Replayed:
         """Attack every case that is not done yet, and write reconstructions. watch: callback for progress.
 
-        Raises ValueError if nothing can be attacked, DamagedFile if that is because no row can be read, and KeyboardInterrupt
-        after Ctrl-C, once the best results so far are written.
+        Raises the errors of `plan`, RuntimeError if there is no Ray cluster at `ray`, and KeyboardInterrupt after Ctrl-C, once
+        the best results so far are written.
         """
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
@@ -267,7 +277,7 @@ class Replay:
         return replayed
 
     def make_path(self, key: str) -> Path:
-        """Return the path of a case's reconstruction."""
+        """Return the path of the reconstruction of the case `key`."""
         return make_reconstruction_path(self.folder, key)
 
     @cached_property
@@ -286,7 +296,10 @@ class Replay:
         )
 
     def _plan_tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
-        """Return the remaining tasks: first those with a checkpoint of an interrupted replay, unchanged, then the rest."""
+        """Return the remaining tasks: first those with a checkpoint of an interrupted replay, with the same cases, then the rest.
+
+        Notes on checkpoints and failures of oracles are added to `replayed`. pending: the cases that are not finished.
+        """
         able = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
         begun, notes = find_unfinished(self.folder, self._job.origin, able, most=self.chunk)
@@ -304,11 +317,11 @@ class Replay:
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
-        """Return all cases that can be attacked, grouped into chunks as in a replay without interruption."""
+        """Return all cases that can be attacked, finished or not, in groups that are attacked at once."""
         return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
 
     def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
-        """Estimate the seconds that tasks take on one core; almost 0 if the attack's number of evaluations is unknown."""
+        """Estimate the seconds that tasks take on one core. An attack that reports no number of evaluations counts as one."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.estimate_seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * estimate_effort(self._attack).evaluations
@@ -357,7 +370,10 @@ class Replay:
 
 
 def _group_errors(damage: Sequence[DamagedFile]) -> dict[str, str]:
-    """Return a dict from round and client of unreadable rows to their errors; a number is appended if two names are equal."""
+    """Return a dict from a text with round and client of each unreadable row to its error.
+
+    If two texts are equal, a number is appended to the second.
+    """
     failed: dict[str, str] = {}
     for error in damage:
         row = error.reason.partition(": ")[0]

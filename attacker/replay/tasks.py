@@ -1,4 +1,7 @@
-"""Tasks of a replay: cases that are attacked together and written as files. Jobs and tasks are plain data for other processes."""
+"""Tasks of a replay: groups of cases that are attacked at once. Jobs and tasks are plain data, to be sent to other processes.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 import json
 import logging
@@ -31,7 +34,8 @@ RoundAndClient = tuple[int, str]
 class ReplayJob:
     """The settings that all tasks of a replay share.
 
-    recording, folder: paths of the recording and of the reconstructions. attack, arguments, null: see `AttackSpec`.
+    recording, folder: paths of the recording and of the attack's reconstructions.
+    attack, arguments: registered name and arguments of the attack. null: whether to run its null (the attack without the update).
     threads: PyTorch threads; None keeps PyTorch's default. model: as in `Replay`.
     every:   seconds between two checkpoints.
     """
@@ -65,7 +69,11 @@ class ReplayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One case of a task as plain data: rows of its observations in the order of rounds, and oracle labels and logits, if any."""
+    """One case of a task as plain data.
+
+    key:    unique name of the case. rows: round and client of its observations, in the order of rounds.
+    labels, logits: true labels, and logits of the true examples, from oracles; None without that oracle.
+    """
 
     key: str
     rows: tuple[RoundAndClient, ...]
@@ -75,7 +83,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Cases of equal shape that are attacked at once."""
+    """Cases that are attacked at once. They have the same number of rounds and, round by round, of examples."""
 
     members: tuple[Member, ...]
 
@@ -106,8 +114,8 @@ class Task:
 class TaskOutcome:
     """The outcome of a task.
 
-    done: dict from the key of a case with a reconstruction to its route (the method that found it). failed: dict from the key of
-          a failed case to the reason.
+    done: dict from the key of each case with a reconstruction, also an interrupted one, to its route (the method that found it).
+    failed: dict from the key of each failed case to the reason.
     interrupted: whether Ctrl-C stopped the task early. notes: remarks, one sentence each.
     """
 
@@ -118,7 +126,7 @@ class TaskOutcome:
 
 
 class TaskRunner:
-    """A runner of the tasks of one job. look: callback for intermediate results, see `Memory`."""
+    """A runner of the tasks of one job. look: callback that receives intermediate results, see `Memory`; None for none."""
 
     def __init__(self, job: ReplayJob, recording: Recording | None = None, look: Look | None = None) -> None:
         self.job, self.folder, self.look = job, Path(job.folder), look
@@ -131,7 +139,7 @@ class TaskRunner:
     def run(self, task: Task, progress: Progress | None = None) -> TaskOutcome:
         """Attack the cases of a task, write their reconstructions, and return the outcome.
 
-        Ctrl-C keeps the best results so far.
+        Ctrl-C stops a search. Its best results so far are then written, and `interrupted` is set in the outcome.
         """
         outcome = TaskOutcome()
         with _limit_threads(self.job.threads):
@@ -158,9 +166,10 @@ class TaskRunner:
     def _read_observations(
         self, places: set[RoundAndClient]
     ) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
-        """Return a dict from (round, client) to observation, and one to the reason for those that cannot be used.
+        """Return a dict from (round, client) to observation, and one from (round, client) to why an observation cannot be used.
 
         They are read round by round, since observations of one round share the weights that the server sent.
+        places: (round, client) of the observations to read.
         """
         damage: list[DamagedFile] = []
         rows = self.recording.read_rows(
@@ -187,7 +196,7 @@ class TaskRunner:
         return observations, problems
 
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack cases together. If that fails, attack each half on its own, so that one bad case does not make others fail."""
+        """Attack cases at once. If that fails, attack each half on its own, so that one bad case does not make others fail."""
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
             return
@@ -217,7 +226,7 @@ class TaskRunner:
             memory.forget()
 
     def _attack_halves(self, cases: Sequence[Case], failure: str, outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack each half of the cases that failed together, or record the failure of a single case."""
+        """Attack each half of the cases that failed at once, or record `failure` as the reason of a single case."""
         if len(cases) == 1:
             self._record_failure(cases[0].key, failure, outcome)
             return
@@ -231,9 +240,9 @@ class TaskRunner:
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
         """Write a reconstruction and add its case to `outcome.done`.
 
-        If its values or its last loss are not finite, the case is recorded as failed instead. An interrupted search with such
-        values, as before its first loss, records nothing, so that its case is attacked again. An interrupted search does not
-        replace an earlier file with a lower loss.
+        If its values or its last loss are not finite, the case is recorded as failed instead. If its search was also interrupted,
+        it may have had no time for a finite loss: nothing is recorded, so that the case is attacked again. The result of an
+        interrupted search does not replace an earlier file with a lower loss.
         """
         key = reconstruction.case
         if self._is_done(key):  # finished before an earlier run of the task was interrupted
@@ -266,14 +275,17 @@ class TaskRunner:
 def run_in_process(
     job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
 ) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks in this process, and yield the number and outcome of each. progress: returns a progress callback for a task."""
+    """Run tasks in this process, and yield each task's index in `tasks` and its outcome.
+
+    progress: function from a task's index to the progress callback for its attack. look: see `TaskRunner`.
+    """
     bench = TaskRunner(job, recording, look)
     for number, task in enumerate(tasks):
         yield number, bench.run(task, progress(number))
 
 
 def make_reconstruction_path(folder: Path, key: str) -> Path:
-    """Return the path of a case's reconstruction in the folder of its attack."""
+    """Return the path of a case's reconstruction. folder: the attack's folder of reconstructions. key: key of the case."""
     return folder / f"{key}.safetensors"
 
 
@@ -294,7 +306,10 @@ def write_failure(folder: Path, key: str, reason: str) -> None:
 
 
 def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:
-    """Record the cases of a lost task as failed, except those already done, and return the outcome."""
+    """Record the cases of a task that could not be completed as failed, except those already done, and return the outcome.
+
+    It is used if the task's workers died or were lost too often. reason: what is recorded for each case.
+    """
     folder = Path(job.folder)
     failed = {key: reason for key in task.keys if not is_done(folder, key)}
     for key in failed:

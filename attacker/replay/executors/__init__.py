@@ -1,4 +1,4 @@
-"""Executors of a replay: a process pool, a Ray cluster, and the worker processes that the pool and the service share."""
+"""Executors of a replay: a process pool, a Ray cluster, and the worker processes that the pool and the HTTP service share."""
 
 from collections.abc import Callable
 

@@ -19,7 +19,7 @@ MIN_POOL_SECONDS = 20.0
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks on `count` worker processes, and yield the number and outcome of each task when it finishes.
+    """Run tasks on `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
 
     told: callback that receives the progress of each task.
     After Ctrl-C, the workers write their best results so far, the outcomes of their tasks are yielded, and KeyboardInterrupt is
@@ -39,7 +39,7 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
 
 
 class _Worker(WorkerProcess[dict[str, Any]]):
-    """A worker process, with the number of its current task (`at`; None while it is idle)."""
+    """A worker process. at: index of the task that it works on; None while it is idle."""
 
     def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
@@ -92,7 +92,10 @@ class _Pool:
         return number, TaskOutcome(**{**message["outcome"], "notes": notes})
 
     def _requeue_task(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
-        """Requeue the task of a dead worker, which resumes from its checkpoint, or yield its failure after too many deaths."""
+        """Queue the task of a dead worker again; it will resume from its checkpoint.
+
+        If more than `MAX_RETRIES` workers died while they ran this task, yield its outcome instead: all unfinished cases failed.
+        """
         self.workers.remove(worker)
         number, reason = worker.at, worker.explain_end().splitlines()[0]
         worker.end()
@@ -108,7 +111,10 @@ class _Pool:
         yield number, write_failures(self.job, self.tasks[number], words)
 
     def interrupt_workers(self) -> Iterator[tuple[int, TaskOutcome]]:
-        """Interrupt the workers, and yield the outcomes of their tasks with the best results so far."""
+        """Send SIGINT to the busy workers, and yield the outcomes of their tasks: the best results so far.
+
+        Workers that do not answer within `INTERRUPT_SECONDS` yield none.
+        """
         busy = [worker for worker in self.workers if worker.at is not None]
         for worker in busy:
             worker.interrupt()
@@ -130,10 +136,13 @@ class _Pool:
 
 
 def choose_workers(seconds: float, tasks: int, device: str, threads: int | None) -> int:
-    """Return how many workers to start; 1 means that the tasks run in this process.
+    """Return how many worker processes to start; 1 means that the tasks run in this process.
 
-    seconds: time of all tasks together on one core. tasks: number of tasks. threads: PyTorch threads per worker; None counts as
-    1.
+    It is 1 on a GPU, for a single task, and for less than `MIN_POOL_SECONDS` of work. Otherwise it is the number of cores divided
+    by the threads per worker, but at most one worker per task.
+
+    seconds: estimated time of all tasks together on one core. tasks: number of tasks. device: PyTorch device of the attack.
+    threads: PyTorch threads per worker; None counts as 1.
     """
     if device.startswith("cuda") or tasks < 2 or seconds < MIN_POOL_SECONDS:
         return 1

@@ -11,7 +11,10 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources used by a process and its descendants. megabytes: resident memory now. cpu_seconds: since each began."""
+    """The resources used by a process and its descendants together.
+
+    megabytes: resident memory now. cpu_seconds: processor time since each process began.
+    """
 
     megabytes: float = 0.0
     cpu_seconds: float = 0.0
@@ -28,9 +31,9 @@ def count_cores() -> int:
 
 
 def read_memory_limit() -> float | None:
-    """Return the megabytes that this process and its children may use: the machine's memory, or its control group's limit.
+    """Return how much memory, in megabytes, this process and its children may use; None if the system does not report it.
 
-    None if the system does not report it.
+    It is the smaller of the machine's memory and the limit of this process's control group (cgroup), if there is one.
     """
     found = []
     with suppress(OSError, StopIteration, ValueError):
@@ -54,9 +57,11 @@ def count_oom_kills() -> dict[str, int]:
 
 
 def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
-    """Return as text what is known about a process that was killed by SIGKILL, and whether it ran out of memory.
+    """Return as text how much memory a process that was killed by SIGKILL had used, and whether memory was short.
 
-    megabytes: its memory in MB when it was last measured; None if never. limit: its memory limit in MB; None without a limit.
+    Memory was short if the kernel has killed any process for lack of memory since the process started; it may be another one.
+
+    megabytes: memory of the process in MB when it was last measured; None if never. limit: its memory limit in MB, or None.
     before:    what `count_oom_kills` returned when the process started.
     """
     if megabytes is None:

@@ -26,7 +26,7 @@ Parcel = Mapping[str, bytes]
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks on a Ray cluster, and yield the number and outcome of each task when it finishes.
+    """Run tasks on a Ray cluster, and yield each task's index in `tasks` and its outcome when it finishes.
 
     address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end.
     told: callback that receives the progress of each task.
@@ -40,8 +40,9 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgr
 
 @contextmanager
 def join_cluster(address: str) -> Iterator[None]:
-    """Connect this process to a Ray cluster within a `with` block. An existing connection is kept, so that replays can share it.
+    """Connect this process to a Ray cluster for the duration of a `with` block.
 
+    If the process is already connected to a cluster, that connection is used and stays open after the block.
     address: see `run_tasks`. Raises RuntimeError if there is no cluster at the address.
     """
     import ray
@@ -77,14 +78,14 @@ def _init_ray(address: str) -> None:
     except Exception as error:  # Ray raises exceptions of many types
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         mend = "try again when this machine is less busy" if address == "local" else "--ray local starts one on this machine"
-        raise RuntimeError(f"no Ray cluster at {address!r}: {first}; {mend}") from None
+        raise RuntimeError(f"no Ray cluster at {address!r} (the reason: {first}); {mend}") from None
 
 
 def _describe_foreign_code() -> dict[str, Any]:
-    """Return Ray's `runtime_env`: the modules to copy to the workers, and the variable that lets them import this code.
+    """Return Ray's `runtime_env` for workers on other machines, which lets them import the user's own networks and attacks.
 
-    The modules are those that the user named on the command line as `module:function`. It is used for remote clusters only;
-    workers of a cluster on this machine inherit the environment.
+    It holds the files of the modules that the user named on the command line as `module:function`, to be copied to the workers,
+    and the environment variable `CODE_VARIABLE`, which lists these names. Workers import no other foreign code.
     """
     names = references.list_admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]
@@ -96,7 +97,10 @@ CONNECT_TRIES = 3
 
 
 def _check_address(address: str) -> None:
-    """Raise OSError if an address HOST:PORT does not answer within ten seconds. Ray itself would try for minutes."""
+    """Raise OSError if an address HOST:PORT does not answer within ten seconds, since Ray itself would try for minutes.
+
+    Addresses of another form, such as `local`, are not checked.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -133,7 +137,11 @@ class _Cluster:
             raise
 
     def _finish_task(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
-        """Yield the outcome of a finished task. If its worker cannot see the files, send the task again with the files."""
+        """Yield the index and outcome of a task that Ray reports as finished.
+
+        If its worker cannot see the recording's files, yield nothing and send the task again with these files. If its worker was
+        lost, the outcome is that all unfinished cases failed. Nothing is yielded for a cancelled task.
+        """
         import ray
 
         number = self.under_way.pop(reference)
@@ -155,12 +163,15 @@ class _Cluster:
 
 
 def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
-    """Run one task on any machine of a cluster. Return its outcome as plain values, and the files that it made, by name.
+    """Run one task on any machine of a cluster. Return its outcome as plain values, and a dict of the files that it made.
 
-    The files are {} if the machine could write them to the folder of the replay itself.
-    job, task: `ReplayJob` and `Task` as JSON. fingerprint: that of the recording, to recognise it. parcel: the files that the
-    task needs; None for a first try without them. Returns None if this machine sees no such recording and folder and got no
-    parcel; then the caller sends one.
+    Without a parcel, the task reads the recording and writes reconstructions at the paths of the job; the dict is then empty. If
+    this machine does not see these folders, nothing is run and None is returned; the caller then sends a parcel. With a parcel,
+    the task runs in a temporary folder, and the dict holds the content of each file that it made there, by name.
+
+    job, task:   `ReplayJob` and `Task` as JSON.
+    fingerprint: fingerprint of the caller's recording, to recognise the same recording on this machine.
+    parcel:      the files of the recording that the task needs, a dict from name to content; None for a first try without them.
     """
     told, mine = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:
@@ -188,7 +199,7 @@ def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
 
 
 def read_parcel(recording: Recording, task: Task) -> Parcel:
-    """Return the contents of all files of a recording that a task needs."""
+    """Return a dict from name to content of all files of a recording that a task needs."""
     places = {place for member in task.members for place in member.rows}
     names = {make_path(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}

@@ -1,4 +1,4 @@
-"""Program of a replay's worker process. The first line of stdin is the job, the other lines are its tasks."""
+"""Program of a replay's worker process. The first line of stdin is the job (the settings), every other line one task."""
 
 from dataclasses import asdict
 from typing import Any

@@ -90,7 +90,11 @@ class Throttle:
 
 
 def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
-    """Run tasks until stdin is closed. prepare: called once before the worker reports that it is ready; it may read lines."""
+    """Run tasks until stdin is closed, then exit.
+
+    prepare: called once with the channel, before the worker reports that it is ready; it may read lines. It returns the function
+             that runs one task.
+    """
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     channel = WorkerChannel(sys.stdin, take_stdout(), interrupt)

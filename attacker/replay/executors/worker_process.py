@@ -1,6 +1,6 @@
 """Parent's handle of a worker process: starts it, sends tasks, receives messages, measures and stops it.
 
-The worker runs the loop of `worker_loop`. The process pool of a replay and the supervisor of the service use this class.
+The worker runs the loop of `worker_loop`. The process pool of a replay uses this module, and so does the HTTP service.
 """
 
 import os
@@ -96,7 +96,7 @@ class WorkerProcess(Generic[Message]):
         return os.fstat(self._stderr.fileno()).st_size
 
     def interrupt(self) -> None:
-        """Ask the worker to stop its task and return the best result so far."""
+        """Send SIGINT: the worker stops its task and sends the outcome, the best result so far, as a message."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -123,9 +123,9 @@ class WorkerProcess(Generic[Message]):
         self._stderr.close()
 
     def explain_end(self, limit: float | None = None) -> str:
-        """Return why the worker exited: the reason in the first line, then its stderr since it got its last task, if any.
+        """Wait until the worker has exited, and return why: the reason in the first line, then its stderr since its last task.
 
-        limit: its memory limit in megabytes, which the reason mentions.
+        limit: its memory limit in megabytes, which the reason mentions if the worker was killed by SIGKILL.
         """
         status = self._process.wait()
         if self._nonsense:
