@@ -40,7 +40,8 @@ class Identity:
     def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
         """Return the identity of a replay.
 
-        Raises ValueError if the recording's network is code outside of this project that the user has not allowed, see `models.admit`.
+        Raises ValueError if the recording's network is code outside of this project that the user has not allowed
+        (`models.admit`).
         """
         factory = ATTACKS[spec.name]
         bound = signature(factory).bind(**spec.arguments)

@@ -78,8 +78,8 @@ class Replayed:
 class Replay:
     """One attack on a recording, with all settings of its execution.
 
-    out:     folder of the reconstructions of all attacks; this replay writes into a subfolder named after the attack and a digest,
-             see `Identity`.
+    out:     folder of the reconstructions of all attacks; this replay writes into a subfolder named after the attack and a
+             digest, see `Identity`.
     rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
     chunk:   number of cases attacked at once; None chooses it from the model and the machine.
     oracle_labels, oracle_logits: oracles, which tell the attack what no server knows: functions from a row of the recording to
@@ -151,8 +151,8 @@ class Replay:
     def plan(self) -> Plan:
         """Return all cases of the replay, finished or not.
 
-        Raises ValueError if nothing can be attacked, a chosen client does not exist, or the recorded weights do not fit the model,
-        and DamagedFile, a ValueError, if none of the chosen rows can be read or a folder contains links.
+        Raises ValueError if nothing can be attacked, a chosen client does not exist, or the recorded weights do not fit the
+        model, and DamagedFile, a ValueError, if none of the chosen rows can be read or a folder contains links.
         """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
@@ -165,9 +165,7 @@ class Replay:
             if damage:
                 raise damage[0]
             self._check_asked(rows)
-            raise ValueError(
-                f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others"
-            )
+            raise ValueError(f"{self.recording.folder} holds no update of the chosen clients in the chosen rounds; choose others")
         self._check_asked(rows)
         self._check_weights(rows)
         found = plan_cases(self.recording, rows, self._attack)

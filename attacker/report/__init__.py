@@ -1,4 +1,4 @@
-"""The report: what leaked, on one self-contained page."""
+"""The report: one HTML page, without other files, that shows what attacks recovered from a recording."""
 
 from attacker.report.render import build
 

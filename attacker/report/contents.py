@@ -25,9 +25,10 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 class Example:
     """One row of the scores: one true example in one case (observations that are attacked together).
 
-    rounds:  the rounds of the case in which the example was used. batch, position, index: as in `ScoreRow`.
+    rounds:  the rounds of the case in which the example was used.
+    batch, position: local step, from 1, and position in its batch, from 0, of the first use. index: index in the data set.
     claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction, and for scores of older
-             versions, which do not hold them.
+             versions of this project, which do not hold them.
     state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction. failure: reason why there is no
              reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
@@ -74,16 +75,16 @@ class AttackOnRun:
     """One attack on one run: its settings and its results.
 
     source:        name of the folder of its reconstructions. attack: registered name. spec: name with arguments, as text.
-    summary:       None if nothing is scored yet. null: the report data of the same attack without the update; None if it has no
-                   scores.
+    summary:       None if nothing is scored yet. null: the same class for the attack's null (the same attack without the update);
+                   None if the null has no scores.
     cases:         number of cases with a recorded update; None if its attack.json is missing.
     states:        number of these cases that are done, failed, interrupted and waiting.
     examples:      scored examples, without those of cases that are still waiting.
     losses:        for each case, the attack's own loss after each iteration.
-    lpips_reasons: reasons for missing LPIPS values.
+    lpips_reasons: reasons for missing values of the image distance LPIPS.
     unscored:      reconstructions without scores.
-    linked:        cases of several rounds. notes: dict from the key of each case of one round to the attack's notes on its
-                   reconstruction; cases without notes are left out.
+    linked:        results of the cases of several rounds. notes: dict from the key of each case of one round to the attack's
+                   notes on its reconstruction; cases without notes are left out.
     """
 
     source: str
@@ -106,7 +107,7 @@ class AttackOnRun:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """Reasons why examples of finished cases have no reconstruction, with the number of examples for each reason."""
+        """Reasons why examples of done or failed cases have no reconstruction, with the number of examples for each."""
         return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
 
     @property
@@ -116,9 +117,9 @@ class AttackOnRun:
 
     @property
     def said(self) -> list[tuple[str, int]]:
-        """The attack's notes, with the number of cases for each.
+        """The attack's notes, with the number of cases for each, most frequent first.
 
-        Notes that differ only in numbers count as one, shown as it first occurs.
+        Notes that differ only in the numbers within them are counted together, and the first of them is returned.
         """
         first: dict[str, str] = {}
         count: Counter[str] = Counter()
@@ -130,12 +131,12 @@ class AttackOnRun:
 
     @property
     def distinct(self) -> int:
-        """The number of distinct examples in finished cases; an example that was attacked in three rounds counts once."""
+        """The number of distinct examples in done or failed cases; an example that was attacked in three rounds counts once."""
         return len({example.index for example in self.finished})
 
     @property
     def finished(self) -> list[Example]:
-        """The examples of finished cases; shares and means are computed from them."""
+        """The scored examples of finished cases, those done or failed; shares and means are computed from them."""
         return [example for example in self.examples if example.state in FINISHED_STATES]
 
 
@@ -143,10 +144,11 @@ class AttackOnRun:
 class GrowthLine:
     """The share of examples that an attack recovers from a growing number of recorded rounds.
 
-    joint: whether it uses the rounds together; otherwise the share is that of examples recovered in any of the rounds so far.
-    points, null: share by number of rounds, ascending, for the attack and for its null (the attack without the update).
-    bound: upper bound on the share by the privacy accountant, for each number of rounds, with the null's share at this number as
-    the prior success probability; empty if the federation declares no noise.
+    joint:  whether the attack uses the rounds together. If not, an example counts as recovered after k rounds if it is recovered
+            in at least one of the first k.
+    points: share by number of rounds, ascending. null: the same for the null (the attack without the update); empty without one.
+    bound:  the privacy accountant's upper bound on the share, by number of rounds. The null's share at each number of rounds is
+            taken as the prior success probability. Empty if the federation declares no noise.
     """
 
     attack: str
@@ -158,7 +160,7 @@ class GrowthLine:
 
 
 def list_changes(manifest: Manifest) -> str:
-    """Return the specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
+    """Return the specifications of the clients' defenses as text: those of update, gradient, network and inputs; "" if none."""
     m = manifest
     gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
     return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
@@ -174,9 +176,11 @@ def describe_protection(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One run. data: name of the data set, if there are scores. truth: whether the folder contains truth.
+    """The content of a report on one run.
 
-    growth: leakage against the number of recorded rounds, one line for each attack that was scored on several.
+    metrics: rows of `metrics.jsonl`, one per round: how good the trained model is. missing: what is left to do, or damaged.
+    growth:  one line per attack that has scores for at least two numbers of rounds: share of examples recovered from that many.
+    data:    name of the data set; "" if there are no scores. truth: whether the folder contains truth (the clients' examples).
     """
 
     folder: Path
@@ -195,7 +199,7 @@ class ReportedRun:
 
     @cached_property
     def changes(self) -> str:
-        """The specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
+        """The specifications of the clients' defenses as text: those of update, gradient, network and inputs; "" if none."""
         return list_changes(self.manifest)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Charts as SVG that use the page's colours and fonts. Equal numbers give equal bytes."""
+"""Charts as SVG in the page's colours and fonts. Equal data give SVG texts that are equal byte for byte."""
 
 import io
 import re
@@ -43,7 +43,9 @@ CHART_STYLE: dict[Any, Any] = {
 def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
-    A thin line is one case, the thick line the median. A finished case keeps its last value in the median.
+    A thin line is one case, for at most `MAX_LINES` cases; the thick line is the median over all cases, in which a case that
+    ended earlier counts with its last value.
+    losses: for each case, the loss after each iteration.
     name: text that differs from the names of all other charts of the page, so that no element ids are equal.
     """
     curves = [loss for loss in losses if (np.isfinite(loss) & (loss > 0)).any()]
@@ -92,7 +94,7 @@ CurvePoints = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnLine:
-    """A line of `draw_growth`: points (number of rounds, share) of an attack, its null and its bound."""
+    """A line of `draw_growth`: pairs (number of rounds, share of examples) of an attack, its null, and the bound on its share."""
 
     label: str
     points: CurvePoints
@@ -130,7 +132,7 @@ def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
 
 
 def _widen_axis(axes: Axes) -> None:
-    """Widen the axis to at least a factor of 10, so that a loss that hardly changed looks flat."""
+    """Widen the logarithmic y axis to at least a factor of 10, so that a loss that hardly changed looks flat."""
     low, high = axes.get_ylim()
     if high < 10 * low:
         middle = np.sqrt(low * high)
@@ -138,7 +140,7 @@ def _widen_axis(axes: Axes) -> None:
 
 
 def _mask_non_positive(curve: Floats) -> Floats:
-    """Return the curve with NaN, drawn as a gap, for values that a log scale cannot show."""
+    """Return the curve with NaN, drawn as a gap, in place of values that are not positive or not finite."""
     return np.where(np.isfinite(curve) & (curve > 0), curve, np.nan)
 
 

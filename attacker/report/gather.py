@@ -42,9 +42,10 @@ with this case."""
 
 
 def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
-    """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, if there is none.
+    """Read all data of a report on one run. Raises ValueError if `folder` is neither a run nor a recording.
 
-    scored: False leaves out scores and originals, which are derived from the truth.
+    folder: a run (a folder with `recording/`), or a recording; reconstructions and scores are then read from the folder above it.
+    scored: False leaves out scores and originals, which are derived from the truth (the clients' examples).
     """
     at = folder if (folder / "manifest.json").is_file() else folder / "recording"
     if not (at / "manifest.json").is_file():
@@ -87,7 +88,10 @@ def run_folder(folder: Path) -> Path:
 
 
 def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
-    """Return the rows of `metrics.jsonl`, without those with values that no server writes; problems are added to `missing`."""
+    """Return the rows of `metrics.jsonl`, without those whose round or measured values are no valid numbers.
+
+    Problems are added to `missing`.
+    """
     try:
         rows = read_json_lines(path)
     except ValueError as error:
@@ -215,7 +219,10 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
 ) -> Unscored:
-    """Return the reconstructions of an attack that have no scores, with those of its null."""
+    """Return the reconstructions of an attack that have no scores, with those of its null (the attack without the update).
+
+    source: name of the attack's folder. facts: as in `_collect_attacks`. missing: list to which problems are added.
+    """
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [
         reconstructions / name
@@ -266,10 +273,10 @@ def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePai
 def _read_pairs(
     folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]
 ) -> dict[tuple[str, PlaceKey], ExamplePair]:
-    """Return the pairs of original and reconstruction of the first `MAX_PAIRS` rows of each attack.
+    """Return a dict from (name of an attack's folder, key of an example) to the pair of original and reconstruction.
 
-    rows: score rows by the name of the attack's folder. The result is a dict from (name of the attack's folder, key of the
-    example); under the name "" it has the original alone, for attacks that failed on this example.
+    It holds the first `MAX_PAIRS` rows of each attack. Under the name "" in place of a folder's, it holds each original alone,
+    to be shown for an attack that failed on the example. rows: score rows by the name of the attack's folder.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():
@@ -302,8 +309,8 @@ def _list_missing(
 ) -> list[Missing]:
     """Return what is left to replay and to score, with the commands for it.
 
-    recording: folder for the replay commands. folder: that of the run. facts, states: as in `_collect_attacks`.
-    truth: whether the run has truth, so that it can be scored.
+    folder: folder of the run. recording: folder that the replay commands name. facts, states: as in `_collect_attacks`.
+    truth: whether the run has truth (the clients' examples), so that it can be scored.
     """
     if not facts and not scores:
         return [describe_unreplayed(recording)]

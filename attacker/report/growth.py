@@ -1,4 +1,4 @@
-"""Lines of leakage against the number of recorded rounds: one for each attack, with its null and the accountant's bound."""
+"""Lines of the share of examples recovered from a growing number of rounds: of each attack, its null, and the privacy bound."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +16,10 @@ from fedsim.recording import DamagedFile, Recording
 def gather_growth(
     folder: Path, recording: Recording, attacks: Sequence[AttackOnRun], missing: list[Missing]
 ) -> tuple[GrowthLine, ...]:
-    """Return the lines of all attacks that were scored on at least two numbers of rounds.
+    """Return the lines of all attacks that have scores for at least two numbers of rounds.
 
-    If growth.jsonl, with the numbers of examples recovered, cannot be read, the reason is added to `missing`.
+    If growth.jsonl, which holds the numbers of examples recovered by attacks on several rounds at once, cannot be read, the
+    reason is added to `missing`. folder: folder of the run.
     """
     try:
         counted = read_growth(folder) if (folder / GROWTH_FILE).is_file() else []
@@ -42,7 +43,7 @@ def _count(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> list[GrowthPoi
 
 
 def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
-    """Return, for each number k of rounds, the share of examples that an attack on single rounds recovers in one of the first k.
+    """Return, for each k, the share of examples that an attack on single rounds recovers in at least one of the first k rounds.
 
     The denominator is the number of distinct examples in all rounds.
     """
@@ -56,9 +57,10 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
 
 
 def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:
-    """Return the line with the accountant's bound, if noise is declared.
+    """Return the line with the privacy accountant's upper bound on the share; unchanged if the federation declares no noise.
 
-    Its prior success probability is the null's share at the same number of rounds, and at least 1 / (n + 1) for n examples.
+    The bound takes a prior success probability: the null's share at the same number of rounds, but at least 1 / (n + 1) for n
+    examples.
     """
     try:
         noise, uses = find_declared_noise(recording)

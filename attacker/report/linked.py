@@ -38,7 +38,7 @@ class Linked:
 
     @property
     def which(self) -> str:
-        """The rounds as text."""
+        """The rounds as text, such as "1 to 3, 7"."""
         return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
 
 

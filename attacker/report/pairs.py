@@ -33,9 +33,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One variable of a table row, in its own unit or as a category.
+    """One variable of a table row as text: a number in its own unit, or a category.
 
-    original: None without an original. right: whether the reconstruction counts as correct; None without an original.
+    original: None without an original. right: whether the reconstruction counts as correct; None without an original, and if the
+    original is a category that the table has no column for.
     """
 
     column: str
@@ -93,7 +94,10 @@ def _decode_picture(picture: Picture) -> Tensor:
 
 
 def show_alone(x: Tensor, data: DataSpec) -> ExamplePair:
-    """Return a reconstruction x of shape `data.shape` for display without an original, clamped to [0, 1]."""
+    """Return a reconstruction x of shape `data.shape` in the form in which pages show it, without an original.
+
+    Pixels and continuous columns are clamped to [0, 1], and NaN is taken as 0.
+    """
     x = x.nan_to_num()
     if not data.is_image:
         columns = data.columns or tuple(Column(name=f"column {i}") for i in range(len(x)))
@@ -135,7 +139,10 @@ def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
 def _make_cells(
     columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None
 ) -> Iterator[TableCell]:
-    """Yield a cell for each continuous column, and one for all columns of a categorical variable."""
+    """Yield one cell per variable: a continuous column, or all one-hot columns of a categorical variable.
+
+    found, original: one value per column, in [0, 1] for continuous columns.
+    """
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
     for (kind, name, _), group in numbered:

@@ -39,7 +39,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def check_picture(path: Path) -> None:
-    """Raise ValueError, before any work, if no picture can be written to `path`."""
+    """Raise ValueError if `path` does not end in .png, .svg or .pdf, or if its folder does not exist."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--out {path}: a picture's name ends in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -47,10 +47,11 @@ def check_picture(path: Path) -> None:
 
 
 def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
-    """Return a model as a chain of layers, by its name or as `module:function`, which is imported.
+    """Return a network as a chain: a sequence of layers, each of which takes the output of the one before it.
 
-    Raises ValueError if there is no such model or it does not fit the shape, and RuntimeError with the reason if it is not a
-    chain.
+    model: name of a built-in model, or `module:function`, which is imported. shape: shape of one input. classes: number of
+    classes. arguments: arguments of the model. Raises ValueError if there is no such model or it does not fit the shape, and
+    RuntimeError with the reason if it is not a chain.
     """
     if ":" in model:
         models.admit(model)
@@ -62,10 +63,11 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
 
 
 def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
-    """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed.
+    """Return the rank analysis of a chain, see `analyse_rank`.
 
-    dead: assumed share of outputs that are 0 after a ReLU. prove: whether to compute the rank of layers with at most
-    `MAX_PROVED_UNKNOWNS` unknowns, instead of counting equations only.
+    dead: assumed share, in [0, 1), of outputs that are 0 after a ReLU. prove: whether to compute the rank of layers with at most
+    `MAX_PROVED_UNKNOWNS` unknowns, instead of only counting their equations. Raises RuntimeError with the reason if a layer
+    cannot be analysed, and ValueError for `dead` out of range.
     """
     try:
         return analyse_rank(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
@@ -100,10 +102,11 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
 
 
 def make_table(report: RankReport, chain: Chain) -> Table:
-    """Return a table with one row per layer, the critical layer in red.
+    """Return a table with one row per layer; the critical layer, for which most equations are missing, is red.
 
-    Its columns are the layer, its description, the numbers of unknowns and of gradient, weight and virtual constraints, R-GAP's
-    rank-analysis index, the rank ("≤" if it is only counted), and the number of missing equations.
+    Its columns are the layer's name, its description, and fields of `LayerRank`: the number of unknowns (values of the layer's
+    input), the numbers of gradient, weight and virtual constraints on them as R-GAP (Zhu and Blaschko 2021, section 4) counts
+    them, R-GAP's index, the rank ("≤" marks an upper bound from counting), and the number of missing equations.
     """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")
@@ -124,7 +127,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
 
 
 def describe_layer(layer: Layer) -> str:
-    """Return a short description of a layer: its channels, kernel, stride and padding, or its width."""
+    """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10"; 16 and 10 are its outputs."""
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
     words = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]

@@ -100,7 +100,7 @@ def _select_strip(run: ReportedRun) -> list[Example]:
 
 
 def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
-    """Return up to `STRIP_EXAMPLES` reconstructions of the first attack that has any; none if an attack of the run is scored."""
+    """Return up to `STRIP_EXAMPLES` reconstructed images of the first attack that has any; none if the run has any scores."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.find_best_attack(run) is None else []
 
@@ -116,8 +116,8 @@ def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
 def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
     """Return the chart of examples recovered against the number of recorded rounds, with one line per attack.
 
-    number: number of the run on the page, for unique ids in the chart. None if no attack was scored on cases with different
-    numbers of rounds.
+    It is None if no attack has scores for at least two numbers of rounds. number: number of the run on the page, for unique ids
+    in the chart.
     """
     lines = [
         figures.DrawnLine(
@@ -189,7 +189,10 @@ def _make_data_uri(picture: Picture) -> str:
 
 
 def _choose_width(picture: Picture) -> int:
-    """Return the width at which to show a picture, in CSS pixels; small pictures are enlarged by a whole number."""
+    """Return the width at which to show a picture, in CSS pixels.
+
+    Pictures narrower than `MIN_PICTURE_WIDTH` are enlarged by a whole factor; those wider than `MAX_PICTURE_WIDTH` are reduced.
+    """
     if picture.width >= MIN_PICTURE_WIDTH:
         return min(picture.width, MAX_PICTURE_WIDTH)
     return picture.width * -(-MIN_PICTURE_WIDTH // picture.width)

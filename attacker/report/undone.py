@@ -1,4 +1,4 @@
-"""Missing parts of a run, each with the command that creates it.
+"""Hints on what is missing in a run, each with the command that creates it.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -17,25 +17,26 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Missing:
-    """A part that is missing in a run. command: the command that creates it, if there is one."""
+    """A hint on what is missing in a run. what: the hint as text. command: the command that creates it; "" if there is none."""
 
     what: str
     command: str = ""
 
 
 def describe_unreplayed(recording: Path) -> Missing:
-    """Return the missing part of a recording that was not attacked at all."""
+    """Return the hint that no attack was run on a recording, with the command that runs one."""
     return Missing("No attack was replayed on this recording yet.", make_replay_command(recording))
 
 
 def list_unfinished(
     told: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
 ) -> list[Missing]:
-    """Return the missing parts of one attack: cases to replay and to score.
+    """Return the hints on one attack: how many cases are not attacked yet, interrupted, and not scored yet.
 
-    told: content of its attack.json. states: present states of its cases. scored: states that its scored cases had when they were
-    scored. A case is to be scored if it is finished now and was not scored in a finished state. replay, score: the commands;
-    `score` is "" without truth, and then no case is to be scored.
+    A case is to be scored if it is finished now (done or failed) and was not finished when it was last scored.
+
+    told: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: the same for
+    the states at the last scoring. replay, score: the commands; `score` is "" without truth, and then no case is to be scored.
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
@@ -51,12 +52,15 @@ def list_unfinished(
 
 
 def format_cases(count: int) -> str:
-    """Return a number of cases with its verb, such as "1 case is" or "4 cases are"."""
+    """Return a number of cases and the verb "is" or "are", such as "1 case is" or "4 cases are"."""
     return f"{count} case is" if count == 1 else f"{count} cases are"
 
 
 def describe_missing_truth(run: Path) -> Missing:
-    """Return the hint that nothing was scored since no truth was given, with a command in which FOLDER stands for the truth."""
+    """Return the hint that nothing was scored because no truth (the clients' examples) was given, with the command to score.
+
+    In the command, FOLDER stands for the folder of truth.
+    """
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
         f"{make_score_command(run)} --truth FOLDER",
@@ -64,7 +68,10 @@ def describe_missing_truth(run: Path) -> Missing:
 
 
 def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
-    """Return the hint that an attack has no scored null to compare its scores with, with the command that replays both."""
+    """Return the hint that the null of an attack (the attack without the update) has no scores, with the command that runs both.
+
+    Without them, the scores of the attack have nothing to be compared with. told: content of the attack's attack.json.
+    """
     return Missing(f"{told['spec']} has no scored null.", make_replay_command(recording, told))
 
 
@@ -76,7 +83,7 @@ def make_score_command(folder: Path) -> str:
 def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
     """Return the command that replays an attack and its null, skipping finished cases.
 
-    folder: folder of the recording. told: content of the attack's attack.json; None for `cpl` with its default arguments.
+    folder: folder of the recording. told: content of the attack's attack.json; None for the attack named `cpl` with its defaults.
     """
     words = ["attacker", "replay", str(folder), "--attack"]
     if told is None:

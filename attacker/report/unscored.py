@@ -26,7 +26,7 @@ class UnscoredExample:
 
     rounds:     rounds to which the attack assigns it: one, unless the attack combines several.
     number:     its number in the reconstruction, from 1; the order of examples within a batch has no meaning.
-    loss:       the attack's own loss at the end; None if it is not finite. confidence: the attack's estimate
+    loss:       the attack's own loss at the end; None if it is not finite or there is none. confidence: the attack's estimate
                 of the probability that the example is recovered; None if there is none.
     route:      method that found the reconstruction. notes: the attack's notes; empty for cases of several rounds, whose notes
                 are in `attacker.report.linked.Linked`.
@@ -62,10 +62,10 @@ class Unscored:
 
 
 def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
-    """Return the reconstructions of an attack for cases without score rows.
+    """Return the reconstructions of an attack for its cases without scores.
 
     folder: folder of its reconstructions. null: folder of its null's reconstructions, or None. told: content of its attack.json.
-    scored: keys of the cases with score rows. most: maximum number of examples to return.
+    scored: keys of the cases to leave out, as they have scores. most: maximum number of examples in `Unscored.found`.
     """
     found: list[UnscoredExample] = []
     problems: list[str] = []
@@ -91,14 +91,14 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
 
 
 def _read_failure(path: Path) -> list[str]:
-    """Return the reason in the file `path`, which replay writes if a case fails, as a list of one; empty without the file."""
+    """Return a list of the one reason in `path`, a file that replay writes if a case fails; [] if there is no such file."""
     return [read_reason(path)] if os.path.lexists(path) else []
 
 
 def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
-    """Return a dict from index, from 0, to example of the null's reconstruction of a case; empty if none can be read.
+    """Return the examples that the null reconstructed for a case, by their index from 0; {} if there are none to be read.
 
-    null: folder of the null's reconstructions, if it ran. case: entry of the case in attack.json.
+    null: folder of the null's reconstructions; None if the null was not run. case: entry of the case in attack.json.
     """
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None

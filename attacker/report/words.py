@@ -1,4 +1,4 @@
-"""Text for numbers and verdicts.
+"""Functions that turn numbers and verdicts into text for a report.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -38,7 +38,7 @@ def format_attack_name(attack: str) -> str:
 
 
 def format_rate(estimate: Estimate) -> str:
-    """Return a rate as text, such as "24 of 24"."""
+    """Return a share as the number of examples that it stands for, such as "18 of 24" for 0.75 of 24 examples."""
     return f"{round(estimate.value * estimate.count)} of {estimate.count}"
 
 
@@ -57,16 +57,17 @@ def format_percent_interval(estimate: Estimate) -> str:
 
 
 def format_interval(estimate: Estimate, digits: int) -> str:
-    """Return the confidence interval of an estimate as text, such as "0.83 to 0.97"; with too few clusters, its range of values.
+    """Return the confidence interval of an estimate as text, such as "0.83 to 0.97".
 
-    digits: number of digits after the decimal point.
+    If the examples form too few independent groups for an interval, the text is their smallest and largest value and says so:
+    "values 0.71 to 0.99; no interval of 3 groups". digits: number of digits after the decimal point.
     """
     ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
     return ends if estimate.is_interval else f"values {ends}; no interval of {format_count(estimate.clusters, 'group')}"
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as "1 round" or "3 rounds"."""
+    """Return a number with its noun, such as "1 round" or "3 rounds". plural: the noun's plural if it is not formed with "s"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -88,7 +89,7 @@ def format_bytes(count: float) -> str:
 
 
 def find_best_attack(run: ReportedRun) -> AttackOnRun | None:
-    """Return the scored attack that `find_strongest` chooses; None if nothing is scored."""
+    """Return the attack of the run whose summary `find_strongest` chooses; None if nothing is scored."""
     winner = find_strongest([attack.summary for attack in run.attacks if attack.summary])
     return next((attack for attack in run.attacks if attack.summary is winner), None) if winner else None
 
@@ -124,7 +125,7 @@ def _is_gone(summary: Summary) -> bool:
 
 
 def describe_verdict(run: ReportedRun) -> str:
-    """Return the conclusion from the scores of a run, as text."""
+    """Return the conclusion from the scores of a run, as text; without scores, the text says what was done so far."""
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _describe_failures(run)
     summaries = [attack.summary for attack in run.attacks if attack.summary]
@@ -201,12 +202,12 @@ def _describe_failures(run: ReportedRun) -> str:
 
 
 def is_finished(run: ReportedRun) -> bool:
-    """Return whether any attack has finished any case."""
+    """Return whether any case of any attack is finished: done or failed."""
     return any(attack.states.get(state) for attack in run.attacks for state in FINISHED_STATES)
 
 
 def describe_unfinished(run: ReportedRun) -> str:
-    """Return a sentence on how many cases are not finished; "" if all are."""
+    """Return the sentences on how many cases are not finished (waiting or interrupted); "" if all are finished."""
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (left := count_unfinished(states)):
         return ""
@@ -216,7 +217,10 @@ def describe_unfinished(run: ReportedRun) -> str:
 
 
 def describe_coverage(run: ReportedRun) -> str:
-    """Return how many observations the attacks cover and how many of their cases failed, in one sentence; "" without attacks."""
+    """Return one sentence on how many updates were attacked, and how many cases are finished and failed; "" without attacks.
+
+    It also states how many replies of clients held no update.
+    """
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
         return ""
@@ -240,7 +244,10 @@ def format_states(states: Mapping[str, int], wanted: Sequence[CaseState] = STATE
 
 
 def format_finished(states: Mapping[str, int]) -> str:
-    """Return the number of finished cases as text, such as "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
+    """Return the number of finished cases (done or failed) as text: "3 of 6 cases finished; 2 waiting, 1 interrupted".
+
+    states: number of cases by state.
+    """
     total, left = sum(states.values()), count_unfinished(states)
     text = f"{total - left:,} of {format_count(total, 'case')} finished"
     return f"{text}; {format_states(states, UNFINISHED_STATES)}" if left else text
@@ -256,7 +263,11 @@ def _describe_protection(run: ReportedRun) -> str:
 
 
 def _name_attack(summary: Summary, manifest: Manifest) -> str:
-    """Return the attack's name, with ", ignoring the defense," if it does not model the defense, and with its oracles if any."""
+    """Return the attack's name as text for a sentence.
+
+    ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack had oracles
+    (information that no server has), their names are added.
+    """
     name = format_attack_name(summary.attack)
     if list_changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"

@@ -1,4 +1,7 @@
-"""Scoring of reconstructions against truth. No other package of the attacker reads truth."""
+"""Scoring: comparison of reconstructions with truth (the clients' examples).
+
+No other package of the attacker opens the files of truth. Oracles, which tell an attack what no server knows, get it from here.
+"""
 
 from attacker.scoring.growth import CaseGrowth, GrowthPoint, read_growth, summarise_growth
 from attacker.scoring.rows import ScoreRow, read_rows, to_pandas, write_csv

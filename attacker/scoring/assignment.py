@@ -1,4 +1,4 @@
-"""Assignment of reconstructions to originals, since a gradient does not determine the order within a batch."""
+"""Assignment of reconstructions to originals, which is needed since a gradient does not determine the order within a batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,17 +12,22 @@ from attacker.reconstruction import Reconstruction
 
 
 def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
-    """Return, for each original, the index of its reconstruction: the one-to-one assignment with the smallest total MSE.
+    """Assign every reconstruction to an original so that the total MSE is smallest; return the index in x for each original.
 
-    x: (M, *shape). truth: (N, *shape). places: largest number of reconstructions that may be assigned to each original, by
-    default 1; of several, the one with the smallest index is returned. None marks an original without a reconstruction, a failure
-    of the attack. Raises ValueError if M exceeds the sum of `places`: dropping the worst matches would select reconstructions by
-    truth, so `keep_first` must select before.
+    None marks an original that no reconstruction is assigned to, a failure of the attack.
+
+    x:      (M, *shape), the reconstructions. truth: (N, *shape), the originals.
+    places: largest number of reconstructions that may be assigned to each original, by default 1. If several are assigned to one
+            original, their smallest index is returned, not that of the best match. After `keep_first`, which sorts them, it
+            belongs to the one that the attack itself ranks highest.
+
+    Raises ValueError if M exceeds the sum of `places`. Call `keep_first` before: to drop the worst matches here would select
+    reconstructions by truth.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
     if len(x) > len(owners):
-        raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: drop the surplus with keep_first before assign")
+        raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: call keep_first before, which drops the surplus")
     if len(x) and owners:
         distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])[owners]
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
@@ -33,10 +38,10 @@ def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | Non
 
 
 def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
-    """Return the indices of an attack's candidates by the attack's own ranking, best first.
+    """Return the indices of reconstructed examples by the attack's own ranking, best first.
 
-    confidence: (M,), higher is better. Candidates with confidence NaN come last, sorted by `explained` (M,), the share of the
-    gradient that a candidate explains, if that is given. Ties keep their order.
+    confidence: (M,), higher is better. Examples with confidence NaN come last, sorted by `explained` (M,), the share of the
+    gradient that an example explains, if that is given; higher is better. Ties keep their order.
     """
     sure = confidence.tolist()
     parts = [nan] * len(sure) if explained is None else explained.tolist()
@@ -50,7 +55,10 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return a reconstruction of only the first `most` examples by the attack's own ranking, without the slots of the others."""
+    """Return a reconstruction of at most `most` examples: the best by the attack's own ranking, best first.
+
+    The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
+    """
     kept = rank_candidates(found.confidence, found.explained)[:most]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)

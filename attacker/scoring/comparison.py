@@ -26,7 +26,7 @@ class Compared:
 
     found: the reconstruction after `keep_first`, which drops examples beyond the number that the originals may have.
     surplus: number of examples that were dropped.
-    x: (M, *shape), the examples of `found`, cleaned by `clean_examples`.
+    x: (M, *shape), the examples of `found` with 0 for NaN, clamped to [0, 1] except in one-hot columns (`clean_examples`).
     assigned: for each original, the index of its reconstruction in x, or None.
     fields: for each original, a dict of fields of its score row by name; None for an original without a reconstruction.
     """
@@ -51,8 +51,10 @@ def compare_examples(
 ) -> Compared:
     """Assign reconstructed examples to the originals and measure each pair.
 
-    truth: (N, *shape), the originals. labels: (N,). lpips: the LPIPS model, or the reason why there is none. counts: number of
-    candidates that each original may have, by default one. gallery: other examples, for re-identification. indices: data set
+    truth: (N, *shape), the originals. labels: their N labels. spec: shape and columns of the data.
+    lpips: the LPIPS model, or the reason why there is none.
+    counts: largest number of reconstructed examples that may be assigned to each original, by default 1.
+    gallery: other examples of the data set, for re-identification; without it there are no fields on that. indices: data set
     indices of the originals, needed with a gallery.
     """
     counts = counts or [1] * len(labels)
@@ -89,8 +91,8 @@ def compare_examples(
 def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
     """Return, for each true label in turn, whether at least one equal recovered label is left.
 
-    Labels are compared as multisets, since a gradient does not determine which image has which label. places: how many equal
-    recovered labels each true label then removes (fewer if fewer are left), by default one.
+    Each true label then removes equal recovered labels, as far as there are any: one, or `places[i]` for the i-th true label. So
+    labels are compared as multisets, since a gradient does not determine which image has which label.
     """
     left = Counter(recovered)
     read = []
@@ -101,14 +103,15 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
 
 
 def _to_number(value: Tensor) -> float | None:
-    """Convert a confidence or share to a float, with None for NaN, which means that there is no estimate."""
+    """Convert a confidence or share (a scalar tensor) to a float; None if it is not finite, as NaN stands for no estimate."""
     return float(value) if bool(value.isfinite()) else None
 
 
 def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a dict from the key of each case to that of a case of another client, of the same round where there is one.
+    """Return a dict from the key of each case to the key of a case of another client, if possible of the same round.
 
-    Cases without one are left out. The choice depends on the order of the cases alone.
+    Cases without an update, and those for which there is no such case, are left out. The choice is not random: it depends on the
+    order of the cases only. cases: entries of `attack.json`.
     """
     complete = [case for case in cases if case["status"] == "complete"]
     found = {}
@@ -123,11 +126,13 @@ def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def compare_with_other(
     folder: Path, key: str | None, truth: Tensor, labels: Sequence[int], spec: DataSpec, counts: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Return, for each original, `other_success` and `other_psnr`: scores of another client's reconstruction against it.
+    """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
-    They measure what the attack gets right without the update of this client. Dicts are empty without another case or its
-    reconstruction. folder: folder of the attack. key: key of the other client's case, see `pair_clients`. truth: (N, *shape), the
-    originals. counts: largest number of reconstructions that each original may have.
+    The scores, `other_success` and `other_psnr`, measure what the attack gets right without the update of this client. A dict is
+    empty if there is no case of another client, or none of its reconstructed examples is assigned to the original.
+
+    folder: folder of the attack. key: key of the other client's case, see `pair_clients`; None if there is none. truth: (N,
+    *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original may have.
     """
     nothing: list[dict[str, Any]] = [{} for _ in labels]
     if key is None:

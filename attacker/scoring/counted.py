@@ -1,4 +1,4 @@
-"""Overlapping cases of many rounds. Each example of a client is scored once, even if two replays attacked its round.
+"""Choice of the case in which an example is scored if two replays on several rounds attacked it, so that it counts once.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -18,7 +18,7 @@ CaseRecord = Mapping[str, Any]
 class Superseded:
     """A case that shares rounds with cases of higher priority, see `find_superseded`.
 
-    by: keys of those cases. rounds: the shared rounds. rest: the case's other rounds.
+    by: keys of those cases. rounds: the shared rounds, whose examples are not scored in this case. rest: the case's other rounds.
     """
 
     by: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Environment of a computation: versions, machine and code."""
+"""Facts about the environment of a computation: package versions, machine and commit of the code."""
 
 import os
 import platform
@@ -59,7 +59,7 @@ def _read_gpu() -> str | None:
 
 
 def read_commit(root: Path) -> str | None:
-    """Return the commit of the git work tree at `root`, with "+dirty" if its code was changed; None if there is no work tree."""
+    """Return the commit of the git work tree at `root`; "+dirty" is added if `CODE_PACKAGES` differ from it. None without one."""
     if not (root / ".git").exists():
         return None
     head = _run_git(root, "rev-parse", "HEAD")

@@ -69,13 +69,16 @@ class Gallery:
         of one colour is not near to many examples. The fields are:
 
         rank, gallery: rank of the original by distance to its reconstruction, 1 for the nearest, and the number of examples that
-        are ranked: the original and the other examples.
+        are ranked: the original and the other examples (the gallery without the originals of this case).
         rank_share: share of the other examples that are nearer than the original; a tie counts half.
         chance: upper bound on the probability that at least one of M reconstructions without any information would be this near.
         If the original is nearer than all other examples, their distances are extrapolated by a power law, whose exponent is the
         lower confidence limit of Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`.
         case_chance: probability that N other examples would together be as near to the reconstructions of the case under their
-        own best assignment. It is the same for all originals of a case, and None if the case has more than `MAX_JOINT_EXAMPLES`.
+        own best assignment. It is the same for all originals of a case. It is None for cases of too many examples or
+        reconstructions, see `_estimate_joint_chance`.
+
+        All fields are None for an original without a reconstruction.
         """
         answers, originals = (_normalise(_flatten(one) - self.centre) for one in (x, truth))
         others = self._select_others(originals, indices)
@@ -100,7 +103,10 @@ class Gallery:
         return rows
 
     def _select_others(self, originals: Tensor, indices: Sequence[int]) -> Tensor:
-        """Return the gallery without the originals and, for images, without copies of them: a copy counts as the original."""
+        """Return the first `GALLERY_SIZE` examples of the gallery without the originals and, for images, without copies of them.
+
+        A copy counts as the original.
+        """
         keep = ~torch.isin(self.indices, torch.tensor(indices, dtype=self.indices.dtype))
         if len(self.shape) == 3 and len(originals):
             keep &= (self.examples @ originals.T).amax(dim=1) < 1 - 1e-6
@@ -121,7 +127,10 @@ def _normalise(x: Tensor) -> Tensor:
 
 
 def _estimate_chance(own: float, others: NDArray[Any]) -> float:
-    """Return the probability that a random other example is at a distance of at most `own`, given the distances of `others`."""
+    """Return the probability that a random other example is at a distance of at most `own`.
+
+    others: distances of a sample of other examples. If all are above `own`, they are extrapolated, see `chance` in `compare`.
+    """
     ordered = np.sort(others)
     within = int((ordered <= own + 1e-6).sum())
     if within:
@@ -137,9 +146,10 @@ def _estimate_chance(own: float, others: NDArray[Any]) -> float:
 def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
     """Return the probability that N examples drawn from the gallery fit the M reconstructions at least as well as the originals.
 
-    Fit is the sum of distances under the best one-to-one assignment; `GALLERY_SIZE` random draws are compared, and a tie counts
-    half. near: (M, N), distances to the originals. far: (M, n), distances to the gallery. None without reconstructions or
-    originals, if N exceeds `MAX_JOINT_EXAMPLES` or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
+    Fit is the sum of distances under the best one-to-one assignment. The probability is estimated from `GALLERY_SIZE` random
+    draws, or for M = N = 1 from every example of the gallery; a tie counts half. near: (M, N), distances to the originals. far:
+    (M, n), distances to the gallery. The result is None without reconstructions or originals, if N exceeds `MAX_JOINT_EXAMPLES`
+    or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
     """
     answers, originals = near.shape
     count = far.shape[1]

@@ -34,7 +34,7 @@ class CaseGrowth:
 
 @dataclass(frozen=True)
 class GrowthPoint:
-    """A share of all examples of the clients that is recovered from the first rounds. rounds: their number."""
+    """The share of all examples of the clients that is recovered from the first rounds. rounds: number of these rounds."""
 
     rounds: int
     share: float
@@ -53,16 +53,18 @@ def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
 
 
 def read_growth(run: Path) -> list[CaseGrowth]:
-    """Return the rows of a run's `growth.jsonl`. Raises ValueError, naming the file, if one of them cannot be read."""
+    """Return the rows of a run's `growth.jsonl`; [] without the file. Raises ValueError, naming the file, for an invalid row."""
     known = [field.name for field in fields(CaseGrowth)]
     found = []
     for row in read_json_lines(run / GROWTH_FILE):
         try:
             case = CaseGrowth(**{**{name: row[name] for name in known}, "rounds": tuple(map(int, row["rounds"]))})
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{GROWTH_FILE}: a row cannot be read ({error!r}); score again") from None
+            raise ValueError(f"{GROWTH_FILE}: a row cannot be read ({error!r}); delete the file and score again") from None
         if not (case.rounds and 0 <= case.recovered <= case.examples):
-            raise ValueError(f"{GROWTH_FILE}: {case.recovered} of {case.examples} examples is not a possible count; score again")
+            raise ValueError(
+                f"{GROWTH_FILE}: {case.recovered} of {case.examples} examples is impossible; delete the file and score again"
+            )
         found.append(case)
     return found
 
@@ -70,9 +72,9 @@ def read_growth(run: Path) -> list[CaseGrowth]:
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
     """Return the share of examples recovered for each number of rounds, given the cases of one attack on all clients.
 
-    The denominator is the number of examples in the largest case of each client, so that examples that were not used yet count as
-    not recovered. A number of rounds is included if every client has a case with this number of rounds; of two such cases of a
-    client, the one with the earlier rounds is used.
+    The denominator is the number of examples in the largest case of each client, summed over clients, so that examples that were
+    not used yet count as not recovered. A number of rounds is included if every client has a case with this number of rounds; of
+    two such cases of a client, the one with the earlier rounds is used.
     """
     clients: dict[str, dict[int, CaseGrowth]] = {}
     for case in sorted(cases, key=lambda case: case.rounds):
