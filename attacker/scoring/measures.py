@@ -29,10 +29,11 @@ Fields = dict[str, Sequence[Any]]
 
 
 def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[MeasuredRow]:
-    """Return the measures of each pair of reconstruction and original, as fields of a score row.
+    """Return one dict for each pair of a reconstruction and its original: fields of the pair's `ScoreRow`, by name.
 
-    raw, truth: (N, *shape). raw is the attack's output: `mse_raw` is computed from it, all others from `clean_examples(raw)`.
-    perceptual: the LPIPS model, or the reason why there is none.
+    raw: (N, *shape), the reconstructions as the attack returned them. `mse_raw` is computed from them, all other measures from
+    `clean_examples(raw)`. truth: (N, *shape), the originals.
+    perceptual: the LPIPS model, or the reason why there is none, which then becomes the field `lpips_reason`.
     """
     x = clean_examples(raw, spec)
     fields: Fields = {"mse": _to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _to_numbers(mse(raw, truth))}
@@ -49,7 +50,8 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
 def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
     """Return reconstructions (N, *shape) clamped to [0, 1], with 0 for NaN.
 
-    One-hot columns are not clamped: the largest value is the answer, and several may exceed 1.
+    One-hot columns of table rows are not clamped: the category with the largest value is the answer, and several values may
+    exceed 1.
     """
     x = raw.nan_to_num()
     categorical = torch.tensor([column.kind == "categorical" for column in spec.columns] or [False])
@@ -57,12 +59,18 @@ def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
 
 
 def make_empty_measures(failure: str) -> MeasuredRow:
-    """Return the fields of `measure` for an example without a reconstruction: all None, with the reason `failure`."""
+    """Return the fields of `measure` for an example without a reconstruction.
+
+    `success` is False, `failure` is the given reason, and all measures are None.
+    """
     return {**dict.fromkeys(MEASURE_FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 
 def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:
-    """Return the measures of images (N, C, H, W) by name, one value per image."""
+    """Return PSNR, SSIM, LPIPS and flatness of images (N, C, H, W): a dict from a score row's field to N values.
+
+    Measures that are not defined for images of this size or number of channels are left out.
+    """
     fields: Fields = {"psnr": _to_numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
     if min(truth.shape[-2:]) >= 11:
         fields["ssim"] = _to_numbers(ssim(x, truth))
@@ -76,7 +84,7 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
 
 
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
-    """Return the measures of table rows (N, F) by name, one value per row."""
+    """Return the errors of table rows (N, F) and whether they are recovered: a dict from a score row's field to N values."""
     errors, right = measure_continuous_error(x, truth, spec.columns), measure_categorical_share(x, truth, spec.columns)
     return {
         "continuous_error": _to_numbers(errors),

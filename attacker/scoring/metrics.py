@@ -60,11 +60,12 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
-    """Return the structural similarity with the whole image as a single window, as ROG computes it. Not comparable with `ssim`.
+    """Return the structural similarity with the whole image as a single window, as the attack ROG does (Yue et al. 2022).
 
     x, truth: (N, C, H, W) with 1 or 3 channels. Colour images are converted to YCrCb (ITU-R BT.601, full range), whose
-    similarities are weighted 0.8, 0.1 and 0.1. The measure ignores positions within the image and is mostly higher than `ssim`.
-    Raises ValueError for another number of channels.
+    similarities are weighted 0.8, 0.1 and 0.1. Values are mostly higher than those of `ssim`, and not comparable with them: the
+    measure does not change if the pixels of both images are shuffled in the same way. Raises ValueError for another number of
+    channels.
     """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"the global SSIM needs images of 1 or 3 channels, got {x.shape[1]}")

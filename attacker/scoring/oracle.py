@@ -18,19 +18,19 @@ from fedsim.truth import compute_digest
 
 
 def digest_truth(folders: Sequence[Path]) -> str:
-    """Return a digest of all truth in these folders.
+    """Return a digest of all truth in these folders: which examples of which data set each client used.
 
-    It is part of a replay's identity, because oracles supply truth to attacks.
+    Results of an attack that was given labels or logits from other truth are therefore not reused.
     """
     return compute_digest(folders)
 
 
 def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """Return the labels of the examples that an update was computed from, in ascending order, so that their order reveals
-    nothing.
+    """Return the labels (N,), in ascending order, of the examples that an update was computed from.
 
-    If the client trained for several epochs, only the first one counts, since `num_examples` counts each example once.
-    row: the observation in the recording. cohort: the clients behind a secure sum; empty for a single client's update.
+    They are sorted so that their order reveals nothing. An example that was used in several epochs has one label here, since
+    `row.num_examples` counts it once. row: the update's entry in the recording. cohort: the clients whose updates were added by
+    secure aggregation; empty for a single client's update.
     """
     return _load_used(scorer, row, cohort)[1]
 
@@ -38,7 +38,7 @@ def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Te
 def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
     """Return the logits (N, K) of the examples that an update was computed from, in the order of `read_true_labels`.
 
-    The model has the weights that the server sent to the client. Arguments are those of `read_true_labels`.
+    The model is in eval mode and has the weights that the server sent to the client. row, cohort: as in `read_true_labels`.
     """
     observation = recording.read_observation(row)
     model = models.build(observation.model, observation.data).eval()

@@ -27,11 +27,11 @@ def get_score(row: ScoreRow, score: str) -> float | None:
 
 
 def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
-    """Return all rows, where a row without a reconstruction gets the scores of the null's row on the same example and case.
+    """Return all rows; each row without a reconstruction gets the null's scores on the same example and case.
 
-    An attack without a reconstruction reveals no more than its null does. If `null` has no scores for the example either, as by
-    default, they are those of the image of one colour with the smallest mean squared error over other examples of the data set,
-    which scoring stored in the row as `constant`.
+    An attack without a reconstruction reveals no more than its null does. If `null` has no scores for the example, the row gets
+    those of its field `constant`: the scores of the image of one colour, or of the table row, with the smallest mean squared
+    error over a sample of the data set.
     """
     answers = {_get_key(row): row for row in null}
     found = []
@@ -78,7 +78,10 @@ class Paired:
         return find_clusters((row.index, row.case) for row in self.attack)
 
     def compute_differences(self, score: str) -> dict[int, float]:
-        """Return a dict from an example's index in the data set to its difference attack minus null, if both have the score."""
+        """Return a dict from an example's index in the data set to its mean score in the attack minus that in the null.
+
+        Rows are ignored if the attack or the null has no value of the score.
+        """
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
             mine, its = get_score(one, score), get_score(other, score)
@@ -88,7 +91,10 @@ class Paired:
 
 
 def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
-    """Pair the rows of an attack with those of its null by case and example; drop rows without a partner."""
+    """Pair the rows of an attack with those of its null by case and example; drop rows without a partner.
+
+    Scores of rows without a reconstruction are filled in by `fill_failures`.
+    """
     answers = {_get_key(row): row for row in fill_failures(null)}
     both = [row for row in fill_failures(rows, null) if _get_key(row) in answers]
     return Paired(tuple(both), tuple(answers[_get_key(row)] for row in both))

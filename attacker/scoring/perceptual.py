@@ -114,7 +114,11 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
 
 
 def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
-    """Return the LPIPS model for data of this specification, see `load`, or the reason why there is none."""
+    """Return the LPIPS model that `load` returns, or the reason why there is none; raise no error.
+
+    Reasons are images of an unsuitable shape, an unknown backbone, and a missing or wrong weight file. spec: specification of the
+    data; the shape is checked for images only.
+    """
     if spec.is_image and (reason := explain_missing(net, spec.shape)):
         return reason
     try:
@@ -124,7 +128,10 @@ def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = No
 
 
 def _find_cached(net: str) -> Path:
-    """Return torchvision's file of the backbone in torch's hub cache. Raises FileNotFoundError, with advice, if there is none."""
+    """Return the path of torchvision's weight file of the backbone in torch's hub cache.
+
+    Raises FileNotFoundError, with advice, if there is none.
+    """
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     name = BACKBONES[net].checkpoint
     found = sorted(folder.glob(f"{name.rpartition('-')[0]}-*.pth"))
@@ -185,7 +192,10 @@ def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.M
     own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
     not_these = f"{path}: not the weights of {BACKBONES[net].title}, --lpips-net {net}"
     if wrong := sorted(set(own) ^ {name for name in tensors if name.startswith("features.")}):
-        raise ValueError(f"{not_these}: {'unexpected' if wrong[0] in tensors else 'missing'} tensor {wrong[0]}")
+        raise ValueError(
+            f"{not_these}: {'unexpected' if wrong[0] in tensors else 'missing'} tensor {wrong[0]} in the file; give a file of "
+            "torchvision's weights"
+        )
     for name, inner in own.items():
         expected, got = tuple(parameters[inner].shape), tuple(tensors[name].shape)
         if got != expected:

@@ -28,27 +28,30 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """The scores of one true example in one case.
+    """The scores of one true example, the original, in one case: one or several observations that are attacked together.
 
     A measure that cannot be computed is None, and so is every measure of a case that has not been attacked yet. The fields are:
 
     run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
-    attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given. null: whether it is the null,
-    from which the update is withheld.
+    attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether the row is
+    of the attack's null, the same attack without the client's update. knows_defense: whether the attack models the clients'
+    defense. oracles: names of information that no server has and that the attack was given.
     network_code, attack_code: digests of code that is not part of this project.
-    model, defense, secure_aggregation: public settings of the run, see `Manifest`. gradient, network, inputs: defenses that
-    change how clients compute gradients, their network and their examples. ranges_from: source of the ranges of table columns,
-    see `DataSpec`. codec: packing of the update. rounded: whether the client sent whole weights instead of an update, which are
-    rounded to the weights' precision. limits: texts on properties of the local training that no attack simulates exactly.
+    model, defense, secure_aggregation: public settings of the run, see `Manifest`. gradient, network, inputs: names of defenses
+    that change how clients compute gradients, their network, and their examples before training. ranges_from: source of the
+    ranges of table columns, see `DataSpec`. codec: lossless packing of the update for transport. rounded: whether the client sent
+    whole weights, so that the update is rounded to the weights' precision. limits: sentences on properties of the local training
+    that no attack simulates exactly.
     threat: class A to H of the attacker, and concessions: training settings that make attacks easier, see
     `attacker.scoring.threat`.
     case, client, state: key of the case, the client, and the state of the case, see `states.CaseState`.
     rounds: rounds of the case in which the example was used. batch, position: local step, from 1, and position in its batch, from
     0, of the first use. index: index of the example in the data set.
-    rounds_claimed, link_correct: rounds to which the attack assigns its reconstruction, and whether the example was used in all
-    of them.
+    rounds_claimed, link_correct: rounds to which the attack assigns its reconstruction of the example, and whether the example
+    was used in all of them.
     iterations, evaluations, restarts, seconds, route, interrupted, notes: effort, method and remarks of the attack on this case,
-    see `Reconstruction`. surplus: number of candidates beyond the number of examples, which were dropped.
+    see `Reconstruction`. surplus: number of reconstructed examples beyond those that the case can have; the attack's lowest
+    ranked ones, they were dropped before the comparison with originals.
     mse, psnr, ssim, ssim_global, lpips: errors and similarities of images, see `metrics`; `mse_raw` is the mean squared error
     before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table rows.
     flat: whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every
@@ -57,12 +60,18 @@ class ScoreRow:
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
     other_success, other_psnr: `success` and `psnr` of what the same attack found in another client's update, see `comparison`.
     success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
-    rank, gallery, rank_share, chance, case_chance: re-identification, see `Gallery.compare`.
+    rank, gallery: rank of the original by its distance to the reconstruction, 1 for the nearest, and the number of ranked
+    examples: the original and random examples of the data set. rank_share: share of these other examples that are nearer than the
+    original. chance: upper bound on the probability that at least one of the case's reconstructions would be this near without
+    any information. case_chance: probability that random other examples are as near to all reconstructions of the case as the
+    originals are. See `Gallery.compare`.
     label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered. label_true_name,
     label_recovered_name: names of their classes.
-    confidence, explained: as in `Reconstruction`; None instead of NaN. pair: file with original and reconstruction, relative to
-    the run.
-    constant: scores of the best constant image, used if there is no reconstruction. environment: versions, machine, commit.
+    confidence: the attack's estimate of the probability that `success` is true. explained: share of the squared norm of the
+    observed gradient that the reconstruction explains. Both are None if the attack does not compute them.
+    pair: file with original and reconstruction, relative to the run.
+    constant: scores of the best image of one colour, or of the mean table row, which count if there is no reconstruction; None if
+    there is one. environment: versions of packages, machine, and commit of the code that scored.
     """
 
     run: str = ""
@@ -140,13 +149,18 @@ class ScoreRow:
 
     @property
     def identified(self) -> bool | None:
-        """Return whether `chance` is at most `MAX_CHANCE`: of reconstructions without information on the example, at most 1 %
-        would be as near to the original as this one. False without a reconstruction; None if `chance` was not computed."""
+        """Return whether `chance` is at most 1 % (`MAX_CHANCE`), so that guesses would hardly be as near to the original.
+
+        False without a reconstruction; None if `chance` was not computed.
+        """
         return False if self.failure is not None else None if self.chance is None else self.chance <= MAX_CHANCE
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the case is done or has failed. Shares and means are over finished rows only."""
+        """Return whether the case is done or has failed, and is neither waiting nor interrupted.
+
+        Shares and means are over finished rows only.
+        """
         return self.state in FINISHED_STATES
 
     def to_dict(self) -> dict[str, Any]:

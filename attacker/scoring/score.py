@@ -1,4 +1,4 @@
-"""Scorer that compares reconstructions with the truth, one row per true example. No other module reads both.
+"""Scorer that compares reconstructions with the true examples, one row per example and case. No other module reads both.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -64,21 +64,23 @@ class Scorer:
     """A scorer of the reconstructions of one run.
 
     run:   folder that `scores.jsonl` and `pairs/` are written to.
-    truth: folders of truth that clients wrote; in a deployment, one per client, each with its own data set.
+    truth: folders in which clients recorded which examples they used; in a deployment, one per client, each with its own data
+           set.
     data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). Arguments
            that are not given are taken from truth.
-    lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
-           and rows give the reason.
+    lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If neither a file is given nor torchvision
+           has one in its cache, LPIPS is not computed and rows give the reason.
     bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. They need the run's
            recording.
-    Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
+    Raises ValueError if the data set is not the one that truth refers to, or if the given file does not hold the right weights,
+    and FileNotFoundError if the given file does not exist.
 
     Attributes that tell what is missing:
 
     bounds:     None without `bound_seconds`; its `reasons` is a dict from the key of each case without a bound to the reason.
     untold:     dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
-    superseded: dict from the name of an attack's folder to a dict from the key of a case to why it is not, or only partly,
-                scored; see `find_superseded`.
+    superseded: dict from the name of an attack's folder to its cases whose examples are scored in another case of the same
+                rounds, wholly or in part: a dict from the key of such a case to a sentence about it. See `find_superseded`.
     """
 
     def __init__(
@@ -113,22 +115,24 @@ class Scorer:
 
     @cached_property
     def gallery(self) -> Gallery:
-        """Return the gallery of other examples of the same data set."""
+        """Return a random sample of the training examples, with which re-identification compares reconstructions."""
         return Gallery.of(self.data)
 
     def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
-        """Score one attack's folder of reconstructions, and return the rows of the cases scored now.
+        """Score the reconstructions in the folder of one attack, and return the rows of the cases scored now.
 
-        In `scores.jsonl` they replace earlier rows of these cases. only: keys of the cases to score; by default all, and then
-        earlier rows of the folder are replaced altogether. If a chosen case spans several rounds, the client's other cases of
-        several rounds are scored again, too: an example in two of them is scored in only one, see
-        `find_superseded`. Cases without truth get no rows and are listed in `untold`. Raises NoTruth, and leaves the scores as
-        they are, if no case has truth, and ValueError, naming the file, if `attack.json` cannot be read.
+        In `scores.jsonl` the new rows replace earlier rows of these cases.
+        only: keys of the cases to score. By default all cases are scored, and all earlier rows of the folder are replaced. If a
+              chosen case spans several rounds, the client's other cases of several rounds are scored again, too: an example in
+              two of them is scored in only one, see `find_superseded`.
+
+        Cases without truth get no rows and are listed in `untold`. If no case has truth, raises NoTruth and leaves the scores as
+        they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
         """
         check_run(folder)
         facts = read_facts(folder / "attack.json")
         if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
-            raise DamagedFile(folder / "attack.json", f"does not state the {missing[0]} of its run; replay the attack again")
+            raise DamagedFile(folder / "attack.json", f"lacks the entry {missing[0]} of its run; replay the attack again")
         try:
             ScoreRow.from_dict({**_make_shared_fields(folder, facts), "case": "", "index": 0})
         except ValueError as error:
@@ -158,9 +162,10 @@ class Scorer:
         return rows
 
     def _measure_growth(self, folder: Path, facts: AttackFacts) -> Iterator[CaseGrowth]:
-        """Yield how many examples each finished case with truth recovers, also if its rounds are part of another case.
+        """Yield one `CaseGrowth` for each attacked case: how many of its examples are recovered from how many rounds.
 
-        Yield nothing if every case has one round.
+        Cases without truth and waiting cases are left out; a case whose rounds are part of another case is included. Yield
+        nothing if every case has one round.
         """
         if not any("rounds" in case for case in facts["cases"]):
             return
@@ -201,10 +206,10 @@ class Scorer:
         return examples, *self.data.train[[example.index for example in examples]]
 
     def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
-        """Return a dict from the data set index of each example of a case to how many reconstructions it may have.
+        """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
 
-        See `count_places`; an example that the case did not use has 0. observed: the observations of the case. facts: content of
-        attack.json, for the number of epochs.
+        The number is 1 for most examples, see `count_places`. observed: the observations of the case. facts: content of
+        `attack.json`, from which the number of epochs is read.
         """
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
@@ -355,7 +360,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete the file and score again") from None
+            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete {path.name} and score again") from None
         return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
     written = [row.to_dict() for row in rows]
@@ -369,7 +374,11 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
 
 
 def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
-    """Return a case's reconstruction, its state, and the reason if there is no reconstruction of the shape of `truth`."""
+    """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
+
+    A reconstruction whose examples have another shape than those of `truth` (N, *shape) counts as failed. Their number may
+    differ from N.
+    """
     found, state, reason = read_case(folder, key)
     if found is None:
         return None, state, reason

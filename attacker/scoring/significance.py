@@ -87,10 +87,12 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
 
     `case_chance` of a row is the probability that random other examples are as near to the case's reconstruction. Without a leak
     it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
-    (Stouffer 1949). The null's own score is subtracted if it is positive, since originals may differ from the other examples.
-    Returns `attack` and `null`, their means of `rank_share`; `difference`, an `Estimate` of the mean of attack minus null; and
-    the one-sided p-value `p`. None if no row of the attack or no row of the null has `case_chance`, or if no row has `rank_share`
-    in both. clusters: as in `Paired.clusters`.
+    (Stouffer 1949). The null's own sum is subtracted if it is positive, since originals may differ from the other examples.
+
+    Returns a dict: `attack` and `null`, the means of `rank_share`, the share of other examples that are nearer to the
+    reconstruction than its original (0 is best); `difference`, an `Estimate` of the mean of attack minus null; and the one-sided
+    p-value `p`. Returns None if no row of the attack or no row of the null has `case_chance`, or if no row has `rank_share` in
+    both. clusters: as in `Paired.clusters`.
     """
     mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
     ranks, others = both.compute_differences("rank_share"), both.null
@@ -171,9 +173,8 @@ def run_fisher_test(mine: Sequence[float], its: Sequence[float]) -> float:
 def find_detectable_successes(its: Sequence[float], level: float) -> float | None:
     """Return the smallest difference of shares that `run_fisher_test` at `level` detects with probability `TEST_POWER`.
 
-    None if there is none.
-
-    its: success of each example for the null, 0 or 1.
+    The result is None if even an attack that recovers every example is not detected. its: success of each example for the null,
+    0 or 1.
     """
     count, less = len(its), sum(value > 0.5 for value in its)
     needed = np.arange(less, count + 1)
@@ -187,11 +188,13 @@ def find_detectable_successes(its: Sequence[float], level: float) -> float | Non
 
 @lru_cache(maxsize=256)
 def find_detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
-    """Return the smallest difference of shares that a sign test over clusters detects with probability `TEST_POWER`.
+    """Return by how much the attack's share must exceed the null's for a sign test over clusters to detect it.
 
-    null: share of `examples` examples that the null recovered, to which one success and one failure are added (Laplace).
-    clusters: number of clusters; each is treated as one example, at most 200. level: significance level. None if even a share of
-    1 would not be detected. The sign test counts the examples that only one of attack and null recovered.
+    Detected means with probability `TEST_POWER`. The result is None if even an attack that recovers everything is not detected.
+    The sign test counts the examples that only one of attack and null recovered.
+
+    null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace).
+    clusters: number of clusters; each is treated as one example, and at most 200 count. level: significance level.
     """
     count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)

@@ -88,8 +88,8 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see
     `_estimate_effective_number`. It is also divided by the squared ratio of the quantiles of the t and the normal distribution,
     because r is estimated (Korn and Graubard 1998). For clusters of equal size the effective number is at least the number of
-    clusters. It equals the number of clusters if every cluster succeeds or fails as a whole. The same holds if all values are
-    equal, since the data then give no evidence that examples of a cluster vary.
+    clusters. It equals the number of clusters if every cluster succeeds or fails as a whole, and also if all values are equal
+    or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show how examples of a cluster vary.
     """
     if not len(values):
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
@@ -223,8 +223,9 @@ class ConfidenceQuality:
     """How well confidences agree with what was recovered.
 
     decided: number of examples with a confidence. auroc: probability that a recovered example has a higher confidence than one
-    that is not, where a tie counts half; None if all are recovered or none. error: expected calibration error, the mean
-    difference of confidence and share recovered over `CONFIDENCE_BINS` bins.
+    that is not, where a tie counts half; None if all are recovered or none. error: expected calibration error: the absolute
+    difference of mean confidence and share recovered in each of `CONFIDENCE_BINS` bins of confidence, averaged with the number of
+    examples in each bin as weight.
     """
 
     decided: int
@@ -233,7 +234,10 @@ class ConfidenceQuality:
 
 
 def judge_confidence(pairs: Sequence[tuple[float, bool]]) -> ConfidenceQuality | None:
-    """Compare confidences in [0, 1] with whether the example was recovered. None without any."""
+    """Compare confidences in [0, 1] with success, given pairs of confidence and whether the example was recovered.
+
+    The result is None if there are no pairs.
+    """
     if not pairs:
         return None
     values = np.array([confidence for confidence, _ in pairs])

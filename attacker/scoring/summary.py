@@ -30,26 +30,28 @@ class Summary:
     """The scores of one attack on one run, with those of its null.
 
     cases: number of cases by state, see `states.CaseState`.
-    examples: number of rows of finished cases, one per example and case. All estimates are computed from these rows, and None if
-    no case is finished. The rows of each distinct example are averaged first, so that it counts once: an image attacked in five
-    rounds is not five independent images. Intervals are over clusters of examples that are connected by common cases, see
-    `statistics`.
+    examples: number of rows of finished cases, one per example and case: an image attacked in five rounds counts five times
+    here. All estimates are computed from these rows, and None if no case is finished. The rows of each distinct example are
+    averaged first, so that it counts once in them. Intervals are over clusters of examples that are connected by common cases,
+    see `statistics`.
     success, label_success: shares of examples recovered, and of true labels recovered.
     psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. One without a
     reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
     if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
-    seconds, iterations: total time, and median number of iterations per case. failures: number of these rows without a
-    reconstruction.
-    identified: share of examples whose reconstruction passes the calibrated threshold, see `ScoreRow.identified`.
+    seconds, iterations: total wall time of finished cases, and median over their rows of the number of iterations of the row's
+    case. failures: number of rows of finished cases without a reconstruction.
+    identified: share of examples whose reconstruction is nearer to them than 99 % of guesses would be, see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
     exact_match: share of table rows that are matched exactly.
     bound: mean of the lower bounds on the mean squared error. efficiency: this mean divided by the mean squared error over the
     same examples; each of the two is first raised to the error of rounding to 8 bits if it is smaller. Both are None if no bounds
     were computed.
-    confidence: how well the attack's confidence distinguishes recovered examples from others; None without any.
-    linked_right: of the examples for which the attack claims several rounds, the share for which all are right; None without any.
-    surplus: number of candidates beyond the number of examples, over all cases; they were dropped before comparison with truth.
+    confidence: how well the attack's confidence distinguishes recovered examples from others; None without confidences.
+    linked_right: of the examples that the attack claims to occur in several rounds, the share for which all these rounds are
+    right; None if there are no such examples.
+    surplus: number of reconstructed examples beyond those that finished cases can have; the attack's lowest ranked ones, they
+    were dropped before the comparison with originals.
     lpips_net: the backbone of LPIPS, if it was computed.
     routes: dict from the method that reconstructed a case, such as a closed form or a search, to the number of cases.
     null: the summary of the null, the attack without the update. verdict: conclusion from comparing attack and null. Both are

@@ -25,8 +25,9 @@ def classify_threat(run: Mapping[str, Any], spec: str, oracles: Sequence[str]) -
     """Return the lowest class that covers the knowledge of an attack.
 
     run: public settings of the federation, as in `attack.json`. spec: the attack with its arguments. oracles: names of the
-    attack's oracles. Images like the clients' put the attack in class D; labels and logits are covered by no class and do not
-    change it.
+    information that was given to the attack and that no server has. An attack with images like the clients' (an oracle, or a
+    decoder trained on such images) is in class D at least. The oracles of true labels and logits do not change the class, since
+    no class covers them.
     """
     if MALICIOUS_SERVER in oracles or str(run.get("model", "")).partition("(")[0] == TAMPERED_MODEL:
         return "F"

@@ -83,7 +83,10 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Return the score's mean for attack and null as text, with units; for PSNR also the interval of their difference."""
+        """Return the comparison as text: the score's means for attack and null, and for PSNR the interval of their difference.
+
+        For the test of single examples, which compares no means, the text states its finding.
+        """
         if self.score == SINGLE:
             return "single reconstructions nearer to their originals than chance and the null explain"
         if self.attack is None or self.null is None or self.difference is None:
@@ -226,7 +229,10 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 
 
 def _compare_scores(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
-    """Test every score that the rows have, and adjust the p-values for their number."""
+    """Test each score of `COMPARED_SCORES`, re-identification and single examples, and adjust the p-values for their number.
+
+    A score is left out if fewer than `MIN_CLUSTERS` clusters have it, and the labels if an oracle supplied them.
+    """
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
     for score in COMPARED_SCORES:
@@ -305,8 +311,8 @@ def _has_recovered(both: Paired, compared: Sequence[Comparison]) -> bool:
     """Return whether a leak includes recovered examples, and not only better scores.
 
     It does if the attack recovers significantly more examples than the null does, or an example that the null does not recover
-    and whose `chance` is significant by itself. Without `chance`, as in rows of earlier versions, the attack must recover more
-    examples than the null by more than half of all.
+    and whose `chance` is significant by itself. If no row has `chance`, as in earlier versions, the number of examples recovered
+    by the attack minus that by the null must exceed half the number of compared examples.
     """
     if any(one.leaks and one.score == "success" for one in compared):
         return True

@@ -68,7 +68,7 @@ class CaseBounds:
         if any(len(use.clients) > 1 for use in uses):
             raise NotBounded("no bound is known for secure sums")
         if self._recording.manifest.network:
-            raise NotBounded(f"no bound is known for the network with {self._recording.manifest.network}")
+            raise NotBounded(f"no bound is known if the clients' network is changed by {self._recording.manifest.network}")
         messages = [
             build_message(UsedExamples(one, tuple(tuple(place[index] for index in step) for step in own.steps)), y)
             for one, own in zip(seen, used, strict=True)
