@@ -93,6 +93,9 @@ def parse_hostname(host: str) -> str | None:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Return whether an Origin header names the service itself, that is the host that the client sent its request to."""
+    """Return whether an Origin header names the host and port in the Host header, so that the request is from the service's page.
+
+    The scheme may be http or https.
+    """
     scheme, separator, name = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and name.lower() == host.lower()

@@ -17,9 +17,10 @@ log = logging.getLogger("attacker.service")
 
 
 class Works:
-    """The watcher, the supervisor of jobs, and the rules of one service.
+    """The watcher of recordings, the supervisor of jobs, and the rules of one service.
 
-    Raises ValueError if the file of rules cannot be read, or sets a budget that this system cannot measure.
+    Raises ValueError if the file of rules cannot be read, or if it limits the processor time of jobs that run on a Ray cluster,
+    where it cannot be measured.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -28,8 +29,10 @@ class Works:
         self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
         limited = [rule.name for rule in self._rules.rules if rule.budget.cpu_seconds is not None] if self._rules else []
         if limited and not settings.measures:
-            words = f"budget.cpu_seconds with --ray {settings.ray}: {UNMEASURED_REASON}; use --ray local, or leave it out"
-            raise ValueError(f"{settings.rules}: rule {limited[0]!r}: {words}")
+            raise ValueError(
+                f"{settings.rules}: rule {limited[0]!r}: budget.cpu_seconds cannot be applied with --ray {settings.ray}: "
+                f"{UNMEASURED_REASON}; use --ray local, or remove budget.cpu_seconds"
+            )
         self._behind: set[str] = set()
         self._watcher = Watcher(
             parts.catalogue,
@@ -44,7 +47,7 @@ class Works:
     def start(self) -> None:
         """Start the threads, and return when every recording has been read once.
 
-        Raises ValueError if another service works on the same folder.
+        Raises ValueError if another service uses the same state folder.
         """
         self._supervisor.start()
         self._watcher.start()
@@ -56,7 +59,7 @@ class Works:
         self._parts.queue.close()
 
     def apply_rules(self, rounds: Sequence[Arrived]) -> None:
-        """Apply the rules to new rounds, and to earlier ones for which the queue had no room."""
+        """Submit jobs by the rules for new rounds, and for earlier ones for which this failed, for example for a full queue."""
         if rounds:
             self._parts.metrics.count_arrived(rounds)
         if self._rules is None:

@@ -19,11 +19,14 @@ KEEP_ALIVE_COMMENT = b": still here\n\n"
 
 
 class TooMany(RuntimeError):
-    """Raised if the maximum number of listeners is reached."""
+    """Raised for a new listener if the maximum number of listeners is reached or the feed is closed."""
 
 
 class Event(NamedTuple):
-    """One change. kind: what happened, such as "job". key: its subject, such as the job's id. number: counts all events."""
+    """One change.
+
+    number: counts all events. kind: what happened, such as "job". key: its subject, such as the job's id. data: content as JSON.
+    """
 
     number: int
     kind: str
@@ -38,7 +41,10 @@ class _Listener:
     gone: bool = False
 
     def take(self, event: Event | None) -> None:
-        """Put an event into the listener's queue; None disconnects it. Must be called in the event loop of the listener."""
+        """Put an event into the listener's queue; None disconnects it, and so does a full queue.
+
+        Must be called in the event loop of the listener.
+        """
         if self.gone:
             return
         try:
@@ -61,7 +67,10 @@ class Feed:
         self._lock = threading.Lock()
 
     def publish(self, kind: str, key: str, data: Any) -> None:
-        """Send an event to all listeners."""
+        """Send an event to all listeners, and keep it for pages that reconnect.
+
+        kind, key: as in `Event`. data: content of the event, sent as JSON.
+        """
         with self._lock:
             self._number += 1
             event = Event(self._number, kind, key, json.dumps(data, allow_nan=False, separators=(",", ":")))

@@ -39,7 +39,7 @@ API_DESCRIPTION = (
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the application. `app.state.parts` holds its parts; `background.Works` starts the background threads.
 
-    Raises ValueError if the state folder was not created by this service, or the token file cannot be used.
+    Raises ValueError if the state folder was not created by this service or is not writable, or the token file cannot be used.
     """
     app = make_app()
     app.state.parts = make_parts(settings)
@@ -53,8 +53,9 @@ def make_parts(settings: ServiceSettings) -> Parts:
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
         queue = Queue(state / "queue.sqlite", Limits(max_queued=settings.max_queued))
     except (OSError, sqlite3.Error) as error:
-        where = f"cannot keep the queue and the token in {settings.state_folder}"
-        raise ValueError(f"{where}: {error}; name a writable folder with --state") from None
+        raise ValueError(
+            f"the queue and the token cannot be kept in {settings.state_folder}: {error}; name a writable folder with --state"
+        ) from None
     catalogue = Catalogue(settings)
     return Parts(
         settings=settings,

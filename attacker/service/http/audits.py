@@ -57,7 +57,7 @@ async def submit_audit(response: Response, service: Service, id: Name, asked: Au
 
 @router.get("/jobs/{id}/audit", tags=["jobs"], response_model=AuditTold, responses=VERDICT_RESPONSES)
 def verdict(service: Service, id: Name) -> AuditTold:
-    """Return the grade and the findings of the audit job `id`, which must be done."""
+    """Return the verdict of the audit job `id`, which must be done: its findings, and the grade of the worst one."""
     found = json.loads(_find_verdict(service, id).data.read_bytes())
     return AuditTold(
         grade=found["grade"],

@@ -25,7 +25,7 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """Responses, keyed by method and address, up to a total size in bytes."""
+    """Responses, keyed by path and query, up to a total size in bytes; then the least recently used ones are dropped."""
 
     def __init__(self, most: int = MAX_BYTES) -> None:
         self._run = secrets.token_hex(3)
@@ -68,7 +68,7 @@ def _make_response(make: Callable[[], Any], kind: str) -> CachedResponse:
 
 
 def encode_json(value: Any) -> bytes:
-    """Return a value as JSON. Long lists are encoded piece by piece, so that other threads can run in between."""
+    """Return the bytes of a value as JSON. Long lists in a dict are encoded in pieces, so that other threads run in between."""
     if not isinstance(value, dict):
         return _encode_value(value)
     return b"{" + b",".join(_encode_value(key) + b":" + _encode_list(part) for key, part in value.items()) + b"}"

@@ -184,7 +184,11 @@ def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str
 
 
 class _Answer(NamedTuple):
-    """The stored result of one attack for a case. whole: the reconstruction; None if there is none that can be read."""
+    """The stored result of one attack for a case.
+
+    source: name of the attack's folder. whole: the reconstruction without its images; None if there is none that can be read.
+    rows: score rows of the case. links: addresses of its images.
+    """
 
     source: str
     whole: Whole | None

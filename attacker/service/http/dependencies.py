@@ -20,7 +20,7 @@ class Parts:
     """The objects that all routes share: catalogue, queue, feed and caches of one service.
 
     keys: the token and the open sessions; None if no token is required. replies: cache of responses. reporting: lock that lets
-    only one report be made at a time.
+    only one run's report, an HTML page, be made at a time.
     """
 
     settings: ServiceSettings

@@ -25,7 +25,10 @@ RETRY_LATER = {"Retry-After": "10"}
 
 
 class RequestError(Exception):
-    """A request that cannot be carried out. field: name of the wrong field. known: its allowed values."""
+    """Raised for a request that cannot be carried out.
+
+    status: HTTP status of the response. field: name of the wrong field, if there is one. known: its allowed values.
+    """
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
         super().__init__(message)
@@ -82,7 +85,10 @@ def describe_errors(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
 
 
 def _find_argument(message: str, spec: Any) -> list[str]:
-    """Return the path of the attack argument that a message is about; empty if the message names none."""
+    """Return the path of the attack argument that a message is about: "arguments" and its name.
+
+    The path is only "arguments" if the message names none of the arguments that the request gave.
+    """
     given = spec.get("arguments") if isinstance(spec, dict) else None
     given = given if isinstance(given, dict) else {}
     named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]

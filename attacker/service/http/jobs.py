@@ -36,7 +36,7 @@ def jobs(
     limit: Limit = 100,
     after: After = None,
 ) -> Jobs:
-    """List jobs, the newest first."""
+    """List jobs, the newest first; only those in one state or on one recording if these are given."""
     found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
 
@@ -58,7 +58,10 @@ def job(service: Service, id: Name) -> Job:
 
 @router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | WRONG_STATE_RESPONSE, openapi_extra=REQUIRED_BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Cancel a job. A waiting job is cancelled at once; a running one after its best results so far are written."""
+    """Cancel a job: a waiting one at once, a running one after its best results so far are written.
+
+    A job that has ended is refused.
+    """
     return service.queue.cancel(id)
 
 
@@ -69,7 +72,10 @@ def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
     openapi_extra=REQUIRED_BODY,
 )
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Put a job back into the queue that failed, was cancelled, or was set aside since its workers died several times."""
+    """Put a job back into the queue that failed, was cancelled, or was set aside because its workers died several times.
+
+    A job in another state is refused.
+    """
     return service.queue.retry(id)
 
 
@@ -90,5 +96,8 @@ def _check(service: Parts, spec: JobSpec) -> None:
     rounds = parse_rounds(spec.rounds)
     if rounds is not None and rounds.isdisjoint(run.index.rounds):
         last = run.told["last_round"]
-        there = f"its last round is {last}" if last else "it holds no rounds yet"
-        raise RequestError(f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; {there}", field="spec.rounds")
+        raise RequestError(
+            f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; "
+            f"{f'its last round is {last}' if last else 'it holds no rounds yet'}",
+            field="spec.rounds",
+        )

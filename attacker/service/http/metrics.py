@@ -49,9 +49,10 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Count new rounds, and record `Arrived.lag`, the seconds from the last reply of a round to its detection.
+        """Count new rounds, and record the seconds from the last reply of each round to its detection (`Arrived.lag`).
 
-        Lags of `GAUGE_SECONDS` and more are left out, as of rounds that were recorded while the service was not running.
+        All rounds are counted. Delays of `GAUGE_SECONDS` and more are not recorded, since these rounds came while the service was
+        not running.
         """
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
@@ -59,7 +60,10 @@ class Metrics:
                 self.lag.observe(lag)
 
     def count_change(self, job: Job) -> None:
-        """Count a job's new state."""
+        """Record how long a job waited, if it begins its first attempt, or how long its last attempt took, if it has ended.
+
+        job: a job whose state has changed.
+        """
         created, started, ended = (_parse_seconds(text) for text in (job.created, job.started, job.ended))
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
             self._started.add(job.id)
@@ -107,7 +111,10 @@ def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
 
 
 class Timed:
-    """ASGI middleware that counts and times requests, labelled by the path template of their route and not by its values."""
+    """ASGI middleware that counts and times requests, labelled by the path template of their route, such as `/jobs/{id}`.
+
+    Event streams are counted but not timed.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -136,7 +143,7 @@ class Timed:
 
 
 def _get_template(scope: Scope) -> str:
-    """Return the path template of a request's route, prefixes included."""
+    """Return the path template of a request's route, prefixes included; "none" if no route fits the request."""
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
     return API_PREFIX + template if inner and template != "none" else template

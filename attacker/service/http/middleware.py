@@ -41,7 +41,10 @@ class LoggedOut(Exception):
 
 
 class TooSlow(Exception):
-    """Raised if a client sends or receives too slowly."""
+    """Raised if a client sends or receives too slowly, or disconnects before its request is complete.
+
+    The middleware then gives up the request or the rest of its response.
+    """
 
 
 class ServiceParts(Protocol):
@@ -58,7 +61,10 @@ class ServiceParts(Protocol):
 
 
 class Guard:
-    """The middleware. patience: see `CLIENT_SECONDS`."""
+    """ASGI middleware that makes the checks of this module before, and while, the application answers a request.
+
+    patience: seconds that a client may take, see `CLIENT_SECONDS`.
+    """
 
     def __init__(self, app: ASGIApp, *, patience: float = CLIENT_SECONDS) -> None:
         self.app, self.patience = app, patience
@@ -91,9 +97,9 @@ class Guard:
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
     """Check whether a request is allowed; return a function that returns whether its response may still be sent.
 
-    The method, the length of the address, the host, and the token or session are checked. The returned function returns
-    False once the session has ended; for requests with a token, or without need of one, it always returns True.
-    Raises Refused if the request is not allowed.
+    The method, the length of the address, the host, and the token or session are checked; for a request that changes something
+    also what `_check_change` checks. Raises Refused if the request is not allowed. The returned function returns False once the
+    session has ended; for requests with a token, or without need of one, it always returns True.
     """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
@@ -153,14 +159,18 @@ def read_session(headers: Mapping[str, str], known: ServiceParts) -> str:
 
 
 def needs_token(method: str, path: str) -> bool:
-    """Return whether a request needs the token. The files of the page need none, since they contain no results."""
+    """Return whether a request needs the token.
+
+    The service's health, login and the files of the page need none, since they contain no results.
+    """
     return (method, path) not in TOKEN_FREE_REQUESTS and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
 def make_cookie_name(known: ServiceParts) -> str:
     """Return the name of the session cookie.
 
-    It holds the port, as browsers send cookies to all ports of a host. Under TLS the prefix `__Host-` restricts it to this host.
+    It contains a code that depends on the service's token, since browsers send the cookies of a host to all its ports, where
+    another service may run. Under TLS the prefix `__Host-` restricts the cookie to this host.
     """
     name = "fedleak" if known.keys is None else f"fedleak-{known.keys.name}"
     return f"__Host-{name}" if known.settings.certfile else name
@@ -221,7 +231,10 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 class _SecuredSender:
-    """A sender that adds the security headers to a response. admitted: returns whether the session is still open."""
+    """A sender that adds the security headers to a response, and raises LoggedOut if the session ends during the response.
+
+    admitted: function that returns whether the session is still open.
+    """
 
     admitted: Callable[[], bool] = staticmethod(lambda: True)
 
@@ -257,5 +270,5 @@ async def _wait_in_time(work: Awaitable[Any], patience: float) -> Any:
 
 
 def make_problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
-    """Return an error in the format of the API."""
+    """Return an error in the format of the API. field: name of the wrong field of the request. known: its allowed values."""
     return {"error": {"message": message, "field": field, "known": known}}

@@ -1,4 +1,4 @@
-"""Routes of the web page's files, one route per file of the package; paths of requests are never looked up on disk."""
+"""Routes of the web page's files. They are listed at the start, and paths of requests are never looked up on disk."""
 
 from pathlib import Path
 from typing import Any

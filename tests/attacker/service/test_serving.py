@@ -188,7 +188,7 @@ def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_pat
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
     for ray, refused in (("auto", True), ("local", False), (None, False)):
         parts = make_parts(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
-        words = rf"rules.toml: rule 'b': budget.cpu_seconds with --ray {ray}: .* use --ray local"
+        words = rf"rules.toml: rule 'b': budget.cpu_seconds cannot be applied with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
             Works(parts)
         parts.queue.close()
