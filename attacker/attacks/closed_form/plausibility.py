@@ -9,7 +9,11 @@ Criterion = Callable[[Tensor], Tensor]
 
 
 def measure_roughness(x: Tensor) -> Tensor:
-    """Return the mean squared distance of images to their 3x3 mean filter, H-GAP's criterion (R-GAP, section 5)."""
+    """Return the mean squared difference between each image and its 3x3 mean filter; it is large for noise.
+
+    H-GAP uses it to choose between the answers of R-GAP and of a search (R-GAP, section 5).
+    At borders, the mean is over the pixels inside.
+    """
     return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)
 
 
@@ -20,7 +24,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 def measure_outside(x: Tensor) -> Tensor:
-    """Return the mean squared distance to [0, 1], the range of all data."""
+    """Return, for each example, the mean squared distance of its values to [0, 1], the range of all data."""
     return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
 
 

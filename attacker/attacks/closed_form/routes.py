@@ -35,7 +35,7 @@ def _require_linear(observed: Observed) -> Chain:
         raise ValueError(f"this model is not a chain of layers: {chain}")
     if chain.layers[0].kernel is not None:
         raise ValueError(
-            f"its first layer, {chain.layers[0].name}, is a convolution, and the route 'linear' needs a linear layer there"
+            f"the first layer, {chain.layers[0].name}, is a convolution, and the route 'linear' needs a linear layer there"
         )
     return chain
 

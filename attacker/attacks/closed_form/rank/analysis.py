@@ -24,17 +24,20 @@ elimination, which takes seconds per layer."""
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank:
-    """The analysis of one layer; all fields but `name` and `proved` count values or equations.
+    """The analysis of one layer. All fields but `name` and `proved` are numbers of values or of equations.
 
-    unknowns:  |x|, values of the layer's input. gradients: |W|, gradient constraints K x = dL/dW.
-    weights:   |z|, weight constraints W x = z - b. virtual: |V|, the paper's estimate of further constraints from earlier layers.
+    unknowns:  |x|, values of the layer's input.
+    gradients: |W|, gradient constraints K x = dL/dW, one per weight.
+    weights:   |z|, weight constraints W x = z - b, one per output.
+    virtual:   |V|, the paper's estimate of further constraints from earlier layers.
     index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
-    used:      unknowns that the layer's outputs depend on.
-    known:     weight constraints with known right-hand side; it is unknown where a ReLU's output is 0.
-    rank:      independent equations. alone: upper bound on the rank of the gradient constraints alone.
+    used:      unknowns that the network's output depends on; for a linear layer, all unknowns.
+    known:     weight constraints whose right-hand side is known; it is unknown where a ReLU's output is 0.
+    rank:      independent equations, of both kinds together.
+    alone:     upper bound on the rank of the gradient constraints alone.
     missing:   used - rank, a property.
-    proved:    whether the rank was computed by elimination, or is that of a linear layer. Otherwise it was counted and may be too
-               high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
+    proved:    whether `rank` is exact: computed by elimination, or that of a linear layer. Otherwise it was counted and may be
+               too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
     near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
                one, where the equations are linear.
     """
@@ -66,7 +69,8 @@ class LayerRank:
 class RankReport:
     """The result of a rank analysis.
 
-    layers:   the layers from first to last. dead: assumed share of zeros after a ReLU; None if no rank depends on it.
+    layers:   the layers from first to last.
+    dead:     assumed share of outputs that are 0 after a ReLU; None if no rank depends on it.
     readable: whether the last layer is linear, so that its gradient determines its input; a convolution's does not.
     """
 
@@ -86,7 +90,7 @@ class RankReport:
 
     @property
     def deficient_layers(self) -> tuple[int, ...]:
-        """Positions of the layers with fewer independent equations than unknowns, in ascending order."""
+        """Positions of the layers with fewer independent equations than used unknowns (`missing` > 0), in ascending order."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.missing > 0)
 
     @property
@@ -96,12 +100,15 @@ class RankReport:
 
     @property
     def full(self) -> bool:
-        """Whether R-GAP finds the input: every layer has enough equations of its own."""
+        """Whether R-GAP finds the whole input.
+
+        That is so if the last layer is linear, every layer has enough equations of its own, and every input value is used.
+        """
         return self.readable and not self.deficient_layers and not self.unused
 
     @property
     def locally_unique(self) -> bool:
-        """Whether no other input near the true one has the same gradient, by all equations together."""
+        """Whether no other input near the true one has the same gradient, by the number of equations of all layers together."""
         return self.layers[0].near >= self.layers[0].unknowns
 
     @property
@@ -114,8 +121,8 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
     """Analyse how many values of each layer's input the gradient of one example determines.
 
     dead:  assumed share of outputs, in [0, 1), that are 0 after a ReLU and give no weight constraint.
-    prove: largest number of unknowns, after the gradient constraints are used, for which the rank is computed by elimination
-           instead of counted. A counted rank is never too low.
+    prove: a layer's rank is computed by elimination if its gradient constraints leave at most this number of unknowns open.
+           Otherwise the rank is counted, which never gives too low a number. 0 counts all ranks.
 
     Raises NotAChain if the network pools in a way that cannot be analysed, and ValueError for `dead` out of range.
     """
@@ -181,14 +188,18 @@ def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> lis
 
 
 def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
-    """Return whether the rank of a layer depends on the data: on zeros of a ReLU, or on signs before a pooled leaky ReLU."""
+    """Return whether the rank of layer `at` depends on the data.
+
+    That is so for a ReLU if `dead`, the assumed share of its zeros, is above 0. It is also so for a leaky ReLU before pooling,
+    since its slopes depend on the signs of its inputs.
+    """
     activation = chain.layers[at].activation
     pooled = at + 1 < len(chain.layers) and not are_reshapes(chain.layers[at + 1].before)
     return not activation.smooth and bool(dead if activation is RELU else pooled)
 
 
 def _count_linear(layer: Layer) -> Count:
-    """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input."""
+    """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input after pooling."""
     unknowns = prod(layer.inputs)
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     rank = prod(layer.taken) if pool is None else layer.inputs[0] * compute_pooled_rank(pool)

@@ -25,8 +25,10 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 class Group:
     """A group of taps that share values.
 
-    taps: their indices. values: indices of the values of an input channel that they see. rows: upper bound on the independent
-    gradient constraints for one input channel, which is also bounded by the number of values.
+    taps:   indices of the taps.
+    values: indices of the values of an input channel that the taps see.
+    rows:   upper bound on the independent gradient constraints for one input channel. The number of values is a second upper
+            bound, and `rows` may exceed it.
     """
 
     taps: Tensor
@@ -42,8 +44,11 @@ class Group:
 class Count:
     """The number of unknowns and independent equations of a layer.
 
-    unknowns: input values that the layer uses. gradients, weights: independent gradient and weight constraints.
-    shared:   relations between both kinds. rank: rank of all equations together, never below the generic rank.
+    unknowns:  input values that the layer uses.
+    gradients: independent gradient constraints.
+    weights:   independent weight constraints.
+    shared:    linear relations between both kinds.
+    rank:      rank of all equations together, never below the generic rank.
     """
 
     unknowns: int
@@ -98,7 +103,7 @@ def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
 
 
 def count_dead_values(dead: float, live: Tensor) -> int:
-    """Return the number of live output values of a channel at which a ReLU is 0, for the share `dead`."""
+    """Return the number of live output values of a channel at which a ReLU is 0: the share `dead` of them, rounded down."""
     return int(dead * int(live.sum()))
 
 
@@ -107,7 +112,7 @@ def compute_pooled_rank(matrix: Tensor) -> int:
 
 
 def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
-    """Return a mask (output values, taps): whether the output value is live and the tap lies inside the image."""
+    """Return a mask (output values, taps): whether the output value is live and uses the tap at a position inside the image."""
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]
@@ -116,7 +121,8 @@ def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
 def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
     """Return the number of independent weight constraints on the values that `taps` see.
 
-    Each place has at most `alive` of them, the number of channels that are not zero, and at most as many as values.
+    Each place has at most as many of them as values under the kernel. It also has at most `alive` of them, the mean number of
+    channels that a ReLU does not set to 0.
     """
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)

@@ -14,12 +14,12 @@ PANEL_COLUMNS = 64
 
 
 def reduce_modulo(x: Tensor) -> Tensor:
-    """Reduce integers below 2^53 modulo PRIME, to [0, PRIME)."""
+    """Reduce integers of magnitude below 2^53 modulo PRIME, to [0, PRIME)."""
     return x - PRIME * torch.floor(x / PRIME)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product a @ b modulo PRIME."""
+    """Return the matrix product a @ b modulo PRIME, for integers in [0, PRIME)."""
     total = reduce_modulo(a[..., :PANEL_COLUMNS] @ b[..., :PANEL_COLUMNS, :])
     for start in range(PANEL_COLUMNS, a.shape[-1], PANEL_COLUMNS):
         end = start + PANEL_COLUMNS

@@ -22,11 +22,14 @@ MAX_MATRIX_ENTRIES = 25_000_000
 def compute_generic_ranks(
     chain: Chain, footprints: list[LayerFootprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
 ) -> list[int | None]:
-    """Return the rank of each layer; None for linear layers, which need no elimination, and for layers that are too large.
+    """Return the generic rank of each layer's equations, or None for a layer for which it is not computed.
 
+    It is not computed for linear layers, which need no elimination, for layers that are too large, and for layers whose pooled
+    input cannot have arbitrary values.
     live:      for each layer, mask of the output values of one channel that later layers depend on.
     open_ones: for each layer, number of unknowns that its gradient constraints leave undetermined.
-    columns:   largest number of such unknowns that are eliminated. dead: share of zeros after a ReLU.
+    columns:   a layer with more than this number of such unknowns is too large.
+    dead:      assumed share of outputs that are 0 after a ReLU.
     """
     rng = torch.Generator().manual_seed(0)
     ranks: list[int | None] = []
@@ -95,9 +98,12 @@ def _compute_rank(
     """Return the rank of a layer's equations, or None if the elimination would be too large.
 
     The gradient constraints are eliminated first, for each input channel separately. Then the weight constraints are applied to
-    the unknowns that these leave undetermined, at most `columns`.
-    weight: (filters, channels, taps). k: loss gradient at the products, (filters, places). live: mask (output values,) of those
-    that later layers depend on. known: mask (filters, output values) of weight constraints with a known right-hand side.
+    the unknowns that the gradient constraints leave undetermined.
+    weight:  (filters, channels, taps).
+    k:       loss gradient at the output of the convolution, before pooling, (filters, places).
+    known:   mask (filters, output values) of weight constraints with a known right-hand side.
+    live:    mask (output values,) of those that later layers depend on.
+    columns: largest number of undetermined unknowns, in all input channels together, that is not too large.
     """
     used = replace(shape, before=None).find_used_values(live)
     left = _find_null_space(shape, k, live, used)
@@ -164,7 +170,7 @@ def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chos
 
 
 def _backpropagate(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
-    """Return the gradient at the layer's input, (channels, values), by the transposes of convolution and pooling."""
+    """Return the gradient at the layer's input modulo PRIME, (channels, values), by the transposes of convolution and pooling."""
     columns = multiply(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
     taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)
     taken.scatter_add_(1, (shape.sees % (shape.taken + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))

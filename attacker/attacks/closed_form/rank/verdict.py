@@ -13,7 +13,10 @@ def write_headline(report: RankReport) -> str:
 
 
 def write_verdict(report: RankReport) -> list[str]:
-    """Return the reasons as sentences: which layers lack how many equations, and which layers compensate."""
+    """Return the reasons as sentences.
+
+    They say which layers lack how many equations, whether all layers together still determine the input, and what was assumed.
+    """
     if report.full:
         said = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "
                 "layer by layer from the gradient of one example, up to rounding."]  # fmt: skip

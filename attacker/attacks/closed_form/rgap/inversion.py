@@ -29,16 +29,18 @@ MISFIT_TO_NOTE = 0.01
 
 @dataclass(frozen=True)
 class ClosedFormAnswer:
-    """The answer of a closed form to one case: examples x (B, *shape), not clamped to [0, 1], and labels y (B,).
+    """The answer of a closed form to one case (the observations that are attacked together).
 
-    route:      name of the closed form. notes: remarks for the user.
-    doubts:     reasons why it may be wrong; dropped if the answer's gradient turns out to be exact.
-    stays:      (B,) in [0, 1], the share of each example that is stable, if the closed form measures it; it is used for the
-                confidence, see `confidence.judge_closed_form`.
+    x, y:       examples (B, *shape), not clamped to [0, 1], and their labels (B,).
+    route:      name of the closed form.
+    notes:      remarks for the user.
+    doubts:     reasons why the answer may be wrong; dropped if its gradient turns out to be exact.
+    stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated. None if the closed form does
+                not measure it; `Routing` may then measure how little x changes under other rounding errors of the gradient.
     twin:       another x with the same gradient, if there is one.
     determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
-    likeliest:  whether it is a MAP estimate, which does not fit noise.
-    final:      whether no search starts from it, since a search for the whole gradient would move away from a correct answer.
+    likeliest:  whether x is a MAP estimate, which does not fit noise.
+    final:      whether no search starts from x, since a search for the whole gradient would move away from a correct answer.
     """
 
     x: Tensor
@@ -57,9 +59,11 @@ class ClosedFormAnswer:
 class Readings:
     """The chosen solutions of the last layer of N problems, from which R-GAP continues.
 
-    first:  the likeliest solution. twins: mask (N,) of the problems that have a second solution.
-    factor: (N,) ratio of the twin's input to the first input, if they are multiples of each other; else None.
-    second: the second solution, if it is not a multiple of the first. doubts: for each problem, see `ClosedFormAnswer`.
+    first:  the likeliest solution of each problem.
+    twins:  mask (N,) of the problems that have a second solution.
+    factor: (N,) ratio of the second solution to the first, if they are multiples of each other; else None.
+    second: the second solution, if it is not a multiple of the first; else None.
+    doubts: for each problem, see `ClosedFormAnswer`.
     """
 
     first: Point
@@ -76,14 +80,19 @@ def require_single(observed: Observed) -> Chain:
         raise ValueError(f"this model cannot be inverted layer by layer: {chain}")
     if observed.examples != 1:
         raise ValueError(
-            f"the update was computed from {observed.examples} examples, and layer by layer only a single example can be "
-            "recovered; of several it would be a mixture"
+            f"the update was computed from {observed.examples} examples, but layer by layer only a single example can be "
+            "recovered; from several, the result would be a mixture of them"
         )
     return chain
 
 
 def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
-    """Choose among the possible solutions of the last layer by how well the layer before it can be solved."""
+    """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
+
+    A solution is judged by how well the layer before can be solved with it. If there is only one layer, it is judged by whether
+    its input is in [0, 1]. Solutions with another label than a known one come last.
+    gradient: by name, (N, *shape).
+    """
     points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
         return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0]))
@@ -122,7 +131,11 @@ def build_answers(
 
 
 def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
-    """Run R-GAP on all observations at once. Raises ValueError if it does not apply, see `require_single`."""
+    """Run R-GAP on all observations at once, and return one answer for each.
+
+    gradient: by name, (N, *shape), used instead of the observed gradient if given.
+    Raises ValueError if R-GAP does not apply, see `require_single`.
+    """
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient
     readings = choose_readings(observed, chain, gradient, walk)
@@ -132,7 +145,10 @@ def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = D
 
 
 def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
-    """Choose between two examples with the same gradient: the one in [0, 1], or if both are, the one with more contrast."""
+    """Return for each problem x or, where there is a twin (`readings.twins`), the better one of x and `other`.
+
+    If both are in [0, 1], the better one is that with the larger variance of its values; otherwise that nearer to [0, 1].
+    """
     off = measure_outside(x), measure_outside(other)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
     larger = other.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
@@ -184,8 +200,9 @@ def read_known_labels(observed: Observed) -> Tensor | None:
 def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
     """Return a score (N,) of a solution of the last layer: the residual of R-GAP up to `point` plus the solution's misfit.
 
-    Lower is better. place: index of the solution in its list; the first of equal ones is preferred. labels: known labels (N,), or
-    None; a solution with another label gets a large penalty. Solutions that are not valid get inf.
+    Lower is better. Solutions that are not valid get inf.
+    place:  index of the solution in its list; the first of equal ones is preferred.
+    labels: known labels (N,), or None; a solution with another label gets a large penalty.
     """
     score = point.residual + point.head.misfit + 1e-12 * place
     score = torch.where(point.head.valid, score.nan_to_num(nan=1e30), torch.inf)

@@ -14,10 +14,10 @@ MAX_WHITENED_VALUES = 256
 
 @dataclass(frozen=True)
 class Weighing:
-    """Weights for the equations of each layer.
+    """Weights for the gradient constraints k U^T = dL/dW of several layers, one equation per weight.
 
-    factors: for each layer, weights (N, C_out, values under the kernel), or whitening matrices (N, C_out, values, values), which
-             mix the equations of a filter; None leaves the equations unchanged.
+    factors: for each layer, a factor of each equation (N, C_out, values under the kernel), or whitening matrices (N, C_out,
+             values, values), by which the equations of a filter are multiplied; None leaves the layer's equations unchanged.
     """
 
     factors: tuple[Tensor | None, ...]
@@ -27,12 +27,14 @@ class Weighing:
 
 
 def compute_whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
-    """Return a factor that whitens the errors of a filter's equations k U^T = dL/dW if some values of k are uncertain.
+    """Return a matrix that whitens the errors of a filter's equations k U^T = dL/dW if some values of k are uncertain.
 
-    With `lengths`, the factors by which equations are scaled, the errors have the covariance
-    1 + SLOPE_VARIANCE * lengths U diag(variance) U^T lengths. Whitening suppresses what depends on uncertain values of k.
-    columns: input patches U, (N, taps, places). variance: of k, (N, C_out, places). lengths: (N, C_out, taps).
-    Returns (N, C_out, taps, taps), or only weights (N, C_out, taps) for kernels above MAX_WHITENED_VALUES.
+    Whitening suppresses what depends on uncertain values of k. The errors of the scaled equations are assumed to have the
+    covariance 1 + SLOPE_VARIANCE * diag(lengths) U diag(variance) U^T diag(lengths).
+    columns:  input patches U, (N, taps, places).
+    variance: variance of each value of k, (N, C_out, places); 0 for certain values.
+    lengths:  factor by which each equation is multiplied to scale it, (N, C_out, taps).
+    Returns (N, C_out, taps, taps), or for kernels above MAX_WHITENED_VALUES only one factor per equation, (N, C_out, taps).
     """
     if columns.shape[1] > MAX_WHITENED_VALUES:
         return (1 + SLOPE_VARIANCE * lengths.square() * (variance @ columns.square().mT)).rsqrt()

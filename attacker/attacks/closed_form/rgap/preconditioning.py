@@ -103,7 +103,10 @@ def find_pixel_classes(layer: Layer) -> list[Class]:
 
 
 def _find_output_positions(layer: Layer, i: int) -> Tensor:
-    """Return, along axis i, the output position at which each tap lies on each input position, (taps, positions); -1 if none."""
+    """Return for each tap and input position along axis i the output position that combines them, (taps, positions).
+
+    It is -1 if there is none.
+    """
     assert layer.kernel is not None
     taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.taken[1 + i])
     at = places + layer.padding[i] - layer.dilation[i] * taps
@@ -115,7 +118,7 @@ class _Blocks:
     """The preconditioner (K^T K + diagonal)^-1 of the gradient constraints K, computed by classes of pixels, for all channels."""
 
     def __init__(self, system: System, classes: list[Class], diagonal: Tensor) -> None:
-        """Compute the inverses of all blocks; diagonal: (N, pixels of a channel)."""
+        """Compute the inverses of all blocks. diagonal: (N, pixels of a channel), added to K^T K of every channel."""
         count, most = len(system.k), max(len(one.places) for one in classes)
         self.inverse = system.k.new_zeros(count, len(classes), most, most)
         self.take = torch.zeros(len(classes), most, dtype=torch.long)
@@ -189,7 +192,10 @@ def _invert_diagonal(system: System) -> Inverse:
 
 
 def _compute_weight_diagonal(system: System) -> Tensor:
-    """Return the diagonal of W^T W for the weight constraints W, (N, C_in, pixels); with average pooling, scales are averaged."""
+    """Return the diagonal of W^T W for the scaled weight constraints W, (N, C_in, pixels).
+
+    If the layer pools its outputs, the mean scale of its weight constraints is used for all of them, which is an approximation.
+    """
     layer = system.layer
     assert system.scale is not None
     spread = system.scale.weights.square()

@@ -16,7 +16,10 @@ MIN_EXPLAINED = 0.04
 
 
 def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
-    """Return the outputs f (N, ...) that the pre-activations would have with opposite signs."""
+    """Return the outputs that the pre-activations of the outputs f (N, ...) would have with opposite signs.
+
+    A pre-activation is unknown where a ReLU's output is 0; a very small positive output is returned there.
+    """
     low = activation.slope(torch.full_like(f, -1))
     inside = torch.where(low > 0, f / low, compute_root_mean_square(f) * 1e-9)
     return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, compute_root_mean_square(f) * 1e-9))
@@ -25,8 +28,10 @@ def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
 def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
     """Return a mask (N, *outputs) with at most one value per problem: the one whose sign change explains most of the residual.
 
-    x: least-squares solution of the equations, (N, *inputs). f, gradient: outputs of the layer and the loss gradient there,
-    (N, *outputs). near: mask (N, *outputs) of the values whose sign may be wrong.
+    system, target: the equations of the layer, and their right-hand sides without scaling.
+    x:           least-squares solution of the equations, (N, *inputs).
+    f, gradient: outputs of the layer and the loss gradient there, (N, *outputs).
+    near:        mask (N, *outputs) of the values whose sign may be wrong.
     """
     layer, act, scale = system.layer, system.layer.activation, system.scale
     assert scale is not None

@@ -26,8 +26,8 @@ from attacker.attacks.networks.chain import Layer, Linear, are_reshapes
 class EquationValues:
     """One value for each equation of a layer, such as right-hand sides, residuals or scales.
 
-    weights:   for the weight constraints, (N, *outputs). gradients: for the gradient constraints, (N, C_out, values under the
-               kernel).
+    weights:   for the weight constraints, (N, *outputs).
+    gradients: for the gradient constraints, (N, C_out, values under the kernel).
     """
 
     weights: Tensor
@@ -37,7 +37,7 @@ class EquationValues:
         return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
     def select(self, rows: slice) -> "EquationValues":
-        """Return the values of the problems `rows` only; tensors shared by all problems are unchanged."""
+        """Return the values of the problems `rows` only; a tensor with a first axis of 1 holds for all problems and is kept."""
         return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
     def add(self, other: "EquationValues", share: Tensor) -> "EquationValues":

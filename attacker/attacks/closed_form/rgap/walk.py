@@ -92,10 +92,11 @@ def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: st
     """Return the solutions of the last layer, each as a state at its input.
 
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
+    Raises ValueError if the last layer is a convolution.
     """
     layer = chain.layers[-1]
     if layer.kernel is not None:
-        raise ValueError(f"its last layer, {layer.name}, is a convolution, and closed forms need a linear last layer")
+        raise ValueError(f"the last layer, {layer.name}, is a convolution, and closed forms need a linear last layer")
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     heads = read_heads(loss, weight, bias, gradient[layer.weight], gradient[layer.bias] if layer.bias else None)
     return [_build_point(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]
@@ -187,7 +188,11 @@ _Solved = tuple[System, EquationValues, Tensor, Tensor]
 def _flip_signs(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk, unknowns: int, solved: _Solved
 ) -> tuple[System, Tensor, Tensor]:
-    """Change signs of pre-activations near zero where that reduces the residual; return equations, solution and residual."""
+    """Change signs of pre-activations near zero where that reduces the residual, and return equations, solution and residual.
+
+    unknowns: number of input values that the network uses.
+    solved:   the equations before the changes, their right-hand sides, solution and residual.
+    """
     layer, (system, target, x, residual) = chain.layers[point.at], solved
     names = [name for name in (layer.weight, layer.bias) if name]
     f, below = (t.reshape(-1, *layer.outputs) for t in (point.f, point.gradient))
@@ -255,7 +260,11 @@ def _split_range(count: int, size: int) -> list[slice]:
 
 
 def _count_spare_equations(system: System, unknowns: int) -> Tensor:
-    """Return the number of equations minus that of unknowns, (N,); inf if it is too small to estimate noise from the residual."""
+    """Return the number of independent equations minus `unknowns`, (N,), the argument `spare` of `solve_least_squares`.
+
+    It is inf for problems with at most MIN_SURPLUS_EQUATIONS surplus equations, too few to estimate noise from the residual. The
+    solver then does not stop because of noise.
+    """
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns

@@ -61,5 +61,5 @@ def test_what_cannot_be_told_apart_is_said_and_handed_on(observe: Callable[..., 
 
 def test_convolutions_have_no_linear_route(observe: Callable[..., Observation]) -> None:
     x, y = batch(3, 14)
-    with pytest.raises(ValueError, match="its first layer, 0, is a convolution"):
+    with pytest.raises(ValueError, match="the first layer, 0, is a convolution"):
         answer(observe((x, y), model=ModelSpec(name="lenet_dlg"), data=DATA), route="linear")
