@@ -65,7 +65,10 @@ class ClosedForm:
         return replace(self, sees_gradient=False)
 
     def plan(self, case: Case) -> RoutePlan:
-        """Return which routes may apply to a case, before any is tried; those of a null have no route."""
+        """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
+
+        The plan also holds the number of gradient evaluations of the routes that may apply. That of a null has no routes.
+        """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
@@ -75,8 +78,9 @@ class ClosedForm:
     def certify(self, case: Case, *, rng: Generator) -> Reconstruction | None:
         """Return the closed forms' answer to a case if it is certified, without a search; None otherwise.
 
-        Certified: exact, of the whole batch, and determined by the gradient and not by a prior. If a defense adds noise above
-        EXACT_DISTANCE of the gradient's norm, nothing is certified, since an exact answer would fit the noise.
+        A certified answer is exact, has all examples of the batch, and is determined by the gradient and not by a prior. The
+        confidence in each example is undecided or at least MIN_CERTIFIED_CONFIDENCE. If a defense adds noise above EXACT_DISTANCE
+        of the gradient's norm, nothing is certified, since an exact answer would fit the noise.
         """
         if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
             return None
@@ -87,6 +91,7 @@ class ClosedForm:
     ) -> list[Reconstruction]:
         """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
 
+        memory: storage for checkpoints, which only the fallback uses.
         Raises ValueError with the reasons if no closed form answers one of the cases, and no fallback can search for it.
         """
         return Routing(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
@@ -96,7 +101,8 @@ class ClosedForm:
 class _Found:
     """The best answer to one case so far.
 
-    missed: distance between its gradient and the observed one, relative. tried: number of answers checked.
+    missed:  distance between the answer's gradient and the observed one, relative to the norm of the latter.
+    tried:   number of answers checked.
     reasons: dict from the name of a closed form to why it did not apply.
     """
 
@@ -170,7 +176,11 @@ class Routing:
         return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
-        """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones."""
+        """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
+
+        An answer is better if its gradient is nearer to the observed one. An exact answer also replaces one that is not unique
+        (`open`), and an answer from which no search may start (`final`) also replaces one that is not exact.
+        """
         observed = self.observed.select(pending)
         try:
             answers = ROUTES[route](observed, self.rng, self.attack.walk)

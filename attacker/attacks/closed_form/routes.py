@@ -24,7 +24,11 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 
 
 def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Solve for the input of a first linear layer, for one example or a batch; labels follow from the layer's gradient."""
+    """Solve for the input of a first linear layer, for one example or a batch.
+
+    The labels are those with which the network's simulated gradient at the layer's outputs fits the observed one best.
+    Raises ValueError if the model is not a chain of layers that begins with a linear layer.
+    """
     chain = _require_linear(observed)
     return [_solve_case(observed, chain, i, rng) for i in range(len(observed.cases))]
 
@@ -52,7 +56,11 @@ def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequ
 
 
 def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP back to the last layer that lacks equations, then solve all remaining layers jointly with a smoothness prior."""
+    """Run R-GAP from the last layer back to a layer with too few equations; solve that layer and all before it together.
+
+    If several layers have too few equations, this is the one nearest to the output. Solving together uses a smoothness prior.
+    Raises ValueError if R-GAP does not apply, see `require_single`, or if every layer has enough equations.
+    """
     chain = require_single(observed)
     report = analyse_rank(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
@@ -150,6 +158,10 @@ def _note_prior(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
 
 
 def _estimate_determined_share(found: Peeled, i: int, determined: float) -> Tensor:
-    """Return the share of answer i that the equations determine, (1,), at most `determined`, the share found by counting."""
+    """Return the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
+
+    found:      the result of solving the layers together, with the measured share that no equation determines.
+    determined: share that the gradient determines by counting equations; an upper bound of the result.
+    """
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

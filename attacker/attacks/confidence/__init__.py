@@ -1,4 +1,7 @@
-"""Confidence: an attack's estimate of the probability that each reconstructed example is recovered."""
+"""Confidence: an attack's estimate of the probability that each reconstructed example is recovered.
+
+Recovered means close enough to the original, as `attacker.scoring.metrics.is_recovered` decides with the original at hand.
+"""
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.evidence import (

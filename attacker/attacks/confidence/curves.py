@@ -1,4 +1,7 @@
-"""Calibration curves: logistic regressions of recovery on evidence, fitted by `benchmarks/tuning.py confidence`."""
+"""Calibration curves: logistic regressions that estimate from evidence the probability that an example is recovered.
+
+`benchmarks/tuning.py confidence` fits them to answers whose originals are known.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,7 @@ MIN_PROBABILITY = 0.005
 
 @dataclass(frozen=True)
 class Curve:
-    """A logistic regression of success on evidence, with the range of evidence on which it was fitted.
+    """A logistic regression of "the example is recovered" on evidence, with the range of evidence on which it was fitted.
 
     features:  names of the features. weights: one per feature. intercept: of the regression.
     low, high: range of each feature; values outside of it are clamped.
@@ -38,7 +41,10 @@ class Curve:
     unsure: tuple[float, float]
 
     def explain_mismatch(self, evidence: Mapping[str, Tensor]) -> str:
-        """Return why the curve does not apply to answers with this evidence; "" if it does."""
+        """Return why the curve does not apply to answers with this evidence; "" if it does.
+
+        It does not apply if a feature is missing, NaN or infinite, or if a feature of `facts` is outside of its range.
+        """
         if missing := [name for name in self.features if name not in evidence]:
             return f"its calibration curve needs the feature {missing[0]}, which was not computed"
         if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:

@@ -71,10 +71,12 @@ class Judged:
 class ComparedGradient:
     """One observation of a case, with the function that simulates it.
 
-    observed:    the observed gradient, by parameter name. simulate: maps examples x to the gradient that would be observed.
-                 Neither is multiplied by the factors with which the search's objective weighs the layers.
+    observed:    the observed gradient, by parameter name. It is not multiplied by the factors with which the search's objective
+                 weighs the layers.
+    simulate:    maps examples x to the gradient that would be observed, without these factors as well.
     weight:      weight of the observation in the objective.
-    variance:    variance of the known noise per gradient entry, 0-d. coordinates: number of entries that are compared.
+    variance:    variance of the known noise per gradient entry, 0-d.
+    coordinates: number of gradient entries that are compared.
     """
 
     observed: GradientTensors
@@ -90,11 +92,15 @@ class SearchAnswer:
 
     x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
     examples:    number of examples without these copies.
-    compared:    the observations of the case. data, model: the data specification and the network.
-    evaluations: number of gradient evaluations of the search. rng: for random estimates.
-    linked:      certainty of the links between rounds for each row of x, in [0, 1].
+    compared:    the observations of the case.
+    data, model: the data specification and the network.
+    evaluations: number of gradient evaluations of the search.
+    rng:         for random estimates.
+    linked:      for each row of x, certainty in [0, 1] that the places in several rounds at which the attack assumes this example
+                 hold the same example; 1 for an example of one round.
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
-    drift:       returns the feature `drift` (see FEATURE_NAMES) before its logarithm, 0-d.
+    drift:       function that returns how much the gradient of x changes over the client's local steps if the attack treats them
+                 as one step, 0-d: squared norm of the change, relative to that of the gradient. 0 otherwise.
     """
 
     x: Tensor

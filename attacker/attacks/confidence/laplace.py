@@ -40,11 +40,12 @@ class Posterior:
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
+        """Return the product of v with the inverse of the covariance, times `variance`."""
         bent: Tensor = self.pull(self.push(v)[0])[0]
         return bent + self.share * v
 
     def _solve(self, target: Tensor) -> Tensor:
-        """Return an approximate solution v of `_curve(v)` = `target` by conjugate gradients."""
+        """Return an approximate solution v of `_apply_curvature(v) = target` by conjugate gradients."""
         v, left = torch.zeros_like(target), target
         direction, power = left, left.square().sum()
         for _ in range(self.iterations):

@@ -29,12 +29,14 @@ class ObservedGradients:
     gradients:       gradients by parameter name, (cases, *shape), as `convert_to_gradient` recovers them from the updates.
     seen:            the updates themselves, by parameter name, (cases, *shape).
     weights, buffers: by name. They have one row per case, unless `shared` (weights) or `same_buffers` (buffers) is set.
-    channel:         the attacker's model of the defense; `transparent` if it does not know the defense.
-    omitted:         names of parameters whose gradients are not compared (`find_omitted`); empty if it does not know the defense.
-    rule:            the `GradientRule` by which clients compute a batch's gradient; None if it does not know the defense.
+    channel:         the attacker's model of how the defense changes an update; `transparent`, which changes nothing, if
+                     `knows_defense` is false.
+    omitted:         names of parameters whose gradients are not compared (`find_omitted`); empty if `knows_defense` is false.
+    rule:            how clients compute a batch's gradient, for example by DP-SGD, as a `defenses.rules.GradientRule`; None if
+                     `knows_defense` is false.
     defended:        whether the known defense changes the gradient or the update.
-    variance:        known noise variance per coordinate of the gradient, (cases,). For a secure sum, that of the mean over its
-                     clients.
+    variance:        known noise variance per coordinate of the gradient, (cases,). If an observation is the sum of several
+                     clients' updates (secure aggregation), it is the variance in their mean.
     """
 
     def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:

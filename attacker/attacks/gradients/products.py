@@ -14,7 +14,7 @@ GradientTensors = Mapping[str, Tensor]
 
 
 def squared_norm(gradient: GradientTensors) -> Tensor:
-    """Return the sum of squares over all coordinates."""
+    """Return the sum of squares over all entries of all parameters, 0-d."""
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 

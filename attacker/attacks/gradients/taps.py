@@ -29,8 +29,8 @@ class Tap:
     """The record of one layer call.
 
     edge:  autograd's edge of the layer's output, before any in-place operation on this output.
-    rules: dict from the name of each weight to a function that maps the gradient of the output to those of the weight, one for
-           each of the P problems, see `layer_gradients.Stack`.
+    rules: dict from the name of each weight to a function that maps the gradient of the output to the weight's gradients for the
+           P problems, a tensor (P, *shape) or a tuple of P tensors.
     """
 
     edge: GradientEdge

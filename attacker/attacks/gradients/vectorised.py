@@ -54,7 +54,7 @@ def split_problems(gradients: StackedGradients) -> list[Gradient]:
 
 
 def join_problems(gradients: StackedGradients) -> Gradient | None:
-    """Return the gradients with one tensor (P, *shape) per parameter; None if large ones are stored as tuples."""
+    """Return the gradients unchanged if each is one tensor (P, *shape); None if one of them is a tuple of P tensors."""
     return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
 

@@ -39,9 +39,13 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
 
 
 def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
-    """Return the features of each example, the inputs of the last layer, inferred from its gradient, on the CPU.
+    """Return the features (inputs of the last layer) and the label of each example, inferred from that layer's gradient.
 
-    seen: observed gradients of a single case. known: whether the labels are certain; otherwise they may be corrected.
+    The result is on the CPU.
+    seen:   observed gradients of a single case.
+    labels: (N,), known or inferred.
+    known:  whether `labels` are certain. Otherwise, if the layer has a bias, the result holds other labels that fit the gradient
+            better, if there are any.
     """
     row, (weight, bias) = seen.get_state(0), models.find_head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}

@@ -133,8 +133,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
     are returned for n < K / 2, otherwise those of the bias's gradient.
 
     Without a fit, the counts of the bias's gradient are returned if the evidence lacks the head, or if the rows do not add up to
-    0, because a defense added noise, sent only signs or left out entries. If there is no bias, its gradient is estimated from the
-    rows and `Evidence.head`, or without the latter `infer_from_rows` is used.
+    0, because a defense added noise, sent only signs or left out entries. If there is no bias or its gradient was not sent, this
+    gradient is estimated from the rows and `Evidence.head`. With neither a bias nor the head, `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
@@ -173,7 +173,11 @@ def _infer_one_label(evidence: Evidence) -> Tensor:
 
 
 def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
-    """Return the number of examples of each class, (K,), from the gradient (K,) of the bias."""
+    """Return the number of examples of each class, (K,), from the gradient g (K,) of the bias.
+
+    For one example, the class is that of the most negative entry. For n examples, the numbers are `n * (mean p_c - g_c)`, rounded
+    to the sum n, with `Evidence.guess` for mean p. If g may be shortened and n < K, it is first scaled so that a class has none.
+    """
     guess = evidence.guess
     if evidence.examples == 1:
         return torch.nn.functional.one_hot(bias.argmin(), len(bias))
@@ -225,14 +229,15 @@ def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
 
 
 def _is_bias_sent(evidence: Evidence) -> bool:
-    """Return whether the head has a bias whose gradient was sent."""
+    """Return whether the head has a bias whose gradient was sent; a gradient of zeros counts as not sent."""
     return evidence.bias is not None and bool((evidence.gradient[evidence.bias] != 0).any())
 
 
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
-    """Return the gradient (K,) of the head's bias; if the head has no bias or its gradient was not sent, an estimate.
+    """Return the gradient (K,) of the head's bias, or an estimate if the head has no bias or its gradient was not sent.
 
-    Raises ValueError if there is no bias and the evidence lacks the head, from which the gradient is estimated.
+    The estimate needs `Evidence.head`. Without it, a gradient that was not sent is returned as it is, all zeros; without a bias,
+    ValueError is raised.
     """
     if evidence.bias is not None and (_is_bias_sent(evidence) or evidence.head is None):
         return _add_negative_logit(evidence.gradient[evidence.bias])
