@@ -159,7 +159,7 @@ def get_label_rule(name: str) -> LabelRule | None:
         return None
     if name not in LABEL_RULES:
         raise ValueError(
-            f"unknown label rule {name!r}. Known: {', '.join(LABEL_RULES)}, and joint, which optimises labels with the examples"
+            f"unknown label rule {name!r}. Known: {', '.join([*LABEL_RULES, 'joint'])} (optimised with the examples)"
         )
     return LABEL_RULES[name]
 

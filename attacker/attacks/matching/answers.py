@@ -55,7 +55,7 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
 
 
 def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
-    """Return a note if the search was stopped early because it was hopeless."""
+    """Return a note if the search was stopped early because its loss stayed high (see `Stop.hopeless`); otherwise nothing."""
     if not best.given_up:
         return ()
     search = batch.attack.search
@@ -77,7 +77,11 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 
 
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
-    """Return the confidence in the answer to case i. examples: number of examples of the answer."""
+    """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
+
+    best: the best search result. examples: number of examples of the answer. rng: for random estimates. interrupted: whether the
+    user interrupted the search.
+    """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
     route = "joint over rounds" if len(batch.views) > 1 else _name_route(batch, best)
@@ -88,7 +92,7 @@ def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, 
 
 
 def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
-    """Return the answer to case i in the form from which confidence is estimated."""
+    """Return the `SearchAnswer` for case i, from which `judge_search` estimates confidence. Arguments as in `_judge`."""
     assert best.z is not None
     assert best.labels is not None
     x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))
@@ -110,7 +114,10 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
 
 
 def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
-    """Return one observation of case i with a function that simulates it, without the objective's weights of layers."""
+    """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
+
+    Both are without the objective's layer weights. view: the observation. y, z: labels and latent vector of the answer.
+    """
     row = view.get_case(i)
     return ComparedGradient(
         observed=_unweigh(row["observed"], row),
@@ -159,7 +166,10 @@ def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
 
 
 def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
-    """Return the slots (positions in the client's batches) of the o-th observation of case i, with the index of their example."""
+    """Return the slots of the o-th observation of case i.
+
+    A `Slot` is a position in the batch of one of the client's local steps, with the index of the example that fills it.
+    """
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
     own = len(places) // batch.epochs
     return [

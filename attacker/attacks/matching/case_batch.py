@@ -116,7 +116,8 @@ class CaseBatch:
         """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
 
         The weight is relative to the loss of a zero gradient. A null, which does not see the gradient, knows that loss only if
-        the distance is bounded. Otherwise its weight is 1; without a gradient the weight does not change the minimum.
+        the distance is bounded. Otherwise its weight is 1 if the prior contains total variation; without a gradient the weight
+        does not change the minimum. For data that are not images it is 0.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -136,8 +137,9 @@ class CaseBatch:
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
     def build_problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
-        """Return the data of the problems of these cases, one row each, for `evaluate`.
+        """Return the data that `evaluate` needs for one problem (search) of each of these cases, one row per problem.
 
+        cases: indices of the cases.
         z: the starting latents (P, D), at which the gain of a defense is computed (`_compute_gain`). labels: (P, V).
         logits: those of the true examples from an oracle, (P, V, K).
         """
@@ -166,15 +168,16 @@ class CaseBatch:
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 
     def decode_answer(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples x and labels y of the latent z (D,) of case i; separate examples of local epochs are merged.
+        """Return the examples x and labels y of the latent z (D,) of case i in the form of the attack's answer.
 
-        An enhancer of the attack is applied to the examples.
+        If local epochs have separate copies of the examples, equal ones are matched and averaged (`merge_epochs`). An enhancer of
+        the attack is applied to the examples.
         """
         x, y = local_epochs.merge_epochs(*self.decode_case(i, z, labels), self.epochs)
         return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach())), y
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the loss by z, (P, D), and the loss, (P,).
+        """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
 
         share: share of the steps done, in [0, 1]; the first part of a search may use reduced precision.
         """
@@ -198,7 +201,11 @@ class CaseBatch:
         return slope, loss
 
     def _compute_prior_terms(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the terms of one problem's loss besides the gradient distance: priors, statistics of batch norm, labels."""
+        """Return the sum of one problem's loss terms other than the gradient distance, a 0-d tensor.
+
+        They are the priors, the mismatch of batch norm's statistics, the difference between the examples of local epochs, and the
+        disagreement of predictions and labels.
+        """
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
@@ -231,7 +238,7 @@ class CaseBatch:
         """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z.
 
         The loss is multiplied by this ratio, so that a search does not stall because clipping made all values small. It is 1
-        without a defense, if nothing is left after the defense, and for a null.
+        without a defense, if nothing is left after the defense, for distances that are not quadratic, and for a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -241,7 +248,10 @@ class CaseBatch:
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
     def find_labels(self, i: int, rng: Generator) -> Tensor:
-        """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null."""
+        """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null.
+
+        If soft labels are optimised with the examples, zeros are returned in their place; the loss does not use them.
+        """
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
             return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
@@ -267,7 +277,7 @@ def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:
 
 
 def _average(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted mean over the first axis."""
+    """Return the mean over the first axis: the sum of weights * values divided by the sum of weights."""
     return (weights * values).sum(0) / weights.sum(0)
 
 

@@ -28,8 +28,8 @@ class Decoder:
     """A parametrisation of examples of one shape.
 
     shape:   shape of the latent of one example.
-    decode:  maps latents (N, *shape) to examples (N, *data.shape). It is differentiated once, and called under `vmap` and
-             `torch.func.grad`, so that the examples of a batch must not interact. Its own weights must be on the device of z.
+    decode:  maps latents (N, *shape) to examples (N, *data.shape). Only its first derivative is needed. It is called under `vmap`
+             and `torch.func.grad`, so that the examples of a batch must not interact. Its own weights must be on the device of z.
     encode:  maps examples, approximately in [0, 1], to latents that decode approximately to them, as a starting point.
     project: maps latents to the nearest ones in the allowed box; the identity if no box is needed.
     """
@@ -50,9 +50,10 @@ def pixels(data: DataSpec) -> Decoder:
 
 
 def bicubic(factor: int) -> DecoderFactory:
-    """Return a decoder that enlarges images of a `factor` times lower resolution by bicubic interpolation.
+    """Return a decoder factory whose decoder enlarges images of a `factor` times lower resolution by bicubic interpolation.
 
-    This excludes high frequencies. The small image is kept in [0, 1]; the large one may exceed that range slightly at edges.
+    A factory returns the decoder for given data. High frequencies are excluded. The small image is kept in [0, 1]; the large one
+    may exceed that range slightly at edges.
     """
 
     def build(data: DataSpec) -> Decoder:
@@ -72,9 +73,9 @@ def bicubic(factor: int) -> DecoderFactory:
 
 
 def autoencoder(path: Path) -> DecoderFactory:
-    """Return a decoder whose latents are those of a learned autoencoder, a file that `attacker train-prior` wrote.
+    """Return a decoder factory whose decoder uses a learned autoencoder, from a file that `attacker train-prior` wrote.
 
-    Latents and examples are not bounded.
+    A factory returns the decoder for given data. Latents, which are those of the autoencoder, and examples are not bounded.
     """
     prior = read_prior(path, "autoencoder")
     network = prior.network

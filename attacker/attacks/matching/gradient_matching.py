@@ -5,7 +5,8 @@
         loss = objective(channel(gradient(model, weights, x, y)), observed) + prior(x)
         z = project(optimiser(z, loss))
 
-Each row of z is one problem, that is one restart of one case; all rows are optimised at once.
+Each row of z is one problem, that is one restart of one case; all rows are optimised at once. `channel` applies the client's
+defense, such as clipping or compression, to the gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,10 @@ class GradientMatching(MatchingParts):
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, which must agree in model, data, training settings, defense and number of examples."""
+        """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
+
+        rng, progress, memory: source of the seed, status callback and checkpoint storage, as in `Attack.__call__`.
+        """
         return MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 
 
@@ -67,7 +71,10 @@ class MatchingRun:
         self.interrupted: set[int] = set()
 
     def run(self) -> list[Reconstruction]:
-        """Search for the examples of every case, with restarts for searches that were stuck, and return the reconstructions."""
+        """Search for the examples of every case, and return the reconstructions.
+
+        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far.
+        """
         started = perf_counter()
         for restart in range(self._restore(), self.attack.search.restarts + any(start is not None for start in self.given)):
             pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
@@ -138,7 +145,10 @@ class MatchingRun:
                 best.given_up = found.given_up[row]
 
     def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
-        """Return the starting latents (P, D) of this restart."""
+        """Return the latents (P, D) from which the searches of this restart begin, for the cases with indices `pending`.
+
+        The parametrisation's `init` makes the examples. In restart 0, those of a case's warm start replace some, by label.
+        """
         space = self.batch.space
         rngs = [seed_generator(self.rng, self.cases[i], f"start {restart}") for i in pending]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
@@ -162,7 +172,10 @@ class MatchingRun:
         return restarts
 
     def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
-        """Pass the best candidates of a running search to the callback for live display. state: the saved state of `descend`."""
+        """Pass the best candidates of a running search to `look`, the callback for live display.
+
+        pending: indices of the cases that are searched. state: the state of the search, as `descend` saves it.
+        """
         batch = self.batch
         z, loss = get_best(state)
         sights = []

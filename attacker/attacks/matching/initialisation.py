@@ -34,10 +34,11 @@ def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
 
 
 def coarse(side: int) -> Init:
-    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels of an image.
+    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels of one channel.
 
     For table rows, each value is drawn separately.
-    The decoder `bicubic4` encodes the start, for side 4, as a small image of independent values, which is ROG's start.
+    The decoder `bicubic4` encodes the start, for side 4, as a small image of independent values, which is the start of the attack
+    ROG (Yue et al. 2022).
     """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -56,7 +57,10 @@ def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
 
 
 def patterned(divisions: int) -> Init:
-    """Return a start of one random block, uniform in [0, 1), that is repeated `divisions` times vertically and horizontally."""
+    """Return a start that repeats a random block, uniform in [0, 1), `divisions` times vertically and horizontally.
+
+    Each channel of each example has its own block. In table rows it is repeated `divisions` squared times.
+    """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         if not data.is_image:

@@ -36,13 +36,13 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
-    """Return AGIC's layer weights: they run from 1 for the first convolution to beta for the last, times 1 / (1 - p) (eqs. 7, 8).
+    """Return a function that computes AGIC's layer weights (eqs. 7, 8) from a model and an observed gradient.
 
-    p is the share of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it
-    have the same weight; linear layers have the mean over convolutions, without 1 / (1 - p). Without convolutions all weights are
-    equal.
-    shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`. relu_modifier: whether to apply 1 / (1 -
-           p).
+    The weights run from 1 for the first convolution to beta for the last. Each is multiplied by 1 / (1 - p), where p is the share
+    of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it have its
+    weight. Linear layers have the mean over convolutions, without 1 / (1 - p). Without convolutions all weights are equal.
+    shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`; with "constant", beta has no effect.
+    relu_modifier: whether to multiply by 1 / (1 - p).
     Raises ValueError for an unknown shape, or a beta that is not positive.
     """
     if shape not in DEPTH_SHAPES:

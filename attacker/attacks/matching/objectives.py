@@ -47,7 +47,10 @@ def squared_distance(simulated: GradientTensors, observed: GradientTensors) -> T
 
 
 def cosine_distance(simulated: GradientTensors, observed: GradientTensors, products: Products = _compute_products) -> Tensor:
-    """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
+    """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4).
+
+    products: computes the three scalar products of the gradients that the cosine needs, see `Products`.
+    """
     dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 

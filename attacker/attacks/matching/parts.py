@@ -69,8 +69,8 @@ class MatchingParts:
     warm_start: function that returns for each case an additional first start, such as the answer of a closed form, or None. If
                 the start has too few examples, the parametrisation's start supplies the others. If the search from it does not
                 converge, the parametrisation's start is tried as well, since noise can spoil an answer.
-    held:       dict from a case's key to examples of the case that are known, and that the search leaves as they are. It must be
-                empty for a null.
+    held:       dict from the name of a case (`Case.key`) to its examples that are known, and that the search leaves as they are.
+                It must be empty for a null.
     enhancer:   sharpens the images after the search, for the null as well; None for none.
     sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """

@@ -32,8 +32,9 @@ class Prior:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones, for images (N, C, H, W).
+    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones, over all of x, a 0-d tensor.
 
+    x: images (N, C, H, W).
     Source: Geiping et al. 2020, as in their code. An axis of one pixel contributes 0.
     """
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]

@@ -85,7 +85,11 @@ class View(ObservedGradients):
 
     @cached_property
     def written(self) -> Adjoints | None:
-        """The gradients of `at_once` by explicit formulas, which can be compiled; None if `build_adjoints` has none."""
+        """The same gradients as those of `at_once`, but by explicit formulas, which can be compiled; None if there are none.
+
+        There are formulas for chains of linear layers and small convolutions on the CPU (`build_adjoints`). What `at_once`
+        requires of problems and gradient is required here as well.
+        """
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
@@ -122,7 +126,8 @@ class View(ObservedGradients):
     def measure_statistics(self, row: ProblemRow, x: Tensor) -> Tensor:
         """Return how much a candidate's statistics of batch norm differ from those that the client returned, a 0-d tensor.
 
-        It is `measure_mismatch`, times the observation's weight. x: all examples of the case (V, *shape).
+        It is the mean squared difference of the channels' means and deviations, relative to their variance (`measure_mismatch`),
+        times the observation's weight. x: all examples of the case (V, *shape).
         """
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         own = x[row["places"]]
@@ -143,7 +148,7 @@ class View(ObservedGradients):
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
     def _compute_scale(self, observed: GradientTensors) -> dict[str, Tensor]:
-        """Return the factor for each tensor: the square root of its layer weight, since distances are quadratic in gradients."""
+        """Return the factor for each tensor: the square root of its layer weight, by which a squared norm is then multiplied."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
         if observed and self.objective.relative and not self.noisy:
@@ -151,7 +156,7 @@ class View(ObservedGradients):
         return {name: w.sqrt() for name, w in weights.items()}
 
     def get_case(self, i: int) -> ProblemRow:
-        """Return the data of this observation of the i-th case, including its weights and buffers."""
+        """Return the data of this observation of the i-th case, including the weights and buffers that the server sent."""
         return self.get_state(i) | _get_row(self.rows, i)
 
     def compute_distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -216,7 +221,7 @@ class View(ObservedGradients):
         return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
 
     def _build_formula_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return the evaluation by explicit gradient formulas (`build_adjoints`) instead of double backward in autograd."""
+        """Return the evaluation by the explicit formulas `written`, which replace differentiating twice by autograd."""
         written = self.written
         assert written is not None
 
@@ -290,7 +295,10 @@ class View(ObservedGradients):
         return self.objective.distance(_scale(expected, row["scale"]), row["observed"]), after
 
     def weigh(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
-        """Return this observation's part of the loss, computed from its distance."""
+        """Return this observation's part of the loss: the robust loss of its distance, times its weight and the gain.
+
+        The gain undoes the shortening of the gradient by a defense, see `CaseBatch._compute_gain`.
+        """
         weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
         return weighed
 
@@ -332,7 +340,7 @@ def compare_one_by_one(
 
 
 def _lay_out(stack: Tensor) -> Tensor:
-    """Return a stack of gradients (P, *shape) in the memory layout of convolution gradients."""
+    """Return a stack of gradients (P, *shape), with those of 2D convolutions in the memory layout channels last."""
     return to_channels_last(stack) if stack.ndim == 5 else stack
 
 

@@ -119,5 +119,8 @@ class _Within:
 
 
 def prefix_memory(memory: Memory | None, prefix: str) -> Memory | None:
-    """Return a view of a checkpoint storage with a prefix for all keys, for one of several searches of an attack."""
+    """Return a view of a checkpoint storage that prepends `prefix` to all keys, so that several searches can share the storage.
+
+    Return None if `memory` is None.
+    """
     return None if memory is None else _Within(memory, prefix)

@@ -26,8 +26,9 @@ def build_smooth_spread(
 ) -> Spread:
     """Return the multiplication of images (..., *shape) by a symmetric square root of their covariance.
 
-    inverse: return the multiplication by the inverse of this root. For rows, all values are independent with equal variance.
     The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
+    For table rows, all values are independent with equal variance.
+    inverse: return the multiplication by the inverse of this root.
     The map takes arguments of any dtype and device, and computes in theirs.
     decay, colour_variance: in place of SPECTRAL_DECAY and COLOUR_VARIANCE.
     """
@@ -56,7 +57,7 @@ def build_smooth_spread(
 
 
 def _build_cosines(size: int) -> Tensor:
-    """Return the orthonormal discrete cosine transform (DCT-II), (size, size)."""
+    """Return the matrix (size, size) of the orthonormal discrete cosine transform (DCT-II), with one cosine per row."""
     k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
     rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5
     rows[0] /= 2**0.5

@@ -37,21 +37,23 @@ def accumulate(
 ) -> Agic:
     """Search for a client's examples in all its rounds together; each round is simulated with the model that was sent in it.
 
-    The objective is the sum of the distances of all rounds, none weighted more than others. For Gaussian noise of the same power
-    in every round and tensor, squared distances are the negative log-likelihood of all messages up to a factor; noise whose power
-    differs between rounds is not taken into account. For top_k, prune, DGC and signs with error feedback the residual of the
-    client is simulated as well: a coordinate that was sent equals the sum of the simulated updates since it was sent last, and
-    one that was not sent is smaller than the smallest sent one.
+    The objective is the sum of the distances of all rounds, with equal weights. For Gaussian noise of the same power in every
+    round and tensor, squared distances are the negative log-likelihood of all messages up to a factor; noise whose power differs
+    between rounds is not taken into account. A client with error feedback (an option of top_k, prune and sign, and part of dgc)
+    keeps the part of an update that it does not send, and adds it to later updates. This residual is simulated as well.
 
-    search: distance, optimiser and prior are those of cpl (L-BFGS, squared distance), inverting_gradients or agic (Adam, cosine).
-    compare: `same` if the client uses all its examples in every round; otherwise how rounds are linked, as in `agic`.
-    steps: maximum number of iterations. tv: weight of the total variation, as in `cpl`. decoder: as in `cpl`; ignored for
-    search=agic.
-    restarts: as in `dlg`. pre_steps: iterations of the separate reconstructions for compare=images.
-    robust: as in `agic`.
+    search: which attack's distance, optimiser and prior are used: cpl (squared distance, L-BFGS), inverting_gradients (cosine,
+    Adam) or agic (cosine with layer weights, Adam).
+    compare: `same` if the client uses all its examples in every round; otherwise how the same examples are found in different
+    rounds: by `features` of the last layer, by `images` from a separate reconstruction of each round, or `none`.
+    steps: maximum number of iterations. tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero
+    gradient. decoder: variable that is optimised, as in `cpl`; ignored for search=agic.
+    restarts: maximum number of starts; another one is made only if the search was stuck. pre_steps: iterations of the separate
+    reconstructions for compare=images.
+    robust: if above 0, rounds whose distance is much larger than this have less influence (Cauchy's loss).
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
-    closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies. They are
-    not tried if a residual is simulated, since that needs all rounds.
+    closed_forms: try the closed forms of `exact` on each round first, and search only for the examples that they do not determine
+    exactly. They are not tried if a residual is simulated, since that needs all rounds.
     knows_defense: whether the attacker knows the clients' defense and models it.
     """
     if search not in SEARCHES:
@@ -89,7 +91,7 @@ def _match_by_cpl(steps: int) -> GradientMatching:
 
 
 def _match_by_cosine(steps: int) -> GradientMatching:
-    """Return the search of Inverting Gradients: the cosine distance, minimised by Adam in a box."""
+    """Return the search of Inverting Gradients: the cosine distance, minimised by Adam within the decoder's box."""
     return GradientMatching(
         name="inverting_gradients",
         objective=Objective(distance=cosine),

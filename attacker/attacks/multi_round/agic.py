@@ -51,8 +51,9 @@ COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 class _Plan:
     """What to do for a case.
 
-    usable: the case without rounds that no attack can use, see `find_problem`. remaining: what is left to the search.
-    known:  examples that closed forms certify, see `Agic`; None if there are none.
+    usable:    the case without rounds that no attack can use, see `find_problem`.
+    remaining: the rounds that are left to the search, see `Remaining`; its field `case` is None if there are none.
+    known:     examples that closed forms certify, see `Agic`; None if there are none.
     """
 
     usable: Case
