@@ -105,8 +105,8 @@ class Agic:
     ) -> list[Reconstruction]:
         """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
 
-        Ctrl-C before the search raises KeyboardInterrupt. Later, the cases whose search had begun are returned with their best
-        results so far, and the others are missing in the returned list.
+        Ctrl-C before the search raises KeyboardInterrupt. During the search, Ctrl-C ends it: cases whose search had begun are
+        returned with their best results so far, cases whose search had not begun are missing in the returned list.
         """
         if self.closed_forms and has_earlier_search(memory):
             return replace(self, closed_forms=False)(cases, rng=rng, progress=progress, memory=memory)
@@ -130,7 +130,10 @@ class Agic:
         ]
 
     def _plan(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> _Plan:
-        """Return which examples of a case closed forms certify, and what is left to the search, with links."""
+        """Return the plan for a case: the examples that closed forms certify, and the rounds that are left to the search.
+
+        The rounds that are left have links, which state the positions of their batches that hold the same example.
+        """
         usable, left_out = drop_unusable(case)
         knows, device = self.knows_defense, self.device
         known = certify_rounds(usable, rng, knows, device, progress) if self._tries_closed_forms(usable) else None
@@ -147,14 +150,18 @@ class Agic:
         return _Plan(usable, replace(remaining, slots=(*slots, *remaining.slots), notes=notes), known)
 
     def _tries_closed_forms(self, case: Case) -> bool:
-        """Return whether closed forms are tried on the rounds of a case before the search."""
+        """Return whether closed forms are tried on a case before the search, see `Agic.closed_forms` for the conditions."""
         if not self.closed_forms or case.links is not None:
             return False
         channel = build_channel(case.observations[0], build_network(case.observations[0]))
         return channel.follow is None or not self.knows_defense or not self.matching.simulation.in_order
 
     def _finish(self, asked: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
-        """Return the answer to a case from what closed forms certify and what a search found, with equal candidates merged."""
+        """Return the answer to a case: the examples that closed forms certify, and those that the search found.
+
+        Candidates that are near enough to count as the same example are merged, see `merge`.
+        searched: the result of the search; None if no round was left to it.
+        """
         if plan.known is None:
             assert searched is not None
             return replace(self._merge(asked, plan.usable, searched), case=asked.key)
@@ -164,7 +171,8 @@ class Agic:
     def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Merge candidates of different rounds that turn out to be the same example, unless the caller gave the links.
 
-        asked: the case as given. linked: the case with the rounds that were used. different: see `merge`.
+        asked: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
+        are known to be different examples.
         """
         if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
             return found
@@ -247,25 +255,32 @@ def agic(
 ) -> Agic:
     """Link all rounds of a client and match their gradients by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
-    steps, restarts, knows_defense: as in `dlg`.
+    Links state which positions in the batches of different rounds hold the same example.
+
+    steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
+    restarts, compiled, knows_defense: as in `dlg`.
     beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
-    tv: weight of the total variation, as in `cpl`. If the noise variance is known and distance is euclidean, more is added, as in
-    `cpl` with denoised.
-    distance, optimiser: by name, as in `cpl`. With another optimiser than adam, starts and stopping are those of `cpl`; lbfgs or
-    wolfe with euclidean suit small sigmoid networks. learning_rate: 0 for the optimiser's default. signed: adam uses only the
-    sign of the gradient.
+    tv: weight of the total variation, as in `cpl`. If the variance of a defense's noise is known and distance is euclidean, a
+    second total variation is added, weighted by that variance, as by denoised in `cpl`.
+    distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
+    random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
+    `cpl`, pixels are not bounded, and the search stops after 10 iterations without a loss that is 5 % lower.
+    learning_rate: 0 for the optimiser's default, which is 0.1 for adam. signed: adam uses only the sign of the gradient.
     label_rule: as in `cpl`, but not joint.
-    local_steps: one_batch treats all local steps as one, simulated simulates each. surrogate: for one_batch, compute the gradient
-    at a point between the weights sent and those returned, which is optimised together with the images (SME).
-    order_invariant: weight of the prior that couples simulated local epochs (Dimitrov et al. 2022).
-    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of
-    separate reconstructions for images and published.
-    later: weight of observations after the first epoch.
-    robust: if above 0, the distances of rounds that are much larger than this, for example because of wrong links, have less
-    influence (Cauchy's loss, see `Objective`).
-    coarse: share of the steps, at the beginning, in bfloat16 if the device supports it: faster, but recovers slightly less.
-    compiled: as in `dlg`.
-    closed_forms: try the closed forms of `exact` on each round first, and search only for examples that none certifies.
+    local_steps: one_batch treats all local steps as one, simulated simulates each.
+    surrogate: for one_batch, compute the gradient at a point between the weights sent and those returned. This point is optimised
+    together with the images (SME).
+    order_invariant: for simulated, a value above 0 gives each local epoch images of its own. It is the weight of a penalty on
+    the difference between the mean images of the epochs (Dimitrov et al. 2022).
+    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of the
+    separate reconstruction of each round, which images and published compare, and also features if it lacks those of a round.
+    later: weight in the loss of the rounds after the client's first pass over its examples; rounds in that pass have weight 1.
+    robust: if above 0, the distance d of each round is replaced by robust * log(1 + d / robust), so that rounds with a distance
+    far above this value, for example because of wrong links, have less influence (Cauchy's loss).
+    coarse: share of the steps, at the beginning, that are computed in bfloat16 if the device supports it. This is faster, but
+    recovers slightly less.
+    closed_forms: try the closed forms of `exact` that do not iterate on each round first, and search only for examples that none
+    certifies.
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
@@ -321,7 +336,10 @@ def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bo
 
 
 def _group_alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
-    """Yield numbered groups of cases that can be searched in one batch: with equal numbers of examples in every round."""
+    """Yield groups of cases that can be searched in one batch, each as a pair of its number, from 0, and its cases.
+
+    Cases of a group have equally many rounds, equally many examples in every round, and equally many different examples.
+    """
 
     def get_structure(case: Case) -> tuple[int, ...]:
         links: Links | None = case.links

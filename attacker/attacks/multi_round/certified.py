@@ -23,14 +23,18 @@ MAX_SAME_ERROR = 1e-4
 class CertifiedExamples:
     """The examples of a client that closed forms certify (see `ClosedForm.certify`), each once, and the rounds that hold them.
 
-    A round is certified if a closed form certifies all of its examples.
-    x, y, confidence, explained: (E, ...), as in `Reconstruction`, of the round in which each example is most certain.
-    evidence:    features for the confidence, by name as in `Reconstruction`, (E,) each; NaN for examples without the feature.
-    slots:       the positions in the batches of the certified rounds, with the index of their example.
+    A round is certified if a closed form certifies all of its examples. The values of an example that several rounds hold are
+    those of the round with the highest confidence in it.
+    x, y:        the examples (E, *shape) and their labels (E,).
+    confidence:  (E,) in [0, 1], estimated probability that scoring counts the example as recovered.
+    explained:   (E,) in [0, 1], share of the squared norm of the round's gradient that its closed-form answer explains.
+    evidence:    features from which confidence was estimated, by name, (E,) each; NaN for examples without the feature.
+    slots:       the positions in the batches of the certified rounds, each with the index of the example at it.
     routes:      dict from the number of each certified round to the name of its closed form.
     missed:      largest squared distance between the gradient of an answer and the observed one, relative to the squared norm of
                  the latter.
-    evaluations, seconds: sums over all rounds. oracles: names of the oracles that were used.
+    evaluations, seconds: gradient evaluations and time, summed over all rounds.
+    oracles:     names of the oracles (knowledge that no server has, such as true labels) that were used.
     """
 
     x: Tensor
@@ -46,7 +50,7 @@ class CertifiedExamples:
     oracles: tuple[str, ...]
 
     def describe(self) -> tuple[str, ...]:
-        """Return a note on how many rounds each closed form certified, and how many examples these hold."""
+        """Return a note with the number of certified examples, and with that of the rounds that each closed form certified."""
         names = ", ".join(f"{count} by {route}" for route, count in Counter(self.routes.values()).most_common())
         return (f"closed forms certify {len(self.x)} examples in {len(self.routes)} rounds without a search: {names}",)
 
@@ -61,9 +65,10 @@ def split_known_labels(case: Case) -> list[Tensor | None]:
 def certify_rounds(
     case: Case, rng: Generator, knows_defense: bool, device: str, progress: Progress | None = None
 ) -> CertifiedExamples | None:
-    """Try closed forms on each observation of a case, and return the examples that they certify; None if there are none.
+    """Try the closed forms `DIRECT_ROUTES` on the observations of a case; return the examples that they certify, None if none.
 
-    The answers are those of `exact` for the single rounds with the same seed, so that a search that is resumed gets them again.
+    Observations with a number of examples for which the first MAX_FAILURES attempts all failed are skipped.
+    The answers depend only on the case and on the seed of `rng`, so that a search that is resumed gets them again.
     Ctrl-C raises KeyboardInterrupt.
     """
     closed = ClosedForm(name="exact", routes=DIRECT_ROUTES, knows_defense=knows_defense, device=device)
@@ -119,7 +124,10 @@ def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> t
 
 
 def _group_equal(answers: Sequence[Reconstruction]) -> list[list[tuple[int, int]]]:
-    """Return groups of (answer, row) of the same example. Two examples of one round are never the same."""
+    """Return groups of pairs (index of an answer, index of an example in it) that are the same example in different rounds.
+
+    Examples are the same if they have equal labels and a mean squared difference of at most MAX_SAME_ERROR.
+    """
     groups: list[list[tuple[int, int]]] = []
     for a, answer in enumerate(answers):
         earlier = len(groups)

@@ -84,7 +84,8 @@ def explain_rounds(
 ) -> tuple[Case | None, tuple[Slot, ...]]:
     """Find rounds whose gradient is that of all known examples, for clients that use the same examples in every round.
 
-    Return the case without these rounds, or None if no round is left, and the places in them.
+    Return the case without these rounds, or None if no round is left, and the batch positions of the known examples in the
+    rounds found.
     """
     rows = torch.arange(len(known.x))
     slots: list[Slot] = []
@@ -142,7 +143,10 @@ def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
 
 
 def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
-    """Return for each example of the links the known example that all of its places match, (V,), or -1."""
+    """Return for each of the V linked examples the known example that all of its places match, or -1, (V,).
+
+    matched: one tensor per observation, with the known example that each of its places matches, or -1.
+    """
     held = torch.full((links.examples,), -2)
     for places, found in zip(links.places, matched, strict=True):
         before = held[places]

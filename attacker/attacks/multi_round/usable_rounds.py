@@ -9,7 +9,10 @@ from fedsim.recording.observation import Observation
 
 
 def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """Return the case without unusable observations, and notes on those. Raises ValueError if no observation is usable."""
+    """Return the case without unusable observations, and notes on those.
+
+    Raises ValueError if no observation is usable, or if the case has links and one of its observations is not usable.
+    """
     problems = [find_problem(observation) for observation in case.observations]
     if not any(problems):
         return case, ()
@@ -43,8 +46,9 @@ def find_problem(observation: Observation) -> str:
 def link_for_null(case: Case, *, same: bool) -> Case:
     """Return the case with links for the null, the attack without the gradient, and without rounds that report no examples.
 
-    The links follow from the reported numbers of examples alone. Given links are kept.
-    same: whether the client is taken to use the same examples in every round, see `link_same`; else see `link_by_sizes`.
+    The links follow from the reported numbers of examples alone. A case that has links is returned unchanged.
+    same: whether the client is assumed to use the same examples in every round (`link_same`); otherwise `link_by_sizes` decides.
+    Raises ValueError if no round reports examples.
     """
     if case.links is not None:
         return case

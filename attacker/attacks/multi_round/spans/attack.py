@@ -51,7 +51,7 @@ class Spans:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, each of one client. Raises ValueError with the reason if no example of a case can be isolated."""
+        """Attack `cases`, each of one client. Raises ValueError with the reason if no example of a case is recovered."""
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]

@@ -56,7 +56,7 @@ class CohortSpans:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases` of secure sums. Raises ValueError with the reason if nothing can be isolated."""
+        """Attack `cases` of secure sums. Raises ValueError with the reason if no example of a case is recovered."""
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
@@ -96,8 +96,10 @@ class CohortSpans:
 
 
 def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
-    """Isolate the spans of clients in secure sums, from who took part in which round, and separate their examples by zeros.
+    """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
+    The span of a client's examples is isolated by intersecting the sums in which it took part. Its examples are then separated
+    by the zeros that ReLU causes in the update.
     lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does.
     """
     return CohortSpans(lone_rows=lone_rows)
@@ -136,7 +138,7 @@ def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[s
 def _describe(
     spaces: Sequence[RowSpace], clients: dict[str, IsolatedClient], cohorts: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return sentences on the ranks of the sums and on the clients that were isolated."""
+    """Return sentences on the ranks of the sums, and on the number and names of the clients that were isolated."""
     ranks = [space.rank for space in spaces]
     everyone = {name for cohort in cohorts for name in cohort}
     words = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]

@@ -25,7 +25,10 @@ MAX_CONDITION = 1e6
 
 @dataclass(frozen=True)
 class IsolatedClient:
-    """The span of one client. y: (dimensions, F) in units of noise. round: 1-based round after which it was isolated."""
+    """The span of the examples of one client.
+
+    y: (dimensions, F) vectors that span it, in units of noise. round: the round, from 1, after which it was isolated.
+    """
 
     y: Tensor
     round: int
@@ -34,9 +37,11 @@ class IsolatedClient:
 def isolate_clients(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], rounds: Sequence[int]
 ) -> dict[str, IsolatedClient]:
-    """Return, by name, the span of each client for which no other client took part in all sums that it took part in.
+    """Return a dict from the name of each client that can be isolated to the span of its examples.
 
-    spaces, cohorts, rounds: row space, clients and number of each sum. Sums of full rank are left out: any two of them intersect.
+    A client can be isolated if no other client took part in all of its sums.
+    spaces, cohorts, rounds: row space, clients and round of each sum. Sums of full rank are left out, since they intersect every
+    other sum.
     """
     found: dict[str, IsolatedClient] = {}
     for client in sorted({name for cohort in cohorts for name in cohort}):
@@ -56,9 +61,11 @@ def isolate_clients(
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
 ) -> dict[str, RowSpace]:
-    """Split the sums whose clients are all isolated, and return the parts of each client as one matrix in factorised form.
+    """Split sums into the parts of their clients; return a dict from each client to the matrix of its parts, in factorised form.
 
-    Its rows, one per neuron and sum, are coordinates times the client's span `y`; those of all its sums are stacked.
+    A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
+    the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times
+    the orthonormal basis of the client's span that `_normalise(y)` returns.
     """
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for space, cohort in zip(spaces, cohorts, strict=True):

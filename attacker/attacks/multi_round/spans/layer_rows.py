@@ -20,7 +20,10 @@ from fedsim.recording.training import Training
 
 
 def explain_unlinear(training: Training, layer: InputLayer) -> str:
-    """Return why an update under these training settings is not a sum of gradients of the layer, or "" if it is one."""
+    """Return why an update under these training settings is not a sum of the layer's gradients, or "" if it is one.
+
+    Reasons are another optimiser than SGD, and a layer that clients do not train.
+    """
     if training.optimiser != "sgd":
         return f"an update of {training.optimiser} is not a sum of gradients, so its rows do not lie in the span of the examples"
     if training.is_frozen(layer.weight) or training.is_frozen(layer.bias):
@@ -47,7 +50,7 @@ def compute_decayed_share(training: Training, steps: int) -> float:
 class LayerRows:
     """The update of an input layer as rows (width, F + 1) in the span of [x, 1], in float64.
 
-    noise: (width,) lower estimate of the standard deviation of each row's values, from rounding.
+    noise: (width,) estimated standard deviation of the rounding errors of each row's values. A defense's noise is not included.
     """
 
     rows: Tensor
@@ -78,6 +81,9 @@ def join_parameters(tensors: Mapping[str, Tensor], layer: InputLayer, device: st
 
 
 def convert_to_examples(vectors: Tensor, data: DataSpec) -> Tensor:
-    """Return examples (N, *shape) in [0, 1] from vectors [x, 1] (N, F + 1) of normalised inputs, up to scale."""
+    """Return examples (N, *shape) on the scale [0, 1], not clamped, from vectors (N, F + 1).
+
+    A vector is any multiple of [x, 1], where x is the flattened normalised example.
+    """
     assert vectors.shape[1] == prod(data.shape) + 1
     return data.denormalise((vectors[:, :-1] / vectors[:, -1:]).reshape(-1, *data.shape))

@@ -39,6 +39,7 @@ class FoundExamples:
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
     clearance: (N,) ratio `next / largest` of the `Intersection` behind each example; the larger, the clearer it is of noise.
+               It is infinite for examples that were recovered from zeros of ReLU.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 
@@ -93,8 +94,9 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
 def _split_into_lines(
     common: Intersection, spaces: Sequence[RowSpace], shared: Tensor, members: tuple[int, ...]
 ) -> list[Intersection]:
-    """Return the one-dimensional intersections of `common`, the intersection of the spaces `members`, with further spaces.
+    """Return `common` if it is one-dimensional, else its one-dimensional intersections with further spaces.
 
+    common: the intersection of the spaces with the indices `members`. shared: numbers of shared examples of all pairs of spaces.
     Only spaces after the last member are tried, so that every set of spaces is met once.
     """
     if len(common.y) == 1:
@@ -110,7 +112,11 @@ def _split_into_lines(
 
 
 def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
-    """Return whether a multiple of [x, 1] with unit noise has a scale above the noise and values in the range of the data."""
+    """Return whether a multiple of [x, 1] with noise of standard deviation 1 can be an example.
+
+    It can if its last entry, the factor of [x, 1], is above the noise, and the entries of x are in the range `low` to `high` of
+    the data, with a tolerance of six standard deviations and RANGE_SLACK of the range.
+    """
     scale = vector[-1]
     if float(scale.abs()) < compute_threshold(len(vector)) / len(vector) ** 0.5:
         return False

@@ -33,7 +33,8 @@ class RowSpace:
     coordinates: (width, rank), the rows of the matrix in terms of y, without scaling: matrix = coordinates @ unit rows of y.
     noise:       (width,) estimated standard deviation of the entries of each row of the matrix.
     gap:         length of the shortest row of y divided by the threshold below which it would count as noise.
-    saturated:   whether the rank is the largest possible one, so that there may be more examples than dimensions.
+    saturated:   whether the matrix has full rank, the number of its nonzero rows or columns, so that there may be more examples
+                 than dimensions.
     """
 
     y: Tensor
@@ -88,8 +89,8 @@ def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
 def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
     """Return singular values, descending, and their right singular vectors, one per row.
 
-    These are at least the `most` + OVERSAMPLING largest ones, approximated by subspace iteration if that is less than a third of
-    all, or all of them if `most` is None.
+    If `most` + OVERSAMPLING is less than a third of their number, only so many of the largest are returned, approximated by
+    subspace iteration. Otherwise, and if `most` is None, all are returned.
     """
     count = min(rows.shape) if most is None else most + OVERSAMPLING
     if 3 * count >= min(rows.shape):
