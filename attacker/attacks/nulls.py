@@ -18,9 +18,10 @@ from fedsim.recording.observation import Observation
 
 
 def blind_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return copies of the cases whose updates are zero, and without oracle knowledge, buffers and metrics of the clients.
+    """Return copies of the cases without what the clients sent: updates are zero, returned buffers and metrics are missing.
 
-    What stays: model, weights sent, training settings, name of the defense, client, round, number of examples, and links.
+    True labels and logits, which no server knows, are removed as well. What stays: model, weights and buffers that the server
+    sent, training settings, name of the defense, client, round, number of examples, and links.
     """
     return [Case(tuple(_blind_observation(observation) for observation in case.observations), links=case.links) for case in cases]
 

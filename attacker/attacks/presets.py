@@ -1,8 +1,8 @@
 """Presets: named settings of attacks for each family of networks, read from `presets.toml`.
 
-The values were chosen on the tuning images of benchmarks/support/splits.py.
-A preset is replaced by its arguments before an attack is
-built, so that the rows of the scores and attack.json hold the arguments themselves.
+`presets.toml` states which values were chosen by measurements, on the tuning images of benchmarks/support/splits.py.
+A preset is replaced by its arguments before an attack is built, so that the rows of the scores and attack.json hold the
+arguments themselves.
 """
 
 import tomllib

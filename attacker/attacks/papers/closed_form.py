@@ -41,13 +41,14 @@ def exact(
     """Try closed forms, check each answer by its gradient, and if none is exact, search from the best answer.
 
     An answer is exact if its gradient differs from the observed one by at most a thousandth of the norm of the latter.
-    route: auto tries all closed forms; or the name of one: linear (the input of a first linear layer), layers (R-GAP, layer by
-    layer), peeled (equations of several layers at once), features (the inputs of the last layer), layer_input (the input of a
-    hidden linear layer); or optimisation, the search alone.
-    fallback: the search for cases without an exact answer, with the routes auto and optimisation: cpl (with a smoothness prior
-    for images), dlg, inverting_gradients, agic (its search for a single round), or none. Without it, the best answer is returned
-    even if it is not exact. steps, restarts: of the fallback.
-    knows_defense: whether the search models the clients' defense; closed forms use the gradient as received.
+    route: auto (all closed forms, then the search), optimisation (the search alone), or one closed form without a search: linear
+    (the input of a first linear layer), layers (R-GAP, layer by layer), peeled (equations of several layers at once), features
+    (the inputs of the last layer), or layer_input (the input of a hidden linear layer).
+    fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
+    agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact.
+    steps, restarts: of the fallback.
+    knows_defense: whether the search, and the check of answers, model the clients' defense. Closed forms always use the gradient
+    as received.
     """
     known = ["auto", *ROUTES, "optimisation"]
     if route not in known:
@@ -93,8 +94,8 @@ def hgap(
 
     criterion: the value by which answers are compared, smaller is better: roughness (the paper's criterion), total_variation,
     outside (distance to the range of the data), or gradient (distance of the answer's gradient from the observed one).
-    paper_mode: as in `rgap`. steps, restarts: of DLG. knows_defense: whether DLG models the clients' defense, and so
-    do comparisons of an answer's gradient with the observed one.
+    paper_mode: as in `rgap`. steps, restarts: of DLG, which here infers the label before the search.
+    knows_defense: whether DLG, and comparisons of an answer's gradient with the observed one, model the clients' defense.
     """
     get_criterion(criterion)
     return Hybrid(
@@ -125,11 +126,13 @@ def cocktail_party(
 ) -> CocktailParty:
     """Separate a batch behind a linear layer by independent component analysis ("Cocktail Party", Kariyappa et al. 2023).
 
-    criterion: objective by which the examples are separated: likelihood (of sparse differences between pixels), or published, the
-    paper's loss. steps: iterations with criterion=published; likelihood ignores it. restarts: number of random starts for either
-    criterion; the one with the lowest loss is kept. refine: solve for exact examples by the zeros that ReLU causes in the
-    gradient, starting from the separated ones. inversion_steps: iterations of the search for images whose features, the inputs of
-    a linear layer behind other layers, are those that were separated.
+    If the linear layer does not receive the images directly, its inputs (features) are separated instead, and then a search finds
+    images with these features.
+    criterion: objective by which images are separated: likelihood (of sparse differences between pixels), or published, the
+    paper's loss. It has no effect on features. steps: iterations with criterion=published; likelihood ignores it.
+    restarts: number of random starts for either criterion; the one with the lowest loss is kept.
+    refine: solve for exact examples by the zeros that ReLU causes in the gradient, starting from the separated ones.
+    inversion_steps: iterations of the search for images with the separated features.
     """
     if criterion not in ("likelihood", "published"):
         raise ValueError(f"unknown criterion {criterion!r}. Known: likelihood, published")

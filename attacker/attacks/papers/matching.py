@@ -33,10 +33,10 @@ def dlg(
     """Optimise images and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 
     steps: maximum number of iterations, of 20 gradient evaluations each. restarts: maximum number of starts; another one is made
-    only if the search was stuck.
+    only if the search was stuck, see `Stop.stuck`.
     closed_form_start: make an additional first start from the best answer of a closed form such as R-GAP, if there is one.
-    compiled: compile the search by `torch.compile`, which takes up to a minute, and pays for small networks and thousands of
-    iterations.
+    compiled: compile the search by `torch.compile`. This takes up to a minute, and makes searches of small networks with
+    thousands of iterations faster.
     knows_defense: whether the attacker knows the clients' defense and models it.
     """
     attack = GradientMatching(
@@ -84,32 +84,37 @@ def cpl(
 ) -> GradientMatching:
     """Match gradients by L-BFGS from a patterned start, with labels inferred first (Wei et al. 2020, CPL, algorithm 1).
 
-    init: start: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, smooth (grey with
-    faint smooth differences), or insider with auxiliary=FILE.npz, an archive of images from which one of each inferred class is
-    drawn.
+    The zero loss is the distance between the observed gradient and a gradient of zeros, which is 1 for the cosine distance.
+
+    init: start: random, uniform, patterned (a random block, repeated 2x2 times), patterned4 (4x4 times), coarse4 (random squares
+    of 4x4 pixels), dark, light, red, green, blue, smooth (grey with faint smooth differences), or insider with
+    auxiliary=FILE.npz, an archive of images from which one of the inferred class is drawn for each example.
     optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
     the optimiser's default. distance: euclidean (squared), cosine, or absolute.
     label_rule: how labels are read from the gradient: inferred, bias, rows, llg, or ilrg, see `attacker.attacks.labels.rules`; or
     joint (optimised together with the images).
     steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
-    patience: a search stops after 20 * patience gradient evaluations without progress, with every optimiser.
+    patience: a search stops after 20 * patience gradient evaluations, with every optimiser, in which its best loss decreased by
+    less than 5 %.
     restarts: as in `dlg`.
-    tolerance: loss at which a search has converged. The paper uses 1e-4, which stops before the image is at its best. 0 continues
-    until the loss is 1e-8 of that of a simulated gradient of zero.
-    tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
-    the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
-    parts of the gradient were not sent.
+    tolerance: a search stops if its loss is at most this, or at most 1e-8 of the zero loss. The paper uses a tolerance of 1e-4,
+    which stops before the image is at its best.
+    tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss; it has the same meaning in
+    every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if parts of the gradient
+    were not sent.
     decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
     transform, scaled by the spectrum of images), or another decoder by its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
     closed_form_start, compiled, knows_defense: as in `dlg`.
-    features: make an additional first start from the features of each example, computed from the last layer's gradient, so that
-    the examples of a batch do not mix, see `closed_form.features`; not used with closed_form_start.
-    denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
-    relative: divide each tensor of the gradient by its root mean square before the comparison, unless noise of known variance was
-    added. Layers with small gradients distinguish examples of one class.
-    give_up: as in `inverting_gradients`; how often it stops a search of this attack that would have succeeded was not measured.
+    features: make an additional first start from images with the features (inputs of the last layer) that are computed for each
+    example from the last layer's gradient, see `closed_form.features`; not used with closed_form_start.
+    denoised: if a defense adds noise of known variance and distance is euclidean, add total variation weighted by that variance
+    (MAP estimate), which the paper does not do.
+    relative: divide each tensor of the gradient by its root mean square before the comparison, unless a defense adds noise of
+    known variance. Layers with small gradients, which distinguish examples of one class, then have more influence.
+    give_up: share of the steps after which a search with little success so far is stopped, as in `inverting_gradients`; 0 never
+    stops it. Its limits were chosen for that attack, and not tested on this one.
     """
     chosen, rule = named.get_optimiser(optimiser, learning_rate), labels.get_label_rule(label_rule)
     needs = (
@@ -161,10 +166,11 @@ def inverting_gradients(
     benchmarks/tuned.json lists than the paper's settings.
     learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
-    give_up: share of the steps, and at least 30 steps, after which a search stops if its loss is still above a fifth of that at
-             its start, and above 0.05 of that of a zero gradient; 0 never stops it. The null (the search without the gradient)
-             always takes all steps.
-    batch_norm: weight of the statistics of batch norm, if clients train in mode "train" and return them (`buffers="shared"`).
+    give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above a fifth of its
+             first loss, and above 0.05 (a simulated gradient of zero has loss 1); 0 never stops it. The null (the search without
+             the gradient) always takes all steps.
+    batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
+                clients train in mode "train" and return them (`buffers="shared"`).
     """
     attack = GradientMatching(
         name="inverting_gradients",

@@ -26,7 +26,7 @@ MIN_VARIANCE = 1e-5
 
 
 def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
-    """Return a dict from name to each batch norm layer of a network whose running statistics move by a fixed momentum."""
+    """Return a dict from name to each batch norm layer of a network, without those whose momentum is None or 0."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.momentum}
 

@@ -72,7 +72,11 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
 
 
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
-    """Return what a gradient rule (such as DP-SGD) may use of the client's local training: model and local steps."""
+    """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of its effect on the update.
+
+    A gradient rule is the client's way to compute a gradient. The facts are the model, the client's local steps, and whether
+    zeros of the gradient arrive as zeros.
+    """
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
@@ -98,9 +102,10 @@ def _split_evenly(count: int, steps: int) -> tuple[int, ...]:
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:
-    """Return the channel, the model of the defenses on the update, of an attacker that knows all of them.
+    """Return the channel (the attacker's model of what defenses do to an update) of an attacker that knows all defenses.
 
-    It does not include the rule by which clients compute gradients, which the simulated gradient follows already.
+    Of the gradient rule by which clients compute gradients, such as DP-SGD, it includes only what the simulated gradient does not
+    follow already (`GradientRule.channel`), such as its noise.
     """
     own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.build_channel()]
     return compose_channels(*(channel for channel in own if channel is not transparent))
