@@ -146,7 +146,10 @@ class _ChainBuilder:
 
     def _read_node(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise NotAChain(f"its code uses {str(node.target)[2:]} directly, which is supported only for weights of layers")
+            raise NotAChain(
+                f"its code uses {str(node.target)[2:]} directly, and closed forms support only weights and biases that a "
+                "torch.nn.Linear or torch.nn.Conv2d module itself applies"
+            )
         tensors = {a for a in node.all_input_nodes if a not in self.sizes}
         if len(tensors) > 1:
             raise NotAChain(_explain_join(node))
@@ -194,7 +197,10 @@ class _ChainBuilder:
         if activation is IDENTITY:
             return
         if not self.layers or not self.open:
-            raise NotAChain(f"{get_call_name(node)} follows no layer with weights, so its input cannot be computed")
+            raise NotAChain(
+                f"{get_call_name(node)} follows no layer with weights, or one that has an activation already, so its input "
+                "cannot be computed"
+            )
         self.layers[-1] = replace(self.layers[-1], activation=activation)
         self.open = False
 

@@ -26,7 +26,10 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
 
 @contextmanager
 def allow_double_backward(model: nn.Module) -> Iterator[None]:
-    """Restrict PyTorch to kernels that have a second derivative, which fused attention and cuDNN's recurrent layers lack."""
+    """Restrict PyTorch, within a `with` statement, to kernels that have a second derivative.
+
+    Fused attention is switched off, and cuDNN too if the model has recurrent layers.
+    """
     with ExitStack() as chosen:
         chosen.enter_context(sdpa_kernel([SDPBackend.MATH]))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):

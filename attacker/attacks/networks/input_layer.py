@@ -1,4 +1,4 @@
-"""The linear layer of a network that sees the examples themselves."""
+"""The linear layer of a network whose input is the flattened example itself."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,10 @@ class InputLayer:
 
 
 def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
-    """Return the first linear layer with bias that receives the flattened example itself; None if the model has none.
+    """Return the first linear layer with bias whose input is the flattened normalised example; None if the model has none.
 
-    The rest of the model may have any form. The layer is found by a forward pass of two random examples.
+    The rest of the model may have any form, but it may not call the layer twice. The layer is found by a forward pass of two
+    random examples. None also if the model has more than MAX_WEIGHTS parameters, for which no forward pass is made.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:

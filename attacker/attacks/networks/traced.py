@@ -71,7 +71,10 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`, besides the hook of `return_logits`, which changes no tensor."""
+    """Return whether a module has hooks or a replaced `forward`.
+
+    The hook `take_logits`, which replaces an output object by the logits that it holds, does not count.
+    """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
 
@@ -137,7 +140,7 @@ def build_map(
         function = module if module is not None else _SHAPING[called]
         given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
         if not given or given[0] != shape[0]:
-            raise NotAChain(f"{get_call_name(node)} mixes the examples of a batch")
+            raise NotAChain(f"{get_call_name(node)} mixes the examples of a batch, since it changes the size of the batch axis")
         return Reshaped(given[1:])
     what = type(module).__name__ if module is not None else get_call_name(node)
     where = f"{get_call_name(node)} is {what}" if module is not None else f"its code calls {what}"

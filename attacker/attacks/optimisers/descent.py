@@ -32,20 +32,21 @@ MIN_UNEXPLAINED_LOSS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The rules that stop the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
+    """The rules that stop the search for one problem.
 
-    tolerance: a problem has converged if its loss is at most this, or at most `precision`.
-    precision: the same relative to the loss of a zero gradient.
+    An iteration is one of the optimiser, see `Optimiser.period`. The zero loss is the loss of candidates whose simulated gradient
+    is zero, that is the distance between the observed gradient and zero.
+    tolerance: a problem has converged if its loss is at most this.
+    precision: a problem has also converged if its loss is at most this share of the zero loss.
     patience:  number of iterations without progress after which the search for a problem stops.
     decrease:  relative decrease of the best loss that counts as progress.
-    stuck:     a final loss above `tolerance` and above this share of the loss of a zero gradient leads to a restart, if any is
-               left.
+    stuck:     if the final loss is above `tolerance` and above this share of the zero loss, the problem is restarted, if a
+               restart is left.
     give_up:   share of the maximum number of steps after which hopeless problems are stopped, but not before `MIN_GIVE_UP_STEPS`;
                0 (the default) never stops them early.
-    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above
-               `unexplained`, a share of the loss of a zero gradient. With these shares and `GIVE_UP_SHARE`, none of 189
-               successful searches of Inverting Gradients was stopped, on images that were not used to choose the shares
-               (benchmarks/results).
+    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above the
+               share `unexplained` of the zero loss. With these shares and `GIVE_UP_SHARE`, none of 189 successful searches of
+               Inverting Gradients was stopped, on images that were not used to choose the shares (benchmarks/results).
     """
 
     tolerance: float = 0.0

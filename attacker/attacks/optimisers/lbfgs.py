@@ -178,7 +178,7 @@ def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Te
 
 
 def _choose_first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
-    """Return the first step length of each problem, (P,): the learning rate.
+    """Return the step length of each problem, (P,), or the first one that a line search tries: the learning rate.
 
     With empty memory it is scaled so that the L1 norm of the step is at most the learning rate, as in torch.optim.LBFGS.
     """

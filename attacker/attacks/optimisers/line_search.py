@@ -63,10 +63,10 @@ class Lines:
             setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
 
     def process_trial(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Process loss and slope at the trial points, and choose the next step lengths.
+        """Process loss and slope at the trial points, choose the next step lengths, and return two masks.
 
-        Returns two masks: whether the trial point is the new lowest point, and whether the search is finished. The result of a
-                           finished search is its lowest point, which is the beginning of the line if nothing better was found.
+        The first tells whether the trial point is the new lowest point, the second whether the search is finished. The result of
+        a finished search is its lowest point, which is the beginning of the line if nothing better was found.
         """
         enough = loss <= self.loss + WOLFE_DECREASE * self.length * self.slope
         lower = enough & (loss < self.low_loss)
