@@ -36,7 +36,10 @@ def jobs(
     limit: Limit = 100,
     after: After = None,
 ) -> Jobs:
-    """List jobs, the newest first; only those in one state or on one recording if these are given."""
+    """List jobs, the newest first; only those in one state or on one recording if these are given.
+
+    A response holds up to `limit` jobs. Its `next`, passed as `after`, gets the jobs that follow.
+    """
     found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
 
