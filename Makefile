@@ -42,7 +42,7 @@ test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/page -m page -rs
 
 test-deploy: .venv/.installed-dev  ## federations of separate processes, and on several hosts where the system allows it
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy -m 'deploy or not deploy' -rs
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy tests/docs/test_deployment_commands.py -m 'deploy or not deploy' -rs
 
 docs: .venv/.installed-dev  ## the documentation as a site in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -5,6 +5,7 @@ with a copy of `deploy`. A Python or TOML block with a title, such as ```python 
 comment in the line above a block changes how it runs. Its parts are separated by semicolons:
 
     <!-- check: not run: REASON -->      not run; the options of its commands are checked, and the tests list it with the reason
+    <!-- check: run by TEST -->          run by this test, with other addresses and paths; the options are checked here as well
     <!-- check: setup NAME -->           call the function NAME of tests/docs/setups.py first, which prepares files
     <!-- check: fedsim run --set x=1 --> add these options to commands that begin with these two words
     <!-- check: status 4 -->             the block's last command ends with this exit status
@@ -29,7 +30,7 @@ PAGES = (
     ROOT / "benchmarks" / "README.md",
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.relative_to(ROOT).parts),
 )
-NOT_RUN = "not run:"
+NOT_RUN, RUN_BY = "not run:", "run by"
 LANGUAGES = ("python", "bash", "toml", "json", "text")
 PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
 _BLOCK = re.compile(
@@ -55,6 +56,11 @@ class Block:
         return self.check.removeprefix(NOT_RUN).strip() if self.check.startswith(NOT_RUN) else ""
 
     @property
+    def elsewhere(self) -> str:
+        """Path of the test that runs the block; empty if it runs with its page."""
+        return self.check.removeprefix(RUN_BY).strip() if self.check.startswith(RUN_BY) else ""
+
+    @property
     def setups(self) -> list[str]:
         """Names of the functions that prepare what the block needs."""
         return [name for part in self._parts() if part[0] == "setup" for name in part[1:]]
@@ -69,7 +75,7 @@ class Block:
         return next((part[2:] for part in self._parts() if part[:2] == words[:2]), [])
 
     def _parts(self) -> list[list[str]]:
-        parts = [] if self.reason else [shlex.split(part) for part in self.check.split(";") if part.strip()]
+        parts = [] if self.reason or self.elsewhere else [shlex.split(part) for part in self.check.split(";") if part.strip()]
         for part in parts:
             assert part[0] in ("setup", "status", *PROGRAMS), f"unknown {part[0]!r} in {self.check!r}; see CONTRIBUTING.md"
         return parts

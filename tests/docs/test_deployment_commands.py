@@ -1,0 +1,90 @@
+"""The shell blocks that another test runs instead of its page: a federation of separate processes, by its documented commands."""
+
+import contextlib
+import shlex
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+
+import pytest
+from code_blocks import PAGES, PROGRAMS, ROOT, blocks
+from typer.testing import CliRunner
+
+from fedsim.deployment.processes import Processes, find_free_port
+from fedsim.recording import Recording
+
+HERE = str(Path(__file__).relative_to(ROOT))
+MAX_SECONDS = 900
+FEW_STEPS, TWO_CLIENTS = ("--set", "steps=2"), ("--set", "clients.count=2", "--set", "rounds=1")
+ADDRESSES = ("192.0.2.10:8000", "superlink.example.org:8000", "10.0.0.1:8000")
+"""Addresses of the SuperLink on the pages."""
+
+
+def read_documented(port: int, folder: Path) -> list[str]:
+    """Return the commands of the blocks that name this test, with the address and the paths of this machine, each once."""
+    pages = sorted(PAGES, key=lambda page: page.name != "deployment.md")  # whose order is that of the steps
+    found = [
+        shlex.join(words) for page in pages for block in blocks(page) if block.elsewhere == HERE for words in block.commands()
+    ]
+    for old in ADDRESSES:
+        found = [command.replace(old, f"127.0.0.1:{port}") for command in found]
+    found = [command.replace("0.0.0.0", "127.0.0.1").replace("$PWD", str(folder)) for command in found]
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path / "logs") as running:
+        yield running
+
+
+def call(words: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command in this process, where its modules are loaded already. Return its exit status and output."""
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(PROGRAMS[words[0]], words[1:])
+    return done.exit_code, done.output
+
+
+@pytest.mark.deploy
+def test_the_documented_commands_lead_from_keys_to_scores(processes: Processes, tmp_path: Path) -> None:
+    port, folder = find_free_port(), tmp_path / "site"
+    folder.mkdir()
+    path = ROOT / "deploy" / "experiments" / "photos.toml"
+    assert call(["fedsim", "prepare", str(path), "--out", "federation", *TWO_CLIENTS], folder)[0] == 0
+    for command in read_documented(port, folder):
+        words = shlex.split(command)
+        if words[:2] == ["fedsim", "start"]:
+            processes.start(words[2], words, cwd=folder)
+            continue
+        if words[:2] == ["fedsim", "enrol"]:  # a person waits until the SuperLink says that it runs
+            processes.wait_for("superlink", lambda: is_listening(port), timeout=MAX_SECONDS)
+        if words[:2] == ["attacker", "serve"]:
+            ask_service(processes, words, folder)
+            continue
+        status, said = call([*words, *(FEW_STEPS if words[1] == "replay" else ())], folder)
+        assert status == 0, f"{command}\n{said}"
+    rows = Recording(folder / "federation" / "server" / "federation" / "recording").read_rows()
+    assert [row.status for row in rows] == ["complete", "complete"]
+    assert (folder / "federation" / "scores" / "federation" / "scores.jsonl").exists()
+
+
+def is_listening(port: int) -> bool:
+    with socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ask_service(processes: Processes, words: list[str], folder: Path) -> None:
+    """Start the service, ask it for its page, and end it as Ctrl-C does."""
+    processes.start("serve", [*words, "--port", "0"], cwd=folder)
+    processes.wait_for("serve", lambda: bool(find_address(processes)), timeout=MAX_SECONDS)
+    with urllib.request.urlopen(find_address(processes), timeout=60) as page:
+        assert page.status == 200
+    processes.end("serve", signal.SIGINT)
+
+
+def find_address(processes: Processes) -> str:
+    """Return the address that the service has printed; empty before."""
+    lines = processes.find_log("serve").read_text().splitlines()
+    return next((line for line in lines if line.startswith("http")), "")
