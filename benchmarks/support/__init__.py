@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def _import_package_before_script(name: str) -> None:
-    """Import a package before a script of the same name in benchmarks/, which Python would find first, can hide it."""
+    """Import the package `name` now, since a later import would find the script of the same name in benchmarks/ instead."""
     here = str(Path(__file__).parents[1])
     before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
     import_module(name)

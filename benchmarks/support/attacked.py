@@ -69,7 +69,7 @@ def make_row(
 
     asr_c: share of all examples whose content is recovered. asr_l: share of right labels. low, high: 95 % interval of asr_c, with
     cases as clusters. median_mse: of all examples. mse, ssim, iterations: means over examples with recovered content; iterations
-    count until the paper's tolerance or the end of the search. cpu_seconds: per example.
+    as in `count_iterations`. cpu_seconds: per example.
     """
     pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
@@ -96,7 +96,10 @@ def make_row(
 
 
 def count_iterations(found: Reconstruction) -> int:
-    """Return the iterations of all stuck starts, plus those of the last start until the paper's tolerance; 0 for closed forms."""
+    """Return the iterations of all starts before the last one, plus those of the last until its loss was at most 1e-4.
+
+    1e-4 is `PAPER_TOLERANCE`. If the loss never was that small, all iterations count. Closed forms have 0.
+    """
     if not found.iterations:
         return 0
     below = torch.nonzero(found.loss <= PAPER_TOLERANCE)

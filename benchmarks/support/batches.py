@@ -1,4 +1,4 @@
-"""One row of `batches.py`: a batch, the update of one client that was trained on it, and the answer of `exact`."""
+"""One row of the table of batches.py: what the attack `exact` recovers, by a closed form, from one client's update."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class LargeBatch:
 
 
 def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
-    """Return the rows: batch size and width, training, and defenses."""
+    """Return the settings of all rows: several batch sizes, widths, trained networks and defenses."""
     if quick:
         return [LargeBatch(batch=32, width=256), LargeBatch(batch=32, width=256, defense="gaussian(snr_db=20)")]
     grid = [(16, 512), (32, 512), (64, 512), (64, 1024), (128, 1024), (128, 2048)]
@@ -49,7 +49,11 @@ def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
 
 
 def make_batch_row(asked: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
-    """Return one row: the shares of exact and of certified images, false certificates, and the null beside them."""
+    """Return one row: the share of images recovered with a PSNR above `EXACT_DB`, and the same share for the null (grey images).
+
+    certified: number of answers with a confidence above `CERTAIN`. false_certificates: number of these without such a PSNR.
+    part: split of the data that the images are from.
+    """
     count = setting.batch * setting.steps
     images = load_images(asked, "cifar10", count, part=part)
     training = Training(learning_rate=setting.rate, batch_size=setting.batch, steps=setting.steps)
@@ -86,7 +90,7 @@ def _make_case(network: RecordedNetwork, batches: list[tuple[Tensor, Tensor]], s
 
 
 def _attack(case: Case, asked: Options, *, null: bool) -> Reconstruction | None:
-    """Return the answer of `exact` without a search, or of its null; None if no closed form applies."""
+    """Return the answer of `exact` by its closed form for a first linear layer, or of its null; None if it does not apply."""
     attack = AttackSpec(name="exact", arguments={"fallback": "none", "route": "linear"}, null=null).build(device=asked.device)
     try:
         return attack([case], rng=Generator().manual_seed(asked.seed))[0]

@@ -1,4 +1,7 @@
-"""One row of the table `cocktail` of `batches.py`: a batch behind a hidden layer, separated by independent components."""
+"""One row of the table `cocktail` of batches.py: the images of a batch, from the gradient of a first linear layer.
+
+The attack `cocktail_party` separates them by independent component analysis.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +27,9 @@ RATE = 0.01
 class SeparatedBatch:
     """One row of the table.
 
-    state: "untrained" or "trained" network. criterion, refine, steps: arguments of `cocktail_party`.
+    state: "untrained" or "trained" network. width: of the hidden layer.
+    criterion, refine, steps: arguments of `cocktail_party`: the objective of the separation, whether exact images are then solved
+           for, and the maximum number of iterations.
     skip:  number of images at the beginning of the report part to leave out, so that two batches share no image.
     """
 
@@ -38,7 +43,7 @@ class SeparatedBatch:
 
 
 def list_separated(*, quick: bool) -> list[SeparatedBatch]:
-    """Return the rows: batch sizes, widths, training, and the paper's loss."""
+    """Return the settings of all rows: several batch sizes, widths, untrained networks, and the loss of the attack's paper."""
     if quick:
         return [SeparatedBatch(batch=32), SeparatedBatch(batch=32, criterion="published", refine=False, steps=200)]
     rows = [SeparatedBatch(batch=batch, refine=refine) for batch in (32, 64, 128) for refine in (False, True)]
@@ -48,7 +53,11 @@ def list_separated(*, quick: bool) -> list[SeparatedBatch]:
 
 
 def make_separated_row(asked: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
-    """Return one row: mean PSNR and shares of images, each assigned to one answer, with those of grey images, the null."""
+    """Return one row on the PSNR of the images, each compared with the answer assigned to it (`_measure_assigned`).
+
+    psnr, median_psnr: mean and median. null: mean PSNR of the null (grey images). above_null, above_20, exact: shares of images
+    with a PSNR above that of the null, above 20 dB, and above `EXACT_DB`. part: split of the data that the images are from.
+    """
     images = load_images(asked, "cifar10", setting.batch, part=part, skip=setting.skip)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
     network = make_network(images.data, training, hidden=setting.width, seed=asked.seed)
@@ -86,7 +95,10 @@ def _attack(case: Case, arguments: dict[str, Any], asked: Options, *, null: bool
 
 
 def _measure_assigned(found: Tensor, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) of each original to the answer that is assigned to it; every answer is assigned once."""
+    """Return the PSNR (N,) of each original to the answer assigned to it, at most 100 dB; 0 without an answer.
+
+    No answer is assigned to two originals. The assignment is the one with the largest mean PSNR.
+    """
     pairs = torch.stack([psnr(one.expand_as(x), x) for one in found])
     answers, originals = (torch.as_tensor(one) for one in linear_sum_assignment(-pairs.clamp(max=100).numpy()))
     best = torch.zeros(len(x)).index_put((originals,), pairs[answers, originals].float())

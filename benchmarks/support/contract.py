@@ -54,14 +54,17 @@ def parse_options(description: str, *, tables: Sequence[str] = (), flags: Sequen
 
 @dataclass
 class Clock:
-    """The CPU-seconds of a `cpu_seconds` block, final after its end."""
+    """The CPU-seconds of the `with measure_cpu()` block; `seconds` is 0 until the block ends."""
 
     seconds: float = 0.0
 
 
 @contextmanager
 def measure_cpu() -> Iterator[Clock]:
-    """Measure CPU time on one thread, since wall time means little on a shared machine."""
+    """Measure the CPU-seconds of a `with` block, since wall time means little on a shared machine.
+
+    This sets PyTorch to one thread, also for the time after the block.
+    """
     torch.set_num_threads(1)
     clock, started = Clock(), process_time()
     try:
@@ -71,7 +74,7 @@ def measure_cpu() -> Iterator[Clock]:
 
 
 def describe_machine() -> str:
-    """Return the name of the processor, and of the GPU if there is one."""
+    """Return the name of the processor, the number of its cores, and the name of the GPU if there is one."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -82,7 +85,7 @@ def describe_machine() -> str:
 
 
 def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
-    """Print the rows as a table, then the summary; with --json one object on the last line."""
+    """Print the rows as a table, then the summary; with --json also print all of it as one JSON object on the last line."""
     versions = {package: version(package) for package in VERSIONED_PACKAGES} | {"python": platform.python_version()}
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print(f"{name}: {describe_machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")

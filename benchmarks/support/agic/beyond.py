@@ -1,8 +1,11 @@
-"""The effect of three options that AGIC lacks.
+"""The effect of three options of gradient matching that are not in the AGIC attack (Xu et al. 2022).
 
-surrogate:       evaluate the one-batch approximation at weights between those before and after the local training.
-order_invariant: simulate local epochs with separate examples, and a prior that their mean is the same in every epoch.
-robust:          give a small weight to rounds whose gradient does not fit the reconstruction, in case they were linked wrongly.
+surrogate:       if local training is treated as one step on one batch, compute the gradient at weights between those before and
+                 those after the training.
+order_invariant: simulate local epochs with separate candidate images in each epoch, and penalise the difference between the mean
+                 images of the epochs.
+robust:          if several rounds are attacked as rounds with the same images, give a small weight to rounds whose gradient does
+                 not fit the reconstruction, since they may have other images.
 """
 
 from collections.abc import Sequence
@@ -32,14 +35,17 @@ LOCAL_STEP_SETTINGS: dict[str, ResultRow] = {
 
 
 def measure_beyond(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure all options with CPL's search on its LeNet, where one image takes seconds."""
+    """Measure the three options as additions to the attack `cpl`, on CPL's LeNet, where the attack on one image takes seconds."""
     local, gain = _measure_local_epochs(asked)
     wrong, mended = _measure_wrong_link(asked)
     return [*local, *wrong], gain | mended
 
 
 def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack clients with several local epochs, on one image, and on two images in a new order in each epoch."""
+    """Attack clients with several local epochs on one image, or on two images in a new order in each epoch.
+
+    Each is attacked with each of `LOCAL_STEP_SETTINGS`.
+    """
     steps, rows = (20 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if asked.quick else 4
@@ -53,7 +59,11 @@ def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
-    """Return one case per `passing` images, on which a client trains for `epochs` epochs, in batches of one and new order."""
+    """Return one case (a client's update to attack) for each group of `passing` images.
+
+    The client trains on its group for `epochs` epochs with learning rate `rate`, in batches of one image, in a new order in each
+    epoch.
+    """
     of = make_client("lenet_cpl", found.data, seed=seed)
     of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
     rng = torch.Generator().manual_seed(seed + 5)
@@ -65,7 +75,7 @@ def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, s
 
 
 def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack three rounds that are linked as the same image, although the second contains another one."""
+    """Attack three rounds as rounds with the same image, although the second has another one, with several values of `robust`."""
     count, steps = (1, 20) if asked.quick else (4, 300)
     pool = load_images(asked, "cifar10", count + 1)
     federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
@@ -83,7 +93,10 @@ def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> ResultRow:
-    """Return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image. passing: images per case."""
+    """Attack the cases; return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image.
+
+    passing: number of images in each case.
+    """
     answers, seconds = run_attack(attack, cases, asked)
     guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()

@@ -15,7 +15,10 @@ from fedsim.training.local import train
 
 
 class ResNetFederation:
-    """A federation with an untrained ResNet20-4. learning_rate: of the client, which makes one step per round."""
+    """A federation of one client, which makes one step per round with `learning_rate`.
+
+    name: of the network, which has random weights at first; by default ResNet20-4, a ResNet-20 of four times the width.
+    """
 
     def __init__(self, asked: Options, data: DataSpec, *, learning_rate: float = 1e-4, name: str = "resnet20_4") -> None:
         self.spec, self.data, self.learning_rate = ModelSpec(name=name), data, learning_rate
@@ -23,7 +26,10 @@ class ResNetFederation:
         self.weights: Mapping[str, Tensor] = {key: p.detach().clone() for key, p in self.model.named_parameters()}
 
     def observe_client(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
-        """Return the observation of a client's step on one batch at the present weights. rows: indices of the images."""
+        """Return what the server receives after the client's step on one batch from the present global weights.
+
+        rows: indices in `found` of the images of the batch; they are appended to the client's name.
+        """
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
         batch = found.x[list(rows)], found.y[list(rows)]
         update = train(self.model, self.weights, [batch], training, self.data).update
@@ -41,7 +47,7 @@ class ResNetFederation:
         )
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
-        """Train the weights on images of the same data set, without those in `apart`."""
+        """Train the global weights by `steps` steps on images of the same data set that are not in `apart`."""
         pool = load_images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
         others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])
         rng = torch.Generator().manual_seed(asked.seed + 1)

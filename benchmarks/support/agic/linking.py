@@ -23,7 +23,10 @@ The paper uses 1,000 CIFAR-100 images, 2,000 iterations each.
 
 
 def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Link two shuffled epochs of one client, which trains with learning rate 1e-4 and changes the weights in each round."""
+    """Link the examples of two shuffled epochs of one client, whose learning rate is 1e-4.
+
+    After each round, which is one step on one batch, the client's update is added to the global weights.
+    """
     large = asked.device != "cpu"
     rows: list[ResultRow] = []
     summary: ResultRow = {}
@@ -81,7 +84,7 @@ def _measure_rate(
 
     The attack is told which rounds belong to which epoch, as in the paper. order: indices of the images of each round. Within a
     round, inferred examples are identified by sorting by label, so an example with a wrong inferred label counts as a wrong pair.
-    rule: filter of `measure_likeness`.
+    rule: which pairs of examples may be linked, by their inferred labels; see `measure_likeness`.
     """
     cost = measure_likeness(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)

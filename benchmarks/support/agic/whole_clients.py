@@ -1,4 +1,7 @@
-"""The table of whole clients: rounds of single images on a LeNet, with closed forms before the joint search and without."""
+"""The table `clients` of agic.py: AGIC on all rounds of a client together, on a LeNet.
+
+In one variant, closed forms are tried on each round before the search over all rounds, in the other not.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,9 +29,10 @@ MIN_PSNR = 20.0
 
 
 def measure_clients(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack two clients with 12 images each, over two epochs: in batches of 1 (24 rounds), or of 4 in the second (15 rounds).
+    """Attack two clients with 12 images each over two epochs.
 
-    The attacks are a search with closed forms before it, the null, and for 24 rounds also the search alone.
+    A batch has 1 image in both epochs (24 rounds), or 1 in the first and 4 in the second (15 rounds). The attacks are AGIC with
+    closed forms before its search, AGIC's null (its best guess without the updates), and for 24 rounds also AGIC's search alone.
     """
     images = load_images(asked, "cifar10", CLIENTS * EXAMPLES)
     rows, seconds = [], {}
@@ -81,7 +85,7 @@ def _build_attack(asked: Options, case: Case, *, closed_forms: bool) -> Agic:
 
 
 def _record(network: RecordedNetwork, images: Images, sizes: Sequence[int], client: str, *, seed: int) -> Case:
-    """Return the rounds of one client, one step on one batch each. sizes: batch size of each shuffled epoch."""
+    """Return the case of all rounds of one client, one step on one batch each. sizes: batch size of each shuffled epoch."""
     rng, rounds, weights = Generator().manual_seed(seed), [], dict(network.weights)
     for size in sizes:
         for rows in randperm(len(images), generator=rng).split(size):

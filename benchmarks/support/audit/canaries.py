@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from canaries, beside the accountant's epsilon."""
+"""Lower bounds on epsilon from guesses about canaries (inserted test data), beside the accountant's epsilon."""
 
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,10 @@ FEDERATIONS = (1.0, 2.0, 4.0)
 
 
 def measure_canaries(asked: Options, folder: Path) -> list[ResultRow]:
-    """Return one row for each mechanism and number of canaries, and one for each federation."""
+    """Return one row for each of `MECHANISMS` and number of canaries, and one for each of `FEDERATIONS`.
+
+    folder: where the runs of the federations are written.
+    """
     rows = [
         _measure_mechanism(asked, multiplier, rounds, canaries)
         for multiplier, rounds in MECHANISMS[:: 3 if asked.quick else 1]

@@ -155,7 +155,7 @@ def _compute_map_start(case: Case, prior: GaussianPrior, std: float) -> Given:
 
 
 def _make_case(client: LocalClient, defense: str, i: int, x: Tensor, y: Tensor, seed: int) -> Case:
-    """Return the case of one example, with noise of its own and the true label, which the bound takes as known as well."""
+    """Return the case of example `i`, with noise of its own. The attack is told the true label, as the bound assumes."""
     case = client.make_case([(x[i : i + 1], y[i : i + 1])], f"client-{i}", defense, noise_seed=1000 * seed + i)
     return replace(case, known_labels=y[i : i + 1])
 
@@ -165,7 +165,10 @@ def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked:
 
 
 def _measure_error(found: Reconstruction, x: Tensor) -> float:
-    """Return the mean squared error, that of the prior's mean if nothing was found, and at least `MIN_ERROR`."""
+    """Return the mean squared error of the reconstruction, and at least `MIN_ERROR`.
+
+    If nothing was found, return the variance of a pixel, which is the expected error of guessing the prior's mean.
+    """
     return max(float((found.x[:1] - x).square().mean()) if len(found.x) else DEVIATION**2, MIN_ERROR)
 
 

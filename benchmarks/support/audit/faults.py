@@ -35,12 +35,12 @@ class Fault:
 
 
 def constant_noise(std: float) -> Defense:
-    """Return Gaussian noise that is drawn from the same seed for every message."""
+    """Return a defense that adds Gaussian noise drawn from the same seed for every message."""
     return stateless(lambda update, rng: _add_noise(update, std, Generator().manual_seed(7)))
 
 
 def partial_noise(std: float) -> Defense:
-    """Return Gaussian noise that leaves out the last fifth of the coordinates of each tensor."""
+    """Return a defense that adds Gaussian noise to all but the last fifth of the coordinates of each tensor."""
 
     def add(update: Update, rng: Generator) -> Update:
         noised = _add_noise(update, std, rng)
@@ -60,7 +60,7 @@ def _add_noise(update: Update, deviation: float, rng: Generator) -> Update:
 
 
 def reset_epsilon(run: Path) -> None:
-    """Replace the reported epsilon over all rounds so far by the epsilon of the last round alone."""
+    """Replace the epsilon in each row of metrics.jsonl, which is over all rounds so far, by that of the row's own round alone."""
     _rewrite_metrics(run, lambda privacy, number: {**privacy, "epsilon": privacy["epsilon_round"]})
 
 
@@ -126,7 +126,7 @@ SOUND_SETTINGS: tuple[dict[str, Any], ...] = (
 
 @contextmanager
 def plant_fault(fault: Fault) -> Iterator[None]:
-    """Replace the implementations of defenses by the faulty ones while clients run."""
+    """Replace implementations of defenses by those of `fault.faulty` inside the `with` block, in which clients are run."""
     kinds = {name: replace_defense(DEFENSES[name], made) for name, made in fault.faulty.items()}
     with patch.dict(DEFENSES._builtin, kinds):
         yield
