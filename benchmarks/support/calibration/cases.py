@@ -28,16 +28,17 @@ TABULAR_DATA_SETS = ("breast_cancer", "adult")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The settings of some cases of one kind.
+    """The settings of some cases of one kind. A case is what is attacked at once: one update, or several rounds of a client.
 
+    attack, settings: name and arguments of the attack. null: whether its null is run instead, which ignores the gradient.
     network, arguments: name and arguments of the model; a name with a colon is code of `support.calibration.networks`.
-    data: name in `splits.DATA_FILES`, of a table, or "noise" for random pixels.
-    batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own. epochs: if
-            above 0, the client instead trains on one batch for this number of epochs.
+    data:   an image data set by its name in `splits.DATA_FILES`, one of `TABULAR_DATA_SETS`, or "noise" for random pixels.
+    batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own.
+    epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second one.
     warm:   number of steps on other examples that the global weights have taken before.
     rounds: if above 1, a case has this number of rounds, each with one batch. There are half as many batches, so that each is
             used twice.
-    defense, attack, settings: as in an experiment and on the command line. null: withhold the gradient. cases: number of cases.
+    defense: as in an experiment. cases: number of cases.
     two_classes: whether labels are replaced by their parity. half: whether images are reduced to half their height and width.
     side:   height and width to which images are reduced; 0 for no change.
     claimed: number of examples that the client reports; 0 for the true one.
@@ -70,11 +71,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answered:
-    """One reconstruction: its route, and four values of each example that was assigned to an original.
+    """One reconstruction: its route (the method that gave it), and values for each example that was assigned to an original.
 
     evidence:   dict from the name of a feature, from which confidence is computed, to its values.
-    confidence: probability of recovery, as the attack states it. explained: `Reconstruction.explained`; 0 if the attack gives
-    none. recovered: whether the example was recovered.
+    confidence: probability of recovery, as the attack states it; NaN if it is undecided. recovered: whether it was recovered.
+    explained:  share of the observed gradient's squared norm that the reconstruction explains; 0 if the attack does not state it.
     """
 
     cell: Cell
@@ -87,7 +88,10 @@ class Answered:
 
 
 def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
-    """Attack the cases of a cell, with examples of one split after the first `skip`, and yield the scored answers."""
+    """Attack the cases of a cell, made of examples of one part of the data, and yield the scored reconstruction of each case.
+
+    skip: number of examples of the part to leave out first. Nothing is yielded if the attack raises ValueError.
+    """
     data = draw_examples(cell, asked, part=part, skip=skip)
     made, truth = make_cases(cell, data, asked)
     attack: Attack = ATTACKS[cell.attack](**cell.settings)
@@ -104,7 +108,7 @@ def attack_cell(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterato
 
 
 def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
-    """Score one reconstruction as `attacker.scoring` does: only its first `len(truth)` examples are assigned to originals."""
+    """Score one reconstruction as `attacker.scoring` does: only its first `len(truth)` examples are compared."""
     found = keep_first(found, len(truth))
     x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
@@ -118,7 +122,7 @@ def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data:
 
 
 def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
-    """Return the examples of a cell."""
+    """Return the examples of all cases of a cell, resized and relabelled as it says, after the first `skip` of one part."""
     count = cell.cases * cell.examples
     if cell.data == "noise":
         return _draw_noise(count, asked.seed + skip)
@@ -132,13 +136,17 @@ def draw_examples(cell: Cell, asked: Options, *, part: Part, skip: int) -> Image
 
 
 def _draw_noise(count: int, seed: int) -> Images:
-    """Return images of random pixels, for which no image prior helps."""
+    """Return images of random pixels with random labels; no prior for natural images helps to attack them."""
     rng, data = torch.Generator().manual_seed(seed), DataSpec(shape=(3, 16, 16), num_classes=10)
     return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
 
 
 def _load_rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
-    """Return rows of a table. Of every four rows, two are in the tuning, one in the validation and one in the report part."""
+    """Return `count` rows of one part of the table `name`, after the first `skip`; rows repeat if the part has too few.
+
+    Of every four rows, two are in the tuning, one in the validation and one in the report part. Without a file of "adult" in
+    --data, the rows of "breast_cancer" are returned under its name.
+    """
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     found = path is not None and path.exists() and name == "adult"
     loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")
@@ -201,7 +209,10 @@ def _train_weights(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str,
 
 
 def _make_rounds(cell: Cell, own: LocalClient, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
-    """Return a case of two passes of one client over its batches, one step per round; the server applies each update."""
+    """Return the case of a client that passes twice over its batches, the second time in reverse order, with one step per round.
+
+    After each round, half of the client's update is added to the global weights.
+    """
     observations, at = [], own
     for number, batch in enumerate([*batches, *batches[::-1]], start=1):
         (seen,) = at.make_case([batch], key, cell.defense).observations

@@ -24,7 +24,10 @@ QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 
 
 
 def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Attack all cells of the calibration grid with examples of the report split; return the results of `summarise_answers`."""
+    """Attack all cells of the calibration grid with examples of the report split; return the results of `summarise_answers`.
+
+    Without --quick, which attacks a few cells only, this also draws the reliability diagram in `DIAGRAM_FILE`.
+    """
     torch.set_num_threads(1)
     answers = _attack_cells(asked, _select_cells(asked))
     if not asked.quick:
@@ -33,7 +36,10 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
 
 
 def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return the calibration bins of every route as rows, and a summary with the worst expected calibration error as `ece`."""
+    """Return the calibration bins and a summary of every route as rows, and a summary of all routes.
+
+    A route is a method that gave the answers. In the last summary, `ece` is the largest expected calibration error of a route.
+    """
     said = group_by_route(answers)
     rows = [
         {"route": route, **row}
@@ -54,7 +60,10 @@ def summarise_answers(answers: Sequence[Answered]) -> tuple[list[ResultRow], dic
 
 
 def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Floats]]:
-    """Return a dict from route and kind of data to confidences and outcomes (0 or 1) of the examples that have a confidence."""
+    """Return the confidences and the outcomes (0 or 1) of all examples that have a confidence, by route and kind of data.
+
+    The keys of the dict are strings such as "optimisation, images".
+    """
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
         said, right = found[_name_group(one)]
@@ -66,7 +75,7 @@ def group_by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Floats, Fl
 
 
 def compute_undecided_share(answers: Sequence[Answered], route: str = "") -> float:
-    """Return the share of examples without a confidence, of one route or of all."""
+    """Return the share of examples without a confidence. route: a key of `group_by_route`; by default, all are counted."""
     of_all = [isnan(p) for one in answers if route in ("", _name_group(one)) for p in one.confidence]
     return sum(of_all) / max(1, len(of_all))
 
@@ -97,9 +106,9 @@ def _select_cells(asked: Options) -> list[tuple[str, Cell]]:
 
 
 def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
-    """Return pairs (group, cell) with the number of examples to skip added, so that no two cells share an example.
+    """Return (group, cell, number of examples to skip) for each pair (group, cell), so that no two cells share an example.
 
-    group: name of the group of the cell, returned as given.
+    group: any name, which is returned unchanged.
     """
     taken: dict[str, int] = defaultdict(int)
     found = []

@@ -72,7 +72,7 @@ EVIDENCE_BOUNDS = ((MIN_EVIDENCE, -np.inf), (MAX_EVIDENCE, np.inf))
 
 
 def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Fit all curves, and write them to calibration.json; with `--quick` attack a corner of the grid, and write nothing.
+    """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
     Answers are stored in `ANSWERS_FILE`. If it does not exist, all cells of `support.calibration.grid` are attacked first, which
     takes half an hour on one core.
@@ -94,7 +94,7 @@ def fit_confidence(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _record_answers(asked: Options) -> None:
-    """Attack all cells with examples of the tuning part, and write one record per reconstruction."""
+    """Attack all cells with examples of the tuning part, and write one record per reconstruction to `ANSWERS_FILE`."""
     torch.set_num_threads(1)
     ANSWERS_FILE.parent.mkdir(parents=True, exist_ok=True)
     partial = ANSWERS_FILE.with_suffix(".partial")
@@ -192,7 +192,8 @@ def _predict_left_out(
 
     The answers of each kind (network, data set and defense, by name in `kinds`) are predicted by a curve fitted to all other
     kinds.
-    count: weight of each answer; 1 for the route's own answers, less for those of plain searches that were added to the fit.
+    count: weight of each answer; 1 for the route's own answers, less for those of the route "optimisation" that were added to the
+           fit (`ROUTES_FITTED_WITH_SEARCHES`).
     """
     said = np.full(len(y), y.mean())
     for name in set(kinds.tolist()):

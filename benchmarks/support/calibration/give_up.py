@@ -72,9 +72,10 @@ class Watched:
 
 
 def measure_give_up(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return rows by number of steps: how many of the successful and of the failed searches on the report part the rule stops.
+    """Count how many of the successful and of the failed searches on the report part the rule stops.
 
-    The summary holds the share of all successful searches that the rule stops, the upper end of its interval, and their number.
+    There is a row for each maximum number of iterations. The summary holds the share of the successful searches that the rule
+    stops, the upper end of the confidence interval of this share, and the number of successful searches.
     """
     found = run_watched(asked, "report")
     rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
@@ -95,9 +96,9 @@ def _judge_searches(found: Sequence[Watched], steps: int) -> dict[str, Any]:
 
 
 def measure_early_losses(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]:
-    """Return the largest early loss of successful searches, and the number of failures above it, on the tuning part.
+    """Return the largest early loss of successful searches, and the number of failed searches above it, on the tuning part.
 
-    There is one row for each number of steps and each share of them.
+    There is one row for each maximum number of iterations in `SEARCH_STEPS` and each of `STEP_SHARES`.
     """
     found = run_watched(asked, "tuning")
     rows = []

@@ -18,8 +18,7 @@ def format_noise(std: float) -> str:
 
 
 def format_prune(keep: float) -> str:
-    """Return the specification of a defense that sends only the share `keep` of the update's entries, those of largest absolute
-    value."""
+    """Return the specification of a defense that sends of each tensor only the share `keep` of largest magnitude."""
     return f"top_k({keep})"
 
 

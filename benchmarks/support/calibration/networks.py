@@ -20,7 +20,7 @@ def residual(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
+    """Return a network of two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -32,7 +32,7 @@ def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return three strided convolutions with tanh, then a linear layer."""
+    """Return a network of three convolutions with tanh, of which two have stride 2, and a linear layer."""
     channels, height, width = shape
     side = -(-height // 4) * -(-width // 4)
     return nn.Sequential(
@@ -45,7 +45,7 @@ def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def smooth(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return two convolutions with SiLU, average pooling and a linear layer, a kind on which no curve was fitted."""
+    """Return a network of two convolutions with SiLU, average pooling and a linear layer. No curve was fitted on it."""
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 24, 5, stride=2, padding=2), nn.SiLU()),

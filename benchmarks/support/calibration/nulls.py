@@ -1,8 +1,8 @@
-"""A check that the null of no attack reads an update; part of calibration.py.
+"""A check that no attack's null, the best guess without the update, depends on the update; part of calibration.py.
 
-The null of each registered attack, and of each start and fallback that its arguments name, is run on the rounds of one client
+The null of each registered attack, with each start and fallback that its arguments can name, is run on the rounds of one client
 four times: as they were sent, and with the update replaced by noise of the same shape, by zeros, and by the update times 1000.
-Results must be bitwise equal. Random images of 8x8 pixels are enough, since nothing is recovered here.
+The four results must be bitwise equal. Random images of 8x8 pixels are enough, since nothing is recovered here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

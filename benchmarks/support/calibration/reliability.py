@@ -12,7 +12,10 @@ NUM_BINS = 10
 
 
 def make_bins(said: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[str, Any]]:
-    """Return one row for each bin that is not empty: number of answers, mean confidence, and share of recovered examples."""
+    """Return one row for each bin of confidence that is not empty: number of answers, mean confidence and share of successes.
+
+    said: confidences (N,), in [0, 1]. right: outcomes (N,), 0 or 1. count: number of bins of equal width.
+    """
     at = np.clip((said * count).astype(int), 0, count - 1)
     rows = []
     for k in range(count):
@@ -27,13 +30,14 @@ def measure_calibration_error(said: Floats, right: Floats, count: int = NUM_BINS
     """Return the expected calibration error (Naeini et al. 2015).
 
     It is the mean over answers of the absolute difference between mean confidence and share of successes in their bin.
+    Arguments are those of `make_bins`.
     """
     rows = make_bins(said, right, count)
     return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
 
 
 def brier(said: Floats, right: Floats) -> float:
-    """Return the mean squared difference of probability and outcome."""
+    """Return the Brier score: the mean squared difference of probabilities `said` and outcomes `right` (0 or 1)."""
     return float(np.mean((said - right) ** 2))
 
 

@@ -64,7 +64,10 @@ def measure_intervals(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
-    """Return the mean coverage over designs, and the numbers of designs below and above the aim, for shares and means."""
+    """Return the mean, minimum and maximum coverage over designs, and how many are below 0.92 and above 0.98.
+
+    Intervals of shares and of means are summarised separately.
+    """
     summary: ResultRow = {}
     for kind in ("share", "mean"):
         found = [row["coverage"] for row in rows if row["of"].startswith(kind)]
@@ -166,8 +169,9 @@ class JudgedVerdict:
 def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on random scores.
 
-    First, two nulls are compared, so the truth is "no leak". This verdict states the smallest detectable gain of a score; a
-    verdict on new scores that are larger by this gain follows, whose truth is "leak".
+    First, scores of a null (an attack without the update) are compared with those of another null, so the truth is "no leak".
+    That verdict states the smallest detectable gain in PSNR and in SSIM. For each of the two, a second verdict is yielded, whose
+    truth is "leak": on newly drawn scores of which this one is raised by that gain.
     """
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
@@ -188,7 +192,11 @@ def _judge_synthetic(asked: Options) -> Iterator[JudgedVerdict]:
 
 
 def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
-    """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, random labels, uniform ranks."""
+    """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, random labels.
+
+    The rank of the original among 401 examples, by their distance to the reconstruction, is uniformly distributed.
+    clusters, size: number of cases, and of examples in each. correlation: between the scores of the examples of a case.
+    """
     rows = []
     for case in range(clusters):
         common = rng.normal(size=2)
@@ -219,9 +227,10 @@ def _draw_rows(rng: np.random.Generator, clusters: int, size: int, correlation: 
 def _judge_real(asked: Options) -> Iterator[JudgedVerdict]:
     """Yield verdicts on federations: null against null, a cheap search on updates with and without noise, and a closed form.
 
-    The true gain of an attack is its mean difference to the null over all clients. If for at least one score it is as large as
-    the gain that the verdict on some clients states to be detectable, this verdict must be a leak. The closed form recovers every
-    image of an MLP, so its verdict must always be a leak.
+    The true gain of an attack in a score is its mean difference to the null over all clients, if the verdict on all clients finds
+    a leak in this score, else 0. If for at least one score it is as large as the gain that the verdict on a group of clients
+    states to be detectable, this verdict must be a leak. The closed form recovers every image of an MLP, so its verdict must
+    always be a leak.
     """
     for name, model in product(DATA_SETS[:1] if asked.quick else DATA_SETS, MODEL_NAMES[:1] if asked.quick else MODEL_NAMES):
         gallery = _load_gallery(asked, name)
@@ -282,7 +291,10 @@ def _load_gallery(asked: Options, name: str) -> Gallery:
 
 @dataclass(frozen=True)
 class _Clients:
-    """Clients with one image each, which are attacked together. A run consists of some of them."""
+    """Clients with one image each. All are attacked; verdicts are then made on groups of them.
+
+    name: of the data set. model, defense: by name, as in an experiment. count: number of clients.
+    """
 
     asked: Options
     name: str
@@ -310,7 +322,7 @@ class _Clients:
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
     def score_part(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
-        """Return score rows for the clients in `part`, as scoring writes them."""
+        """Return score rows for the clients whose indices are in `part`, with the columns that a verdict needs."""
         own = self.images
         return [_make_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 
