@@ -1,7 +1,7 @@
 """Comparison of our code with libraries that could replace it: cost, and behaviour when a process is killed.
 
 The table `positions` packs the positions of a sparse update of 11 million values (ResNet-18) by our codec, Roaring bitmaps
-(`pyroaring`),  zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. The table `queue` kills a process
+(`pyroaring`), zlib and lzma over the gaps between positions, and by zlib over NumPy's bitmap. The table `queue` kills a process
 with SIGKILL while it works on a job of our queue, of `persistqueue.SQLiteAckQueue` and of `huey.SqliteHuey`. It also tests
 whether a slow worker that was considered dead can still finish a job that another worker has finished. The table `pool` kills one
 worker while several tasks run, with our pool, `concurrent.futures.ProcessPoolExecutor` and `joblib`. Libraries that are not

@@ -1,4 +1,4 @@
-"""The data of CPL's tables, and the observations of clients that train on them."""
+"""The data of the tables of CPL (Wei et al. 2020), and what the server observes of clients that train on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ TV_OF_COMPRESSED = 1e-3
 
 @dataclass(frozen=True)
 class Originals:
-    """Cases with the true examples x (N, *shape) and labels y (N,) of each."""
+    """Cases (updates to attack) of one data set, and the true examples x (N, *shape) and labels y (N,) of each case."""
 
     data: Images
     cases: list[Case]
@@ -45,13 +45,16 @@ class Originals:
 
 
 def make_search_and_router(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return a search by itself, and the router that tries closed forms before the same search."""
+    """Return a dict with a search under its name, and under "router" the attack that tries closed forms before this search."""
     search = attack(**settings)
     return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
 
 
 def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return a dict with the attack "cpl tv": CPL with a total-variation prior of weight `tv`, which the paper does not use."""
+    """Return a dict with the attack "cpl tv": CPL with a total-variation prior of weight `tv`, which the paper does not use.
+
+    steps: maximum number of iterations.
+    """
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
@@ -62,7 +65,7 @@ def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatch
 
 
 def choose_max_iterations(asked: Options) -> int:
-    """Return the maximum number of iterations; the paper uses 300."""
+    """Return the maximum number of iterations: 300, as in the paper, or 50 with --quick."""
     return 50 if asked.quick else 300
 
 
@@ -109,12 +112,12 @@ def make_paper_client(data: Images, asked: Options, **arguments: Any) -> LocalCl
 
 
 def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:
-    """Return cases of one example each, as observed for the client `seen`."""
+    """Return one case for each example: the update of the client `seen` after one step on it, with the `defense`."""
     return make_batch_cases(data, seen, 1, defense)
 
 
 def make_batch_cases(data: Images, seen: LocalClient, size: int, defense: str = "") -> Originals:
-    """Return cases of one step on a batch of `size` examples each."""
+    """Return one case for each batch of `size` examples: the update of the client `seen` after one step, with the `defense`."""
     x, y = list(data.x.split(size)), list(data.y.split(size))
     seen = replace(seen, training=replace(seen.training, batch_size=size))
     cases = [seen.make_case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]

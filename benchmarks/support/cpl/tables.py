@@ -59,7 +59,7 @@ def measure_termination(asked: Options) -> TableAndSummary:
 
 
 def _choose_data_sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
-    """Return the first few data sets, so that a table takes minutes, or all of them with a GPU."""
+    """Return the first `on_two_cores` data sets on a CPU, so that a table takes minutes there, and all of them on a GPU."""
     return names[:on_two_cores] if asked.device == "cpu" else names
 
 
@@ -88,10 +88,10 @@ def measure_base(asked: Options) -> TableAndSummary:
 
 
 def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatching | ClosedForm]:
-    """Return the attacks of table 2 on the client `seen`, by name, each with its default number of iterations.
+    """Return the attacks of table 2, by name. The attack "cpl tuned" has the preset for the network of the client `seen`.
 
-    CPL and DLG have up to three starts. Inverting Gradients also has three on a GPU. On a CPU it has one, since its 4,800
-    iterations take longer than the three starts of the others.
+    CPL and DLG have at most 300 iterations and three starts. Inverting Gradients has 4,800 iterations, so that it gets only one
+    start on a CPU, and three on a GPU. With --quick, all have fewer.
     """
     ours, quick = _choose_effort(asked), {"steps": 200} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
@@ -119,7 +119,7 @@ def _compute_ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def insert_paper_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return our rows beside those of the paper's tables 2 and 3."""
+    """Return our rows with those of the paper's tables 2 and 3 inserted, as by `insert_paper_rows`."""
     return insert_paper_rows(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
@@ -167,7 +167,7 @@ def _split_pool(pool: Images, count: int) -> tuple[Images, Images]:
 
 
 def measure_spread(asked: Options) -> TableAndSummary:
-    """Measure table 5: the variation of the iterations of successful searches."""
+    """Measure table 5: mean, minimum, maximum and variance of the numbers of iterations of successful searches."""
     rows = []
     for data in load_data_sets(asked, _choose_data_sets(asked, *DATA_SETS), choose_count(asked, 8, quick=2)):
         for start in ("patterned", "random"):
@@ -197,7 +197,8 @@ def measure_local_training(asked: Options) -> TableAndSummary:
 def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
     """Return the rows for one data set and batch size of table 6, one per attack.
 
-    Attacks: the closed form `features`, CPL's search with the tuned preset, and on a GPU with the paper's settings.
+    Attacks: the closed form `features`, which first solves for the inputs of the last layer; CPL's search with the tuned preset;
+    and on a GPU CPL's search with the paper's settings.
     """
     data = load_data_sets(asked, (name,), size * (1 if asked.quick else NUM_BATCHES))[0]
     seen = make_paper_client(data, asked)
@@ -254,6 +255,7 @@ def measure_compression(asked: Options) -> TableAndSummary:
 def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any) -> list[dict[str, Any]]:
     """Attack with CPL ignoring the defense and, if `defended`, a second time with CPL knowing it; return one row per attack.
 
+    CPL without knowledge of the defense is run alone, and a second time after closed forms.
     tv: if above 0 and `defended`, weight of total variation of one more attack, which ignores the defense.
     """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(asked))
@@ -265,7 +267,11 @@ def _make_attacks(originals: Originals, asked: Options, defended: bool, tv: floa
 
 
 def measure_noise(asked: Options) -> TableAndSummary:
-    """Measure table 8: noise on every entry of the gradient. The paper writes G-10e-2 for Gaussian of deviation 0.01."""
+    """Measure table 8: noise on every entry of the gradient.
+
+    The paper's names mean 10 to the power -K: G-10e-2 is Gaussian noise of standard deviation 0.01, L-10e-2 Laplace noise of
+    scale 0.01.
+    """
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
     for data in load_data_sets(asked, _choose_data_sets(asked, "lfw", "cifar100", on_two_cores=1), choose_count(asked, 2)):

@@ -129,7 +129,10 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
 
 
 def measure_units(federation: Federation) -> dict[str, float]:
-    """Return "norm", the median L2 norm of a federation's recorded updates, and "rms", the root mean square per coordinate."""
+    """Return the size of a federation's recorded updates.
+
+    norm: their median L2 norm. rms: the root mean square of the coordinates of an update with this norm.
+    """
     recording = federation.recording
     norm = median(float(global_norm(one.update)) for one in recording.read_observations())
     coordinates = sum(t.numel() for t in recording.read_sent(1).weights.values())

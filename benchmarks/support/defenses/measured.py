@@ -32,7 +32,7 @@ class MeasuredAttack:
 
     @cached_property
     def summary(self) -> Summary:
-        """Summary of the attack's scores, with that of its null and the verdict."""
+        """Summary of the attack's scores, which includes that of its null, and the verdict."""
         return next(one for one in summarise([*self.own, *self.null]))
 
     @property
@@ -77,7 +77,7 @@ class Measured:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The verdict on the strongest attack against the best null of all attacks."""
+        """The verdict on the attack with the highest mean PSNR, compared with the null that has the highest mean PSNR."""
         return judge_attack(self.attacked[self.strongest].own, self.attacked[self.best_null].null)
 
 

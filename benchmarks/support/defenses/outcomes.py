@@ -40,8 +40,8 @@ class Scored:
 class Change:
     """The change of the PSNR from no defense to a setting, over a number of cases.
 
-    from_none, over_null: mean paired differences in dB to the same attack on undefended updates, and to a null, with 95 %
-    intervals over cases.
+    from_none: mean paired difference, in dB, of the attack on defended and on undefended updates, with its 95 % interval over
+    cases. over_null: the same of the attack on defended updates and a null (the best guess without the update).
     """
 
     from_none: Estimate
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def outcome(self) -> DefenseOutcome:
-        """The outcome that the intervals show, see `Declared`."""
+        """The outcome that the intervals show: "flat", "falls", "gone" or "rises" as in `Declared`, else "undecided"."""
         low, high = self.from_none.low, self.from_none.high
         if self.cases < MIN_CASES:
             return "undecided"
@@ -61,7 +61,10 @@ class Change:
         return "flat" if low > -MARGIN_DB and high < MARGIN_DB else "undecided"
 
     def is_as_declared(self, declared: Declared) -> bool:
-        """Return whether the measured outcome is the declared one. A measured "gone" also agrees with a declared "falls"."""
+        """Return whether the measured outcome is the declared one.
+
+        A measured "gone" (the PSNR falls to that of the null) also agrees with a declared "falls".
+        """
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 
 

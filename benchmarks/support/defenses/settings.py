@@ -62,5 +62,5 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
 
 
 def describe_attacks(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
-    """Return a description of each attack with its settings."""
+    """Return a dict from the name of each attack to a text that names the attack and its arguments."""
     return {name: str(spec) for name, spec in attacks.items()}

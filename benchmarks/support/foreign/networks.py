@@ -1,4 +1,4 @@
-"""Networks by other authors in plain PyTorch, independent of this project."""
+"""Networks in plain PyTorch that do not use this project: published ones, and small ones with unusual constructs."""
 
 import torch
 import torch.nn.functional as F
@@ -173,7 +173,7 @@ class HardNet(nn.Module):
 
 
 class _Square(torch.autograd.Function):
-    """The square as an autograd function in the style before torch.func, which vmap does not support."""
+    """The square as an autograd function in the style before torch.func; vmap does not support this style."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -209,8 +209,7 @@ class OwnCodeNet(nn.Module):
 class CheckpointedNet(nn.Module):
     """A network with activation checkpointing.
 
-    reentrant: whether PyTorch's reentrant implementation is used. None leaves PyTorch's argument unset; it then uses that one
-    too.
+    reentrant: whether PyTorch's reentrant implementation is used. With None it is used as well, as PyTorch's argument is not set.
     """
 
     def __init__(self, reentrant: bool | None = False) -> None:

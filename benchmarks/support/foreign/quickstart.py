@@ -1,9 +1,8 @@
-"""Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls.
+"""Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls (without the update).
 
 Ten clients train the template's network with the template's settings: batches of 32, momentum 0.9, one local epoch, learning rate
-0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10
-from a file,
-because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
+0.1. The same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads
+CIFAR-10 from a file, because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
 
 `psnr` is the mean over a client's examples, to which reconstructions are assigned optimally; `null` is that of the same attack
 without the update, and `surplus` is `psnr` minus `null`. `labels` is the share of true labels in the inferred multiset.
@@ -85,7 +84,7 @@ def draw_images(asked: Options) -> Images:
 
 
 def make_one_step(*, attacked: int, iterations: int) -> AppSetting:
-    """Return the setting of clients that take one step on one example."""
+    """Return the setting "one step", in which each client takes one step on one example."""
     return AppSetting(name="one step", batch_size=1, steps=1, attacked=attacked, iterations=iterations)
 
 
@@ -155,7 +154,10 @@ def _average_psnr(x: Tensor, truth: Tensor) -> float:
 
 
 def _find_truth(observation: Observation, setting: AppSetting) -> tuple[Tensor, Tensor]:
-    """Return the examples of the client whose repeated training gives the observed update, and their labels."""
+    """Return the examples that the client trained on, in [0, 1], and their labels.
+
+    The client is the one whose training, when repeated, gives the update nearest to the observed one.
+    """
     import task
 
     def measure_difference(client: int) -> float:

@@ -1,9 +1,10 @@
 """Searches on a GPU or another device: agreement with the CPU, memory, and iterations per second of many at once.
 
     agreement   median difference between the results of each attack on the device and on the CPU, after a few iterations
-    memory      ratio of the peak memory of a chunk to the planned memory
+    memory      ratio of the peak memory of searches that run together to the memory planned for them
     lenet       iterations per second of 1 to 256 searches at once on DLG's LeNet
-    resnet      the same on ResNet20-4, in float32 and with convolutions in bfloat16
+    resnet      the same of 1 to 32 searches on ResNet20-4 (a ResNet-20 of four times the width), in float32 and with convolutions
+                in bfloat16
     sharing     ratio of the time of two concurrent processes to the time of the same processes in sequence
 
 Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, fewer searches only check that the
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Compare the results of a few iterations from the same start on the device and on the CPU."""
+    """Compare results of `COMPARED_ATTACKS` on the device and on the CPU, after a few iterations from the same start."""
     rows = []
     for name, network, arguments in COMPARED_ATTACKS[:1] if asked.quick else COMPARED_ATTACKS:
         made = _make_cases(asked, network, 2)[1]
@@ -73,7 +74,10 @@ def measure_agreement(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_memory(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure the ratio of peak to planned memory; chunks are planned too large if it is above 1."""
+    """Measure the ratio of the peak memory of searches that run together to the memory planned for them.
+
+    Above 1, a replay would run too many searches together (too large chunks).
+    """
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
         for count in (1,) if asked.quick else (1, 8, 64):

@@ -49,7 +49,7 @@ class Piece:
     dry: str
 
     def list_arguments(self, *, dry: bool, data: Path | None, device: str) -> list[str]:
-        """Return the arguments of the process."""
+        """Return the command of the process: the Python interpreter and its arguments."""
         text = self.dry if dry else self.command
         if data is None:
             text = text.replace("--data DATA", "")
@@ -195,7 +195,7 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
 
 
 def find_state(out: Path, piece: Piece) -> str:
-    """Return the state of a piece: done, failed, too long, other code (done with another commit), or left (not done)."""
+    """Return the state of a piece: done, failed, too long (stopped), other code (done at another commit), or left (not run)."""
     told = _read_result(out, piece)
     if told is None:
         return "left"
@@ -203,7 +203,7 @@ def find_state(out: Path, piece: Piece) -> str:
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
-    """Return the seconds that a piece took in its last run; the limit `PIECE_SECONDS` if it never ran or failed."""
+    """Return the seconds that a piece took in its last run; the limit `PIECE_SECONDS` if it never ran or did not finish."""
     told = _read_result(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 
@@ -216,7 +216,7 @@ def _read_result(out: Path, piece: Piece) -> dict[str, Any] | None:
 
 
 def write_tables(out: Path) -> None:
-    """Write one file with the table of each piece that ran, below its hardware and versions."""
+    """Write README.md in `out`, with the table of each piece that ran, below its hardware and versions."""
     lines = ["# Results on a GPU", "", "Made by `make bench-gpu`; each piece says with which hardware and versions.", ""]
     for piece in PIECES:
         if (told := _read_result(out, piece)) is None:
@@ -255,7 +255,7 @@ def read_versions() -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """Return the commit of this checkout, or ""; results of another commit are measured again."""
+    """Return the short hash of this checkout's commit; without git, the name and version of the package."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return done.stdout.strip() or f"fedleak {version('fedleak')}"
 

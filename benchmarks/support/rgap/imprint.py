@@ -3,10 +3,11 @@
 A client takes one step on a batch of B images of the report part, through CPL's LeNet behind the layer, whose k neurons (bins)
 compare one linear statistic of the image, such as its mean, to thresholds. The thresholds are shifted and scaled by the mean and
 the standard deviation of the statistic on the tuning part. `expected` is the share of examples alone in their bins if all bins
-are equally probable, (1 - 1/k)^(B-1). An example is certified if it explains the whole gradient of its bin, with a single label.
+are equally probable, (1 - 1/k)^(B-1). An example is certified if the gradient of its bin's bias is that of this example alone,
+with one label, up to a relative error of 1e-3. `certified_wrong` is the number of certified examples that are not in the batch.
 `flagged` is the share of imprinted models in which `fedleak.inspect_model` finds tampering, `false_alarms` the number of
-torchvision networks (with initial weights) in which it does. aims: recovered_64 0.9 with 1,024 bins, certified_wrong 0, flagged
-1, false_alarms 0.
+torchvision networks (with initial weights) in which it does. aims: recovered_64_1024 0.9 for each data set, certified_wrong 0,
+flagged 1, false_alarms 0.
 """
 
 from typing import Any
@@ -62,7 +63,7 @@ def measure_imprint(asked: Options) -> TableAndSummary:
 
 
 def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
-    """Return one row for each pair of batch size and number of bins."""
+    """Return one row for each pair of batch size and number of bins in `CELLS`, on the data set `name`."""
     public = load_images(asked, name, TUNING_IMAGES, part="tuning")
     direction = STATISTICS["average"][0](public.data.size)
     values = public.data.normalise(public.x).flatten(1) @ direction
@@ -79,7 +80,10 @@ def measure_data_set(name: str, asked: Options) -> list[dict[str, Any]]:
 
 
 def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
-    """Return the shares of examples that are recovered and certified, and their errors, over all batches."""
+    """Return the shares of recovered and of certified examples over all batches, and the number of wrongly certified ones.
+
+    labels_of_recovered, median_mse_of_recovered: share of right labels and median MSE of the recovered examples.
+    """
     answers, seconds = run_attack(robbing_the_fed(), originals.cases, asked)
     guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, asked)
     pairs = [(match_examples(one, x)[0], x) for one, x in zip(guessed_alone, originals.x, strict=True)]
@@ -112,7 +116,7 @@ def measure_readout(originals: Originals, asked: Options) -> dict[str, Any]:
 
 
 def count_false_alarms(asked: Options) -> dict[str, int]:
-    """Return the number of torchvision networks that were inspected, and of those in which a sign was found."""
+    """Return the number of torchvision networks that were inspected, and the number of these with a sign of tampering."""
     names = [name for name in vision.list_models(module=vision) if not name.startswith(LARGE_NETWORKS)]
     names = names[:: 8 if asked.quick else 1]
     alarms = 0

@@ -23,7 +23,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rows of `exact` on an MLP, untrained and after some epochs, and of R-GAP on FCN3.
+    """Return rows of `exact` on an MLP, untrained and after three epochs, and of R-GAP on FCN3, three linear layers.
 
     FCN3 has no biases, and LeakyReLU instead of ReLU, so that no activation is zero.
     """
@@ -38,7 +38,10 @@ def measure_linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def _measure_batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
-    """Return a row with the share of recovered examples over several batches."""
+    """Return a row with the share of recovered examples over several batches of `size` examples of the data set `name`.
+
+    trained: whether the weights are those after three epochs.
+    """
     repeats = 1 if asked.quick else 10
     found = load_images(asked, name, 16 * repeats)
     one = make_client("mlp", found.data, seed=asked.seed, batch=size)
@@ -90,7 +93,7 @@ def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tupl
 
 
 def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str, Tensor]:
-    """Return the weights after a few epochs on these images."""
+    """Return the weights after three epochs on these images."""
     model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
     batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
@@ -99,7 +102,11 @@ def _train_weights(one: LocalClient, found: Images, asked: Options) -> dict[str,
 
 
 def _measure_mixture(size: int, asked: Options) -> dict[str, Any]:
-    """Run R-GAP on a batch as if it were one example; measure its distance to the nearest example and to the span of all."""
+    """Run R-GAP, which assumes a single example, on the gradient of a batch.
+
+    mse_median: MSE of its answer to the nearest example of the batch. off_span: norm of the part of the answer that is no linear
+    combination of the examples, relative to the norm of the answer.
+    """
     found = load_images(asked, "mnist", size).of_two_classes()
     one = make_client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
     update = one.make_case([(found.x, found.y)], "mixture").observations[0].update

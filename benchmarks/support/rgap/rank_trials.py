@@ -1,4 +1,7 @@
-"""Checks of the rank analysis: random small networks, numerical ranks of their equations, and the paper's networks."""
+"""Checks of the rank analysis of R-GAP's equations (`analyse_rank`): ranks of random networks are also computed numerically.
+
+The networks of the paper (Zhu & Blaschko 2021) are also here.
+"""
 
 from dataclasses import dataclass
 from math import prod
@@ -30,7 +33,10 @@ class RandomNetwork:
 
 
 def make_paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
-    """Return a network that may be that of the paper's figure 2; the paper does not release its networks."""
+    """Return a network as in the paper's figure 2, as far as that shows it; the paper's networks were not released.
+
+    channels: of each 4x4 convolution.
+    """
     layers: list[nn.Module] = []
     before, side = 3, 32
     for after in channels:
@@ -115,7 +121,10 @@ def _fill(model: nn.Module, seed: int) -> None:
 
 
 def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return k = dL/dz, (1, *outputs), of each layer, for the cross-entropy of one example x (1, *shape), y (1,)."""
+    """Return k = dL/dz of each layer, (1, *outputs): L is the cross-entropy of one example x (1, *shape) with label y (1,).
+
+    z is the value that the layer's activation is applied to.
+    """
     weights = dict(network.model.named_parameters())
     reached = []
     for layer in network.chain.layers:
@@ -128,7 +137,10 @@ def compute_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]
 
 
 def write_matrix(system: System) -> Tensor:
-    """Return the matrix [W; K] (equations, unknowns) of a system, with rows of norm 1 or 0, by applying it to unit vectors."""
+    """Return the matrix (equations, unknowns) of a layer's linear system, by applying the system to unit vectors.
+
+    The equations of the weights come first, then those of the gradients. Rows are scaled to norm 1, or are 0.
+    """
     unknowns = prod(system.layer.inputs)
     rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
     matrix = torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1).T
@@ -143,7 +155,7 @@ def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
 
 
 def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Return for each layer the rank by the analysis and the numerical rank, at the k = dL/dz of a random example.
+    """Return for each layer the rank by the analysis and the numerical rank, the latter for a random example.
 
     prove: largest number of unknowns for which the analysis computes the rank by elimination, see `analyse_rank`.
     """

@@ -1,4 +1,4 @@
-"""The columns of ROG's figures 3 and 8: what a client does to its update, and the observations under each."""
+"""The columns of figures 3 and 8 of ROG (Yue et al. 2022): defenses of a client, and what the server observes with each."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,10 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class DefendedColumn:
-    """One column of the figures. paper: LPIPS of ROG in the paper.
+    """One column of the figures, which is one defense or none. paper: LPIPS of ROG in the paper.
 
-    At most one of these is set: defense (of the update), rule (defense of the gradient), network (defense of the network).
+    The defense is named in the argument for its kind; the other two are "". defense: changes the update before it is sent.
+    rule: changes the computation of gradients. network: changes the network.
     """
 
     name: str
@@ -64,7 +65,10 @@ def resize(images: Images, side: int) -> Tensor:
 
 
 def observe(column: DefendedColumn, setting: BatchSetting, x: Tensor, y: Tensor, *, key: str, seed: int) -> Case:
-    """Return what the server sees of a client that holds these examples, all of which are one batch."""
+    """Return the case of a client that trains on these examples as one batch, with the defense of the column.
+
+    key: name of the client. seed: of the initial weights and of the defense's randomness.
+    """
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
     spec = ModelSpec(name=setting.model, network=column.network)
     model = models.build(spec, data, seed=seed)

@@ -1,4 +1,4 @@
-"""Reconstructions of the columns, stored in a folder so that an interrupted benchmark continues, and their measures."""
+"""Reconstructions stored in a folder, so that an interrupted benchmark continues, and their similarity to the originals."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ LPIPS_FILE = "lpips/alexnet_features.safetensors"
 
 @dataclass(frozen=True)
 class Answer:
-    """The images of one attack on one column, in the order of the originals, and its cost in CPU-seconds."""
+    """The images that one attack reconstructed from one case, in the order of the originals, and its cost in CPU-seconds."""
 
     x: Tensor
     cpu_seconds: float
