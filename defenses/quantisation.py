@@ -1,7 +1,7 @@
 """Defenses that round each coordinate of an update to one of a few values per tensor.
 
-The tensors still hold floats afterwards. To be sent, they are packed into as few bits as the values need by the
-update's codec, see `fedsim.recording.packing`.
+The tensors still hold floats afterwards. For sending, the update's codec packs them into as few bits as the values need, see
+`fedsim.recording.packing`.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def _take_sign(values: Tensor, scale: SignScale) -> Tensor:
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
     """Round every coordinate stochastically to one of 2 * levels + 1 values of each tensor.
 
-    levels: s, number of steps between zero and the largest value; 1 to 8388607. "3 bit" means 3.
+    levels: s, number of steps between zero and the largest value; 1 to 8388607. levels=3 means 7 values: 3 bits.
     norm:   norm of each tensor that scales the values: "l2" or "linf" (the largest magnitude).
     kappa:  largest value as a share of that norm, in (0, 1]; larger magnitudes are cut off. With 1 the rounding is unbiased.
     Source: Alistarh et al. 2017, section 3.1, with norm="l2"; Yue et al. 2022, equations 6 and 7, whose code has norm="linf".
@@ -111,9 +111,10 @@ def _round_at_random(update: Update, levels: int, norm: Norm, kappa: float, rng:
 
 
 def _quantise(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
-    """Round values to multiples of `largest` / `levels`, at most 2 * levels + 1 distinct ones; zero is +0.0.
+    """Round values to whole multiples of `largest` / `levels`, at most 2 * levels + 1 distinct ones; zero becomes +0.0.
 
-    largest: 0-d; values of larger magnitude are cut off there. rounded: maps magnitudes, in such multiples, to whole numbers.
+    largest: 0-d; values of larger magnitude are cut off there. rounded: rounds magnitudes, which are given in units of
+    `largest` / `levels`, to whole numbers.
     """
     safe = torch.where(largest > 0, largest, 1)
     positions = (values.abs().to(largest.dtype) / safe).clamp(max=1) * levels

@@ -20,7 +20,7 @@ class GradientProblem(NamedTuple):
     model:     the network in its training mode; its weights are replaced by those passed to `forward`.
     forward:   maps (weights by name, x (N, *shape) in [0, 1]) to logits (N, K).
     criterion: maps (logits, y) to the mean loss of the batch; y is (N,) or soft (N, K).
-    penalised: whether the network's own penalty is added to the loss (`networks.take_penalty`).
+    penalised: whether the loss includes the terms that blocks of a network defense, such as PRECODE, add (`take_penalty`).
     """
 
     model: nn.Module
@@ -29,7 +29,7 @@ class GradientProblem(NamedTuple):
     penalised: bool = True
 
     def compute_loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of the batch, 0-d."""
+        """Return the mean loss of the batch, 0-d, including the network's penalty if `penalised` is set."""
         loss = self.criterion(self.forward(weights, x), y)
         penalty = take_penalty(self.model)
         return loss if penalty is None or not self.penalised else loss + penalty

@@ -9,7 +9,10 @@ from defenses.base import Defense, State, Update
 
 
 def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return patterns given as one string or several as a tuple. Raises ValueError for anything else."""
+    """Return the patterns as a tuple. Raises ValueError, naming the defense `what`, if one of them is not a string.
+
+    names: one pattern, or a sequence of patterns.
+    """
     patterns = (names,) if isinstance(names, str) else tuple(names)
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -18,9 +21,10 @@ def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_names(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return those of `names` that equal or match one of `patterns`, in their order.
+    """Return those of `names` that equal or match one of `patterns`, in the order of `names`.
 
-    Raises ValueError for a pattern without a match, so that a typing error cannot leave a tensor unprotected.
+    Raises ValueError, naming the defense `what`, for a pattern without a match, so that a typing error cannot leave a tensor
+    unprotected.
     """
     there = list(names)
     for pattern in patterns:

@@ -18,8 +18,9 @@ DERIVATIVES_PER_PASS = 64
 def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     """Zero those columns of a linear layer's gradient that help a reconstruction most, by the criterion of the paper.
 
-    prune: share of the layer's R input features whose columns are zeroed, those with the smallest values of `compute_scores`; in
-           [0, 1). A small score means that a change of the feature requires a large change of the input.
+    prune: share of the layer's R input features whose columns are zeroed; in [0, 1). These are the features with the smallest
+           scores (`compute_scores`): relative to their magnitude, they change least when the input changes. By the paper's
+           criterion, zeroing these makes the reconstructed input differ most from the original.
     layer: name of the layer; "" for the last linear one.
     All other gradients and the network stay unchanged. A step costs R additional backward passes.
     Attackers compare only the columns that were sent. If zeros of a gradient do not arrive as zeros (`Facts.exact` is False),
@@ -68,7 +69,7 @@ def compute_scores(features: Tensor, x: Tensor) -> Tensor:
 
 
 def choose_kept(scores: Tensor, prune: float) -> Tensor:
-    """Return (R,) booleans: False for the share `prune` (rounded) with the smallest scores; ties go by index."""
+    """Return (R,) booleans: False for the round(prune * R) smallest scores. Of equal scores, those of lower index come first."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep[scores.argsort(stable=True)[: round(prune * len(scores))]] = False
     return keep

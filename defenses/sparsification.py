@@ -23,7 +23,7 @@ from defenses.noise import draw_uniform
 
 
 def count_kept(keep: float, count: int) -> int:
-    """Return the number of coordinates for the share `keep` of `count`, rounded up."""
+    """Return the share `keep` of `count` coordinates as a number of coordinates, rounded up."""
     return math.ceil(compute_share(keep, count))
 
 
@@ -130,7 +130,7 @@ def count_unpruned(ratio: float, count: int) -> int:
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Defense:
-    """Leave out every coordinate with the same probability.
+    """Leave out each coordinate with the same probability, independently of the others.
 
     p:              probability in [0, 1) of being left out.
     rescale:        divide the sent values by 1 - p, so that the result is unbiased.

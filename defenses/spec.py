@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 
 
 class Kind(NamedTuple):
-    """A registered defense, with properties that tests check.
+    """Entry of the registry of defenses: a defense with properties that tests check.
 
     defense, channel: functions with the same arguments that build the client's defense and the attacker's channel.
     codec:    lossless packing that suits the output; None keeps the codec of the previous step.
@@ -52,7 +52,11 @@ def make_alias(
     random: bool = False,
     unbiased: bool = False,
 ) -> Kind:
-    """Return the `Kind` of a function that returns a specification; it keeps the function's parameters and docstring."""
+    """Return the registry entry of an alias: a name for a whole specification, such as a paper's setting.
+
+    written: returns the specification as text, such as "clip(1) | gaussian(0.1)"; its parameters and docstring become those of
+             the alias. The other arguments are fields of `Kind`.
+    """
 
     @wraps(written)
     def make_defense(*args: Any, **kwargs: Any) -> Defense:
@@ -106,7 +110,10 @@ DEFENSES: Registry[Kind] = Registry(
 
 @dataclass(frozen=True)
 class DefenseSpec:
-    """A chain of defenses as public data. The empty chain sends updates unchanged."""
+    """A chain of defenses as data: the name and the arguments of each step, which server and attacker know as well.
+
+    The empty chain sends updates unchanged.
+    """
 
     steps: tuple[Step, ...] = ()
 
@@ -130,7 +137,7 @@ class DefenseSpec:
 
     @property
     def depth(self) -> int:
-        """Nesting depth; 1 if no defense contains another."""
+        """Number of levels of nested defenses: 1 if no defense has another one as an argument; `masked(clip(1), ...)` has 2."""
         inner = [v.depth for step in self.steps for _, v in step.arguments if isinstance(v, DefenseSpec)]
         return 1 + max(inner, default=0)
 
@@ -139,7 +146,7 @@ class DefenseSpec:
         return chain(*(DEFENSES[step.name].defense(**_build_arguments(step, DefenseSpec.build)) for step in self.steps))
 
     def build_channel(self) -> Channel:
-        """Return the channel, for the attacker."""
+        """Return the channel: the attacker's model of the defense that `build` returns."""
         return compose_channels(
             *(DEFENSES[step.name].channel(**_build_arguments(step, DefenseSpec.build_channel)) for step in self.steps)
         )
@@ -155,7 +162,10 @@ class DefenseSpec:
 
 
 def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
-    """Return the nested specification. Raises ValueError beyond `MAX_DEPTH`, since functions that walk through it recurse."""
+    """Return a specification that is an argument of another one, such as clip(1) in masked(clip(1), ...).
+
+    Raises ValueError if it is nested more than `MAX_DEPTH` deep, since functions that walk through it recurse.
+    """
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
         raise ValueError(f"defenses can be nested at most {MAX_DEPTH} deep, got depth {spec.depth}")
@@ -167,5 +177,5 @@ def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
-    """Return the arguments of a step, with `build` applied to nested specifications."""
+    """Return the arguments of a step, in which `build` has replaced each specification (the inner defense of `masked`)."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

@@ -69,11 +69,13 @@ def compute_epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int,
 
 
 def compute_epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
-    """Return epsilon of `times` sums that include each example independently with probability `rate`.
+    """Return epsilon of `times` noisy sums over examples, each of which includes every example with probability `rate`.
 
-    The relation is add-or-remove-one: two runs are compared, with and without one example. Poisson sampling is
-    an assumption: batches of shuffled epochs are sampled differently. The noise must be Gaussian, which is not checked. Source:
-    Mironov, Talwar & Zhang 2019.
+    Examples are sampled independently (Poisson sampling). This is an assumption: batches of shuffled epochs are sampled
+    differently. The relation is add-or-remove-one: two runs are compared, with and without one example. The noise must be
+    Gaussian, which is not checked.
+    times: number of sums that are released, such as the number of training steps.
+    Source: Mironov, Talwar & Zhang 2019.
     Raises ValueError if `rate` is not in (0, 1].
     """
     if not 0 < rate <= 1:
@@ -154,14 +156,14 @@ def _compute_divergences(event: Any, relation: Any) -> tuple[tuple[float, float]
 
 
 def bound_reconstruction(prior: float, mu: float) -> float:
-    """Return an upper bound on the success probability of reconstruction from noisy messages: Phi(Phi^-1(prior) + mu).
+    """Return an upper bound on the probability that a reconstruction from messages with Gaussian noise succeeds.
 
-    The noise is Gaussian, and Phi is the standard normal distribution function.
+    The bound is Phi(Phi^-1(prior) + mu), where Phi is the standard normal distribution function.
 
     prior: success probability of the best guess without seeing any message; in (0, 1).
     mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma; not negative.
 
-    What counts as success is arbitrary, as long as `prior` is computed for the same criterion.
+    The bound holds for any criterion of success, as long as `prior` is computed for the same criterion.
 
     Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. The bound follows from comparing the
     message with one that consists of noise only, whose mean differs by at most C. Composition by Dong, Roth & Su 2022, section 3.
@@ -173,10 +175,10 @@ def bound_reconstruction(prior: float, mu: float) -> float:
 
 
 def bound_reconstruction_renyi(prior: float, mu: float) -> float:
-    """Return a bound as `bound_reconstruction` for noise whose Renyi divergence of order a is at most a * mu**2 / 2.
+    """Return the bound of `bound_reconstruction` for noise whose Renyi divergence of order a is at most a * mu**2 / 2.
 
-    Laplace noise is an example. The bound is min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a), which is
-    exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) up to the maximum of this expression at mu = sqrt(-2 ln prior), and 1 beyond.
+    Laplace noise is an example. The bound is the minimum over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a). This minimum is
+    exp(-(sqrt(-ln prior) - mu / sqrt(2))**2) for mu up to sqrt(-2 ln prior), and 1 for larger mu.
 
     Source: Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries".
     """
@@ -185,7 +187,11 @@ def bound_reconstruction_renyi(prior: float, mu: float) -> float:
 
 
 def compute_bound(noise: Noise, *, prior: float, times: int) -> float:
-    """Return the bound on reconstruction from `times` releases with `noise`; 1 if there is no noise."""
+    """Return an upper bound on the probability that a reconstruction from `times` messages with `noise` succeeds.
+
+    prior: success probability of the best guess without seeing any message. The bound is 1 without noise, and `prior` for
+    times=0. Gaussian noise is bounded by `bound_reconstruction`, Laplace noise by `bound_reconstruction_renyi`.
+    """
     mu = math.sqrt(times) / noise.multiplier if noise.multiplier > 0 else math.inf if times else 0.0
     return bound_reconstruction(prior, mu) if noise.family == "gaussian" else bound_reconstruction_renyi(prior, mu)
 

@@ -1,8 +1,9 @@
 """Lower bounds on epsilon from one run, by guesses about canaries.
 
-A canary is a known example of which one of two versions was used, as a fair coin decided that the auditor does not see. The more
-versions the auditor guesses right from what the mechanism released, the larger epsilon must be. The two versions are neighbours
-by replacing one example, the relation of `defenses.privacy.accounting.compute_epsilon`.
+A canary is an example with two versions, which the auditor knows. A fair coin, which the auditor does not see, decides which
+version is trained on. The more versions the auditor guesses right from what the mechanism released, the larger epsilon must be.
+Two runs that differ in the version of one canary are neighbours by replacing one example, the relation of
+`defenses.privacy.accounting.compute_epsilon`.
 """
 
 import math
@@ -21,15 +22,17 @@ MAX_SHIFT = 50.0
 MAX_EPSILON = 100.0
 NUM_BISECTIONS = 30
 GUESS_COUNTS = (100, 300, 1000, 3000, 10_000)
+"""Numbers of guesses among which `choose_guesses` chooses."""
 
 
 def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float = 1e-5) -> int:
-    """Return how many of `canaries` canaries to guess, those that the auditor is surest of.
+    """Return how many of `canaries` canaries the auditor should guess; it abstains from those that it is least sure of.
 
-    The number is chosen without regard to which guesses are right, as the bounds require. epsilon: as declared; the number is
-    then the one of `GUESS_COUNTS` for which the bound is expected to be largest if Gaussian noise hides each canary exactly as
-    well as declared. The larger epsilon, the more guesses are worthwhile. None: one in a thousand canaries, at least 100 if there
-    are so many.
+    The number does not depend on which guesses are right, as the bounds require.
+    epsilon: the declared epsilon. The result is then the number in `GUESS_COUNTS`, such as 300 canaries, for which
+             `bound_gaussian_epsilon` is expected to be largest if the true epsilon equals the declared one. For None, or an
+             epsilon that is not in (0, `MAX_EPSILON`), the result is a thousandth of the canaries, but at least 100.
+    If there are fewer than 100 canaries, the result is all of them.
     """
     usual = min(canaries, max(100, canaries // 1000))
     if epsilon is None or not 0 < epsilon < MAX_EPSILON:
@@ -45,10 +48,10 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
 
 
 def _expect_right(share: float, shift: float) -> float:
-    """Return the expected share of right guesses under Gaussian noise, if canaries with the largest absolute scores are guessed.
+    """Return which share of the guesses is expected to be right under Gaussian noise.
 
-    share: share of canaries that are guessed. shift: distance between the messages with the two versions of a canary, in standard
-    deviations of the noise.
+    share: share of canaries that are guessed: those with the largest absolute scores. shift: distance between the messages with
+    the two versions of a canary, in standard deviations of the noise.
     """
 
     def count_above(score: float) -> float:
@@ -61,7 +64,7 @@ def _expect_right(share: float, shift: float) -> float:
 def bound_gaussian_epsilon(
     right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL
 ) -> float:
-    """Return a lower confidence bound on epsilon, if the mechanism is one of Gaussian noise, or its composition over rounds.
+    """Return a lower confidence bound on epsilon of a mechanism that adds Gaussian noise in one or several rounds.
 
     right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
     the others. With 10,000 canaries of full gradient norm and `choose_guesses`, the bound is typically at least 0.6 of the true
@@ -77,15 +80,17 @@ def bound_gaussian_epsilon(
 def bound_epsilon_of_independent_guesses(
     right: int, guesses: int, *, delta: float, overlap: float = 0.0, confidence: float = CONFIDENCE_LEVEL
 ) -> float:
-    """Return a lower confidence bound on epsilon from guesses about all canaries, if Gaussian noise hides each one separately.
+    """Return a lower confidence bound on epsilon from guesses about all canaries, for independent Gaussian noise per coordinate.
 
-    It needs far fewer canaries than `bound_gaussian_epsilon`, which also holds if the guesses depend on each other, as long as
-    the mechanism has the trade-off function of Gaussian noise. Here every coordinate has noise of its own, so that guesses about
-    canaries with orthogonal gradients are independent, and the number of right ones has a binomial distribution (Nasr et al.
-    2023, "Tight auditing of differentially private machine learning", for Gaussian differential privacy). overlap: mean over
-    canaries of the sum of squared cosines with the gradients of the other canaries of the same message; 0 if they are orthogonal.
-    It increases the variance of `right` by the factor of `inflate_variance`; `right` and `guesses` are divided by this factor
-    (design effect, Kish 1965).
+    With such noise, guesses about canaries with orthogonal gradients are independent, and the number of right ones has a binomial
+    distribution (Nasr et al. 2023, "Tight auditing of differentially private machine learning", for Gaussian differential
+    privacy). Far fewer canaries are needed than for `bound_gaussian_epsilon`, which also holds if the guesses depend on each
+    other.
+
+    right, guesses: number of right guesses, and of all guesses, one for each canary.
+    overlap: mean over canaries of the sum of squared cosines with the gradients of the other canaries of the same message; 0 if
+             they are orthogonal. It increases the variance of `right` by the factor of `inflate_variance`; `right` and `guesses`
+             are divided by this factor (design effect, Kish 1965).
     Raises ValueError if `right` is not in 0 .. guesses, or `overlap` is negative.
     """
     _check_counts(right, guesses, guesses, delta, confidence)
@@ -113,12 +118,13 @@ def inflate_variance(share: float, overlap: float) -> float:
 
 
 def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confidence: float = CONFIDENCE_LEVEL) -> bool:
-    """Return whether Gaussian noise with this `shift` is refuted by `right` right ones of `guesses` guesses.
+    """Return whether `right` right guesses of `guesses` refute that Gaussian noise hides canaries with this `shift`.
 
-    It is refuted if at least so many right ones then have a probability below 1 - confidence. shift: distance between the
-    messages with the two versions of a canary, in standard deviations of the noise. canaries: number of canaries, guessed or not.
+    They refute it if, under such noise, the probability of at least `right` right guesses is below 1 - confidence.
+    shift: distance between the messages with the two versions of a canary, in standard deviations of the noise.
+    canaries: number of all canaries, guessed or not.
 
-    Assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
+    Proof by contradiction: assume that this probability is at least 1 - confidence. For each number i from `right` down to 0, the
     recursion bounds from below two shares of all canaries: the expected share that is guessed right while at least i guesses are
     right, and the same for wrong guesses. If the two sum to more than the share of guessed canaries, the assumption is wrong.
     """
@@ -138,7 +144,8 @@ def is_refuted(right: int, guesses: int, shift: float, *, canaries: int, confide
 def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower confidence bound on epsilon of any mechanism. It is looser than `bound_gaussian_epsilon`.
 
-    guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from the others.
+    right: number of right guesses. guesses: number of canaries that are guessed, of all `canaries`; the auditor may abstain from
+    the others.
     Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     _check_counts(right, guesses, canaries, delta, confidence)
@@ -157,7 +164,10 @@ def _chance(right: int, guesses: int, limit: float, *, canaries: int, delta: flo
 
 
 def _find_largest(holds: Callable[[float], bool], high: float) -> float:
-    """Return the largest value in [0, high] for which `holds` is true, by bisection; 0 if there is none."""
+    """Return the largest value in [0, high] for which `holds` is true, by bisection; 0 if there is none.
+
+    `holds` must be true up to this value and false above it.
+    """
     low = 0.0
     if holds(high):
         return high

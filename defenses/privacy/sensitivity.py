@@ -39,25 +39,32 @@ NO_ACCOUNTING_RULE = "no accounting rule is known for"
 
 
 def report_no_rule(name: str) -> Noise:
-    """Return the noise of a defense of another package: whether it adds any is unknown, so that nothing is accounted for."""
+    """Return the noise that is assumed for the defense `name` of another package: a multiplier of 0, with the reason.
+
+    Whether that defense adds noise is unknown.
+    """
     return Noise(why=f"{NO_ACCOUNTING_RULE} {name}")
 
 
 class _Sent(NamedTuple):
-    """The properties of an update at one point of a chain. length: bound on its norm. noise: the strongest noise so far."""
+    """Properties of an update between two steps of a chain.
+
+    length: upper bound on its norm. noise: the noise with the largest multiplier that the steps so far added.
+    """
 
     length: float = math.inf
     noise: Noise = NO_NOISE
 
 
 def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """Return the strongest noise that hides one message of a client behind a chain of defenses; unit: the client.
+    """Return the noise by which a chain of defenses hides one message of a client; of several noises, the strongest.
 
-    The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
-    nothing, whatever state they keep. A defense without an entry in `NORM_BOUNDS` may send anything and removes the bound; one of
-    another package is named as the reason if nothing else adds noise.
-    Aliases of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the
-    bound.
+    What is hidden is the client's whole update. The sensitivity of the noise is the bound on the update's norm after the steps
+    before it. Steps after the noise are post-processing and cannot weaken it.
+    Steps without an entry in `NORM_BOUNDS`, and steps with error feedback, remove the bound, so that noise after them hides
+    nothing until another step bounds the norm. For aliases of papers and `in_gradient_units`, this is applied to the steps that
+    they stand for. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing either. If no noise hides the
+    message, `Noise.why` gives the reason, such as a defense of another package whose noise is unknown.
 
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
@@ -68,7 +75,8 @@ def find_noise(spec: DefenseSpec, *, tensors: int) -> Noise:
 def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
     """Return the noise that hides one example in the gradient of its batch; unit: the example.
 
-    dp_sgd:  each example's gradient has norm at most `max_norm`; the sum gets noise of `noise * max_norm` (Abadi et al. 2016).
+    dp_sgd:  each example's gradient has norm at most `max_norm`, and the sum gets noise with the standard deviation
+             `noise * max_norm` (Abadi et al. 2016).
     fed_cdp: one such sum per tensor, each with its own bound and noise (Wei et al. 2021).
     Noise given by a signal-to-noise ratio depends on the data and hides nothing. The other rules of this project add no noise;
     what the rules of other packages add is unknown.
