@@ -13,7 +13,7 @@ Reconstruct an image from the gradient of a PyTorch model; nothing is written to
 >>> scores = fedleak.score(result, x, y)
 >>> figure = scores.plot()
 
-Run and record a federation, attack it, also without the gradients as a null, and score both attacks:
+Run and record a federation, attack it with the gradients and without them (the null, a baseline), and score both attacks:
 
     recording = fedleak.run("experiment.toml", out="runs/first")
     fedleak.attack(recording, "cpl")

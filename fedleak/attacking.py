@@ -30,12 +30,12 @@ def attack(
 ) -> AttackResult:
     """Attack an observation, several observations of one client together (for attacks such as agic), or a recording.
 
-    The result holds one reconstruction per case: one for observations in memory. In a recording, each observation is a case, or
-    for attacks on several rounds all observations of a client.
+    The result holds one reconstruction per case. A case is the observations that are attacked together: all of `target` if it is
+    in memory; in a recording, each single observation, or all observations of a client for attacks on several rounds.
     name:    a name that the command `attacker list` prints, or `module:function`. arguments: the arguments of the attack.
-    null:    withhold the gradient, to measure what the prior alone achieves. A verdict compares an attack with its null.
-    out:     for a recording, the folder of all reconstructions; by default it lies beside the recording. Cases (observations that
-             are attacked together) that are finished there are not attacked again.
+    null:    withhold the gradient from the attack, to measure what it achieves without it (the baseline of a verdict).
+    out:     for a recording, the folder of all reconstructions; by default `reconstructions` beside the recording. Cases that are
+             finished there are not attacked again.
     workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.
 
     Raises ValueError if the name or an argument is unknown, or the attack cannot be used on an observation.

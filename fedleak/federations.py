@@ -27,7 +27,8 @@ def run(
 
     experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of it, such as rounds=3, or
                 training={"batch_size": 4}, which replaces the whole table.
-    out:        folder of the run; by default a new temporary folder, which is not removed.
+    out:        folder of the run; by default a new temporary folder, which is not removed. If it holds a finished run of the same
+                experiment, its recording is returned.
     engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
     resume:     continue the unfinished run of this experiment in `out` after its last complete round.
     client_seed: seed of the clients' secrets, such as the order of their examples; None draws them from the system.
@@ -83,9 +84,11 @@ def audit(
     truth: "Sequence[Path | str] | None" = None,
     model: str | None = None,
 ) -> "Audit":
-    """Check and attack a recorded federation, and return a graded verdict with findings.
+    """Look for leaks in a recorded federation, by checks of its updates and by attacks, and return the findings with a grade.
 
-    seconds: budget of processor time on one core for the attacks and their nulls.
+    The grade is that of the worst finding: "none found", "low", "moderate", "serious" or "severe", see docs/audit.md.
+
+    seconds: budget of processor time on one core for the attacks, including their nulls (attacks without the update).
     truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one.
     model:   code "module:function" that builds the network, which is imported; for a recorded network that is not built in.
     Raises ValueError if `recording` holds no recording.

@@ -106,7 +106,10 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
     for name, w in weights.items():
         g: Any = gradient[name]
         if not isinstance(g, Tensor):
-            raise ValueError(f"the gradient of {name} is {type(g).__name__}: the loss does not depend on it; give zeros")
+            raise ValueError(
+                f"the gradient of {name} is of type {type(g).__name__} instead of a tensor; if the loss does not depend on it, "
+                "give zeros"
+            )
         if g.shape != w.shape:
             raise ValueError(f"the gradient of {name} has shape {tuple(g.shape)}, and the parameter {tuple(w.shape)}")
         if not torch.isfinite(g).all():
@@ -115,7 +118,7 @@ def _name_gradients(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: 
 
 
 def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of logits of a forward pass, and 2 for a single logit, which stands for two classes."""
+    """Return the number of classes: the number of logits of a forward pass, or 2 for a single logit."""
     module = models.ModuleSpec.of(model).module.eval()
     parameter = next(module.parameters())
     with torch.no_grad():
@@ -125,6 +128,6 @@ def _count_classes(model: nn.Module, shape: tuple[int, ...]) -> int:
             raise ValueError(f"the model does not take an example of shape {shape}: {error}") from None
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         raise ValueError(
-            "the model must return logits of shape (N, K); give num_classes, and wrap the model if it returns more than logits"
+            "the model must return one tensor of logits of shape (N, K); wrap it in a module that returns only this tensor"
         )
     return max(2, logits.shape[1])

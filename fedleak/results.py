@@ -73,7 +73,10 @@ class AttackResult:
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a table with one row for each reconstructed example. Raises ImportError without pandas.
 
-        Columns: case, example (number in its case, from 0), label, confidence, explained, route, seconds (of the case).
+        case, example: name of the case, and number of the example in it, from 0. label: reconstructed label.
+        confidence: the attack's estimate of the probability that the example counts as recovered; NaN without an estimate.
+        explained: share of the observed gradient's squared norm that the reconstruction explains; NaN if it is not computed.
+        route: the method that produced the example, such as a closed form or a search. seconds: wall time of the case.
         """
         return import_pandas().DataFrame(
             [
@@ -92,9 +95,10 @@ class AttackResult:
         )
 
     def plot(self, x: Tensor | None = None, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
-        """Draw the first `most` examples, and above them the originals x, if given, in the same order.
+        """Draw the first `most` reconstructed examples, and above them the originals x, if given, in the given order.
 
-        The order of examples within a batch does not affect its gradient; `fedleak.score` assigns originals to reconstructions.
+        An original need not stand above its own reconstruction, since a gradient does not depend on the order of examples in the
+        batch. `fedleak.score` assigns originals to reconstructions.
         """
         rows = {} if x is None else {"original": x[:most]}
         return figures.draw_grid({**rows, "reconstruction": _read_first(self, most)}, self.data)

@@ -1,4 +1,4 @@
-"""Scores: reconstructions beside their originals."""
+"""Scores of attacks: comparison of reconstructions with the true examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class ScoreTable:
 
     @property
     def summaries(self) -> list[Summary]:
-        """The summary of each attack, with its null and a verdict."""
+        """The summary of each attack, with that of its null (the attack without the gradient) and a verdict on what leaked."""
         return summarise(self.rows)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -93,9 +93,8 @@ def score(
     """Compare reconstructions with originals.
 
     target: the result of one attack, on observations in memory or on a recording; or a recording, to score all attacks on it.
-    x, y:   for an observation in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording,
-            which is scored by the truth that its clients wrote.
-    truth:  folders of truth, by default the run's own.
+    x, y:   for an observation in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording.
+    truth:  for a recording, the folders in which its clients noted their true examples; by default the folder `truth` of the run.
 
     Raises ValueError if x and y are missing or have wrong shapes for an observation in memory; for a recording, if they are
     given, or if the folder of truth or the reconstructions are missing.
@@ -113,7 +112,7 @@ def score(
     data = target.data if isinstance(target, AttackResult) else target.manifest.data
     folders = [Path(folder) for folder in truth or [run / "truth"]]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
-        raise ValueError(f"{missing} does not exist: give truth=[FOLDER, ...], where the clients wrote it")
+        raise ValueError(f"{missing} does not exist: give truth=[FOLDER, ...], where clients noted their examples")
     if isinstance(target, AttackResult):
         sources = [target.folder] if target.folder else []
     else:

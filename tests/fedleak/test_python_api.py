@@ -138,7 +138,7 @@ def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tenso
         ({"loss": nn.MSELoss()}, "loss must be"),
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "label_smoothing=0.1"),
         ({"gradient": [torch.zeros(3)]}, "1 tensors, and the model has 2"),
-        ({"gradient": [torch.zeros(3, 64), None]}, "the loss does not depend on it"),
+        ({"gradient": [torch.zeros(3, 64), None]}, "if the loss does not depend on it, give zeros"),
         ({"gradient": [torch.zeros(3, 64), torch.zeros(4)]}, r"1.bias has shape \(4,\)"),
         ({"gradient": [torch.zeros(3, 64), torch.full((3,), torch.nan)]}, "NaN or infinity"),
         ({"gradient": {"weight": torch.zeros(3)}}, "different names"),
