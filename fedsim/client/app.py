@@ -32,7 +32,7 @@ from fedsim.truth import TruthWriter, describe_dataset
 
 
 class IndexedExamples(Protocol):
-    """Training examples; indexing returns (x, y)."""
+    """Training examples; indexing by an array of M indices returns x (M, *shape) and y (M,)."""
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]: ...
 
@@ -47,7 +47,7 @@ class ClientSettings:
     public:    returns the public examples that `inputs` mixes in, or None.
     secure:    settings of secure aggregation that all parties agreed on; None without secure aggregation.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
-    canaries:  number of pairs of examples of which the client uses one each, see `choose_versions`.
+    canaries:  number of pairs of examples for an audit; the client trains on one example of each pair, see `choose_versions`.
     """
 
     model: ModelSpec
@@ -75,7 +75,7 @@ class ClientSettings:
         return load_or_draw(self.find_folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
     def make_participant(self, context: Context) -> SecureParticipant | None:
-        """Return the settings of secure aggregation, or None. Keys are seeded only in a reproducible simulation."""
+        """Return this client's settings of secure aggregation, or None without secure aggregation."""
         if self.secure is None:
             return None
         identity = self.load_identity(context)
@@ -158,7 +158,7 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
 
 
 def _mix_batches(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
-    """Yield the batches to train on, mixed if `inputs` asks for it."""
+    """Return the batches to train on, to which the defense `settings.inputs`, such as mixup, has been applied if there is one."""
     mixing = settings.inputs.build()
     if mixing is None:
         return chosen
@@ -172,7 +172,7 @@ def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 
 def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
-    """Return the network, built once per process; its weights are replaced by those of each message."""
+    """Return the network, which is cached in this process. The caller replaces its weights by those of each message."""
     return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 
@@ -190,7 +190,7 @@ def _split_weights(message: Message, context: Context, names: Sequence[str]) -> 
 
 
 def make_defense_mod(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
-    """Return a mod that applies defense, codec and pseudonym to the update."""
+    """Return a mod that applies the client's defense to the update, packs it, and adds the client's pseudonym to the reply."""
 
     def apply(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)

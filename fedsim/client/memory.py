@@ -15,8 +15,10 @@ from fedsim.recording.tensor_files import MAX_BYTES
 
 
 def make_memory_mod(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a mod that loads Flower's `Context.state` from the folder before a round and stores it afterwards. Use it outermost.
+    """Return a mod that loads Flower's `Context.state` from the folder before a round and stores it afterwards.
 
+    It must be outside all mods whose state it stores. Only the mod of secure aggregation is outside of it, since its keys are not
+    to be written to disk.
     A round starts from the state after the rounds before it, so that a repeated round gives the same result. The states of the
     last two rounds are kept, since the server repeats a round only if the next one has not begun. Changes by a client that fails
     are discarded.

@@ -18,15 +18,18 @@ BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 def update_mod(
     defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS_KEY
 ) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
+    """Return a mod that replaces the trained weights in a reply by the update (trained minus received), with a defense applied.
+
+    Use it in `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`. Put it first, so that
+    changes of the weights by other mods are part of the update. It affects training messages only. Pseudonym, secret and the
+    state of the defense are kept in Flower's `Context.state`.
 
     defense: specification of the defense of the update, such as "clip(1) | gaussian(0.1)".
     buffers: last parts of names of tensors that are sent unchanged; no defense is applied to them.
-    key:     name of the record of weights, in both directions.
+    key:     name of the record of weights, in the server's messages and in the app's replies.
 
-    Put it first, so that changes of the weights by other mods are part of the update. It affects training messages only.
-    Pseudonym, secret and the state of the defense are kept in Flower's `Context.state`. Raises ValueError for an invalid defense
-    and, during a round, if there are no weights under `key`, since they would leave the client without the defense.
+    Raises ValueError for an invalid defense and, during a round, if there are no weights under `key` or the tensors in message
+    and reply differ in name.
     """
     spec = DefenseSpec.parse(defense)
 
@@ -74,9 +77,9 @@ def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
 
 
 def _count_update(context: Context) -> tuple[ClientIdentity, int]:
-    """Return the client's identity and its own count of updates, from 1, which seeds the noise.
+    """Count one more update, and return the client's identity and this count, which is 1 for the first update.
 
-    The server's round number might repeat, and then the noise would repeat as well.
+    The count seeds the noise. The server's round number might repeat, and then the noise would repeat as well.
     """
     stored: Mapping[str, object] | None = context.state.config_records.get("identity")
     drawn = draw_identity() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))

@@ -115,9 +115,12 @@ def describe_progress(task: Task) -> str:
 
 @contextmanager
 def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
-    """Turn exceptions into one message on stderr and an exit status: 2 for wrong usage, 1 for any other error, 130 for Ctrl-C.
+    """Turn expected exceptions into one message on stderr and an exit status.
 
-    verbose: raise the exception instead. kept: clause that is printed after "interrupted; " on what Ctrl-C left on disk.
+    The status is 2 for ValueError and for files that are missing, exist already, or are folders (or the reverse); 1 for other
+    OSError, RuntimeError, MemoryError and errors of SQLite; and 130 for Ctrl-C. Other exceptions are not caught.
+    verbose: raise these errors instead, except for Ctrl-C. kept: clause, printed after "interrupted; ", on what Ctrl-C left on
+    disk.
     A command that raised nothing, but whose work is incomplete, exits with `EXIT_FAILURES` or `EXIT_UNFINISHED` itself.
     """
     try:
@@ -174,7 +177,7 @@ def print_json(value: Any) -> None:
 
 
 def run_and_exit(app: typer.Typer) -> None:
-    """Run a command line and exit with its status, even if a thread of Flower is still waiting for clients."""
+    """Run a command line and exit with its status. After a failure, do not wait for threads, such as Flower's, that still run."""
     status: Any = 0
     try:
         app()

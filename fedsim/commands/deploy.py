@@ -148,9 +148,10 @@ def check_address(superlink: str) -> None:
 
 
 def make_link(superlink: str | None, root_certificates: Path | None, *, insecure: bool) -> "Link | None":
-    """Return the connection to a SuperLink from the command's options, or None if no SuperLink is given.
+    """Return the connection to a SuperLink from the command's options, or None if all of them are left out.
 
-    Raises ValueError for an invalid address, or unless exactly one of certificate and `insecure` is given.
+    Raises ValueError for an invalid address, if not exactly one of certificate and `insecure` is given with an address, if either
+    is given without an address, or if the certificate does not exist.
     """
     from fedsim.deployment.commands import Link
 

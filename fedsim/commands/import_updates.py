@@ -1,4 +1,4 @@
-"""Import of one update, given as two state dicts of any framework: what a client was sent, and what it sent back."""
+"""Import of one update, given as two state dicts of any framework: the weights that a client was sent and those it returned."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -60,7 +60,7 @@ class ImportSettings(BaseModel):
     def _check_data_keys(cls, value: Any) -> Any:
         known = [field.name for field in fields(DataSpec)]
         if unknown := [key for key in value if key not in known] if isinstance(value, dict) else []:
-            raise ValueError(f"unknown key {unknown[0]!r}.{suggest_name(unknown[0], known)} Known: {', '.join(known)}")
+            raise ValueError(f"unknown key {unknown[0]!r}.{suggest_name(unknown[0], known)} Keys of data: {', '.join(known)}")
         return value
 
     @model_validator(mode="after")
@@ -90,7 +90,8 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. Weights in the
     model's dtype are stored as they are, and attacks allow for their rounding error. Weights in float64 are subtracted in
     float64, and the update is then rounded to the model's dtype.
-    Raises ValueError, and writes nothing, if a file cannot be read or does not fit the other one or the model.
+    Raises ValueError, or FileNotFoundError for a missing file, and writes nothing, if a file cannot be read or does not fit the
+    model, if both files hold the same weights, or if `out` holds a recording already.
     """
     if (out / "recording").exists():
         raise ValueError(f"{out} holds a recording already; choose another folder, or remove it with `fedsim delete {out}`")
@@ -130,7 +131,11 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
 
 
 def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-    """Return the weights that were sent, as float32 if they were float64, and the payload that the client sent back."""
+    """Return the weights that the client was sent, and the payload of its reply, as a recording stores them.
+
+    The payload is the returned weights. If any tensor is float64, it is instead the update (returned minus sent, in float32), and
+    the sent weights are returned in float32.
+    """
     if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
         return sent, Payload(tensors=returned, codec="weights")
     update = {name: (returned[name].double() - sent[name].double()).float() for name in sent}
@@ -138,9 +143,10 @@ def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple
 
 
 def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
-    """Read a state dict from .safetensors, .npz, .pt or .pth without executing code. Raises ValueError if that fails.
+    """Read a state dict from .safetensors, .npz, .pt or .pth without executing code.
 
     limit: largest size in bytes after unpacking, since a small archive may unpack to a huge one.
+    Raises FileNotFoundError if the file is missing, and ValueError if it cannot be read.
     """
     try:
         match path.suffix:
@@ -158,7 +164,7 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
                     raise ValueError(f"holds a {type(loaded).__name__} instead of a state dict; save model.state_dict()")
                 tensors = {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
                 if odd := [name for name, t in tensors.items() if t.layout is not torch.strided or t.device.type != "cpu"]:
-                    raise ValueError(f"tensor {odd[0]!r} is sparse or has no values; save it as a dense tensor")
+                    raise ValueError(f"tensor {odd[0]!r} is sparse or on the meta device; save it as a dense tensor on the CPU")
                 return tensors
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
@@ -179,7 +185,8 @@ def _fit_tensors(
     """Return the file's tensors with the names, layout and order of `state`, the model's state dict.
 
     weights: names of the trained parameters, which keep the file's dtype; buffers get the model's. A missing counter of batch
-    norm is taken from `state`. Raises ValueError for the first tensor that is missing or has another shape or type of number.
+    norm is taken from `state`. Raises ValueError for the first tensor that is missing, has another shape or dtype (`_check`), or
+    holds NaN or infinity.
     """
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}
@@ -245,7 +252,8 @@ def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
     """
     if t.shape != expected.shape:
         raise ValueError(
-            f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}; correct model or layout"
+            f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}; correct model or "
+            "layout in the settings"
         )
     wider = t.dtype is torch.float64 and expected.dtype is torch.float32
     if t.dtype is not expected.dtype and not wider:

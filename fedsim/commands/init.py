@@ -53,9 +53,12 @@ def init(
 
 
 def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> list[Path]:
-    """Write the files of a kind of template and return their paths.
+    """Write the files of a template to `folder` and return their paths.
 
-    Raises ValueError for an unknown kind, and FileExistsError, before anything is written, if one of the files exists.
+    kind: one of `TEMPLATE_KINDS`. data: path of the user's data, which the template then names; only for the kinds in
+    `DEFAULT_PATHS`, which have a default.
+    Raises ValueError for an unknown kind or if `data` is given for another kind, and FileExistsError, before anything is written,
+    if one of the files exists.
     """
     from fedsim.recording.safe_files import name_errors
 

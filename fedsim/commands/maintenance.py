@@ -46,7 +46,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class Deleted:
-    """The number and total size of deleted files."""
+    """The number of deleted files, and their total size in bytes."""
 
     files: int
     bytes: int
@@ -54,7 +54,7 @@ class Deleted:
 
 @dataclass
 class _Damage:
-    """A collection of damaged files with the first reason for each, named relative to `folder`."""
+    """A dict `found` from each damaged file, as a path relative to `folder`, to the first reason that was added for it."""
 
     folder: Path
     found: dict[str, str] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class _Damage:
 def verify(folder: Path) -> Verified:
     """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
 
-    If there is a folder `truth` (the indices of the examples that clients used) beside the recording, a client that sent an
-    update and has no rows in it counts as damage. Raises ValueError if `folder` is neither a run nor a recording, or if its
+    If there is a folder `truth` beside the recording, where clients note which examples they used, a client that sent an update
+    without noting this counts as damage. Raises ValueError if `folder` is neither a run nor a recording, or if its
     manifest names code as `module:function` that the user has not allowed with --code.
     """
     at = folder if os.path.lexists(folder / MANIFEST_FILE) else folder / RECORDING_FOLDER
@@ -142,9 +142,10 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
 
 
 def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
-    """Add an error to `damage` for each of `rows` (observations) without truth, if the folder `truth` exists.
+    """Add an error to `damage` for each of `rows` (observations) whose true examples are not noted in the folder `truth`.
 
-    It is an error of the client's file of truth, which has no entry for the round and attempt, or cannot be read.
+    The error names the client's file in that folder, which has no entry for the round and attempt, or cannot be read. If the
+    folder does not exist, nothing is checked.
     """
     if not truth.is_dir():
         return
@@ -199,9 +200,9 @@ def delete(folder: Path) -> Deleted:
 
 
 def identify_kind(folder: Path) -> str:
-    """Return "run" or "recording".
+    """Return which kind of folder it is, "run" or "recording".
 
-    Raises ValueError if `folder` is neither, or holds other files, so that `delete` refuses it.
+    Raises ValueError, so that `delete` refuses the folder, if it is neither or a link, or holds files of another origin.
     """
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link; name the folder itself")
@@ -220,7 +221,7 @@ def identify_kind(folder: Path) -> str:
 
 
 def _is_recording(folder: Path) -> bool:
-    """Return whether `folder` holds a recording of any version, damaged or not."""
+    """Return whether `folder` holds the manifest of a recording of any version; its other files may be damaged."""
     try:
         return b'"format_version"' in read_bytes(folder, MANIFEST_FILE, limit=MAX_BYTES)
     except DamagedFile:

@@ -126,7 +126,10 @@ def run(
 
 
 def exit_if_failed(words: str, *, allow_failures: bool) -> None:
-    """Print what failed in a finished run and exit with `EXIT_FAILURES`; return if `words` is empty or failures are allowed."""
+    """Print `words`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
+
+    Do nothing if `words` is empty or failures are allowed.
+    """
     if words and not allow_failures:
         err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
         raise typer.Exit(EXIT_FAILURES)

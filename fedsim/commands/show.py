@@ -71,8 +71,9 @@ def _print_clients(clients: list[dict[str, Any]]) -> None:
 def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
     """Return one dict per client, sorted by name.
 
-    client: name. rounds, complete: numbers of rounds, and of updates in them. num_examples: smallest and largest number of
-    examples that the client reported, [None, None] if none.
+    client: name. rounds: number of rounds in which the client was asked. complete: number of its updates that were received.
+    num_examples: smallest and largest number of distinct examples behind one of its updates, computed from the numbers that it
+    reported; [None, None] if it reported none.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -111,8 +112,9 @@ def _to_mapping(value: Any) -> dict[str, Any]:
 def describe_run(folder: Path) -> dict[str, Any]:
     """Return settings, rounds, clients and size of a run as a dict of plain JSON values, which `fedsim show --json` prints.
 
-    rounds, complete: numbers of rounds, and of updates. clients: names. per_client: see `_summarise_clients`. megabytes: size of
-    the recording. per_round: one dict per round, with numbers of replies and measures of the training.
+    rounds: number of rounds. complete: number of updates that were received in all rounds. clients: names. per_client: see
+    `_summarise_clients`. megabytes: size of the recording. per_round: one dict per round, with the numbers of complete, failed,
+    late and masked replies, and the measures of `_read_measures`.
     """
     from dataclasses import asdict
 

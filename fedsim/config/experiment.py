@@ -54,9 +54,11 @@ class Named(_Frozen):
 class Clients(_Frozen):
     """Clients of a federation.
 
-    count: their number. fraction: share of them that is drawn in each round. canaries: number of pairs of examples per client. An
-    audit knows the pairs; the client trains on one example of each, chosen by a secret coin. The share of coins that the audit
-    guesses right bounds epsilon from below; see `fedsim.training.batches.choose_versions`.
+    count:    number of clients.
+    fraction: share of the clients that is drawn in each round, in (0, 1]; their number is rounded down, but at least 1.
+    canaries: number of pairs of examples per client for an audit. The audit knows the pairs; the client trains on one example of
+              each, chosen by a secret coin. The share of coins that the audit guesses right gives a lower bound on epsilon, see
+              `fedsim.training.batches.choose_versions`.
     """
 
     count: int = Field(gt=0)
