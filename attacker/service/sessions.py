@@ -45,7 +45,11 @@ class Keys:
         return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def open_session(self, now: float | None = None) -> str:
-        """Open a session, and return its cookie: expiry time, id, and a signature of this service."""
+        """Open a session, and return its cookie: expiry time, id, and a signature of this service.
+
+        The session lasts `SESSION_SECONDS`. If `MAX_SESSIONS` sessions are open already, the oldest is closed.
+        now: the present as Unix time in seconds, by default that of the system's clock.
+        """
         now = time.time() if now is None else now
         until = int(now) + SESSION_SECONDS
         id = f"{until}.{secrets.token_urlsafe(16)}"
@@ -56,7 +60,10 @@ class Keys:
         return f"{id}.{self._sign(f'session {id}')}"
 
     def is_open(self, cookie: str, now: float | None = None) -> bool:
-        """Return whether `cookie` belongs to an open session."""
+        """Return whether `cookie` was signed by this service, and its session has neither expired nor been closed.
+
+        now: as in `open_session`.
+        """
         id, _, proof = cookie.rpartition(".")
         ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._sign(f"session {id}").encode())
         return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)

@@ -24,20 +24,23 @@ class ServiceSettings:
     host, port:  address to listen on; port 0 selects a free one.
     token:       whether requests need a token. False is allowed for loopback addresses only: every user and program of this
                  machine can then read all results and start jobs.
-    token_file:  path of the token, by default in `state`; created at the first start.
+    token_file:  file of the token, by default `token` in the folder `state`; created at the first start.
     certfile, keyfile: TLS certificate and key; both or none.
     truth:       folders of truth, or OWN_TRUTH for each run's own `truth/`. By default none: nothing is scored, and neither
                  originals nor scores are shown.
     rules:       file of the rules that start attacks automatically.
-    workers:     number of processes that run jobs. None: one per GPU, or as many as fit into the cores with `threads` each.
+    workers:     maximum number of jobs that run at once, each in its own process; with 0, jobs only wait. None: 1 with `ray`,
+                 otherwise one per GPU or, on the CPU, as many as fit into the cores with `threads` each.
     threads:     PyTorch threads per worker.
     stand_by:    whether to keep one additional idle worker, so that the next job starts at once.
-    device, ray, model: as for `attacker replay`.
+    device, ray, model: as the options of `attacker replay`: the PyTorch device of attacks, the address of a Ray cluster that runs
+                 them, and `module:function` that builds the recorded network if it is not built in.
     state:       folder of the service's own files, accessible to its owner only; by default `.attacker` below the root.
     adopt_state: whether to accept a state folder that this service did not create, because the user says that it is trustworthy.
     max_queued:  maximum number of waiting jobs.
-    job_seconds, job_megabytes: limits of one job. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the machine's
-                 memory, if it can be measured. job_limits: False applies only limits that are given.
+    job_seconds, job_megabytes: limits of the duration and the memory of one job. None means the default: `JOB_SECONDS`, and an
+                 equal share of `JOB_MEMORY_SHARE` of the machine's memory, if it can be measured.
+    job_limits:  whether these defaults apply. If False, a job has no limit but those given as `job_seconds` or `job_megabytes`.
     max_body:    maximum size of a request in bytes.
     every:       seconds between two scans of the folders.
     """
@@ -67,7 +70,11 @@ class ServiceSettings:
     every: float = 0.25
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a missing folder or file, a number out of range, or a memory limit with a Ray cluster."""
+        """Check the settings. Raises ValueError for a missing folder or file, a number out of range, or a contradiction.
+
+        Contradictions are a certificate without its key or a key without its certificate, no token on an address that other
+        machines can reach, and `job_megabytes` with jobs that run in a Ray cluster.
+        """
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is not a folder; give the folder that contains the runs, or create it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
@@ -131,9 +138,10 @@ class ServiceSettings:
     def limit_job_memory(self, memory: float | None, workers: int) -> float | None:
         """Return the memory limit in megabytes of each of `workers` parallel jobs; None for no limit.
 
-        It is `job_megabytes` if that is set, and otherwise an equal part of `JOB_MEMORY_SHARE` of `memory`, but at least
-        `MIN_JOB_MEGABYTES`. There is no such default if `job_limits` is False, or the memory of jobs cannot be measured.
-        memory: memory of the machine in megabytes; None if unknown, which means no limit.
+        It is `job_megabytes` if that is set. Otherwise it is an equal part of `JOB_MEMORY_SHARE` of `memory`, but at least
+        `MIN_JOB_MEGABYTES`, and never more than the whole share. There is no such default if `job_limits` is False, or if jobs
+        run in a Ray cluster, where their memory cannot be measured.
+        memory: memory of the machine in megabytes; None if unknown, which means no default.
         """
         if self.job_megabytes is not None:
             return self.job_megabytes
@@ -152,7 +160,11 @@ class ServiceSettings:
         return "https" if self.certfile else "http"
 
     def list_truth(self, run: Path) -> tuple[Path, ...]:
-        """Return the folders of truth that the service may read: `truth` or, if that is "own", the folder `truth` in `run`."""
+        """Return the folders with clients' true examples that scoring may read for the run in the folder `run`.
+
+        They are those of the setting `truth`. If that is "own", it is the folder `truth` in `run`, or none if this folder does
+        not exist or is a link.
+        """
         if self.truth != OWN_TRUTH:
             return self.truth
         own = run / "truth"

@@ -20,11 +20,12 @@ MAX_MARK_BYTES = 1000
 
 
 def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
-    """Create `folder`, or check that the service created it before, and return it.
+    """Create `folder`, or check that the service created it before or that it is empty, and return it.
 
-    adopt: write the marker into a folder without one, because the user says that an earlier version wrote it or that they moved
-           it.
-    Raises ValueError, with a remedy, for a folder that somebody else may have created, filled or replaced.
+    adopt: replace a missing or wrong marker, because the user says that the folder is trustworthy: an earlier version wrote it,
+           or they moved it.
+    Raises ValueError, with a remedy, for a folder that somebody else may have created, filled or replaced. Systems without POSIX
+    owners and modes are not checked.
     """
     if not os.path.lexists(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +35,7 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     except OSError as error:
-        raise _make_refusal(folder, f"it is not a folder, or it is a link: {error.strerror}") from None
+        raise _make_refusal(folder, f"it cannot be opened as a folder that is not a link: {error.strerror}") from None
     try:
         _check_entry(folder, os.fstat(descriptor))
         is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
@@ -72,7 +73,7 @@ def read_private(path: Path, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if os.name == "posix" and status.st_mode & 0o077:
             raise ValueError(
-                f"{path} can be read by others; run chmod 600 {path}, or delete it, and the service writes a new one"
+                f"{path} is open to other users; run chmod 600 {path}, or delete it, and the service writes a new one"
             )
         if os.name == "posix" and status.st_uid != os.geteuid():
             raise ValueError(
@@ -89,10 +90,10 @@ def _check_parent(parent: Path) -> None:
 
 def _check_entry(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
-        raise _make_refusal(path, f"it belongs to user {status.st_uid}, and the service runs as {os.geteuid()}")
+        raise _make_refusal(path, f"this file or folder belongs to user {status.st_uid}, but the service is user {os.geteuid()}")
     if stat.S_ISDIR(status.st_mode):
         if status.st_mode & 0o077:
-            raise _make_refusal(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, open to others")
+            raise _make_refusal(path, f"this folder is open to other users, with mode {stat.S_IMODE(status.st_mode):o} (octal)")
     elif not stat.S_ISREG(status.st_mode):
         raise _make_refusal(path, "it is a link or a special file")
     elif status.st_nlink > 1:

@@ -53,7 +53,7 @@ class Watcher:
             thread.start()
 
     def stop(self) -> None:
-        """Stop both threads, and wait until they have finished."""
+        """Stop both threads, and wait until they have finished, for at most 5 s each."""
         self._end.set()
         self._called.set()
         for thread in self._threads:
@@ -98,7 +98,7 @@ class Watcher:
         self._arrived(new)
 
     def _scan_active(self) -> None:
-        """Scan the recordings that are being written."""
+        """Scan the recordings to which a federation is writing and whose index has changed since the last scan."""
         for id in self.catalogue.list_changed():
             self.scan_run(id)
         if self._new:

@@ -37,7 +37,8 @@ class IdleWorkers:
         """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
 
         In the last two cases, idle workers of other recordings are stopped first, the longest idle first, until idle and busy
-        workers together are fewer than `size`. busy: workers that have a job.
+        workers together are fewer than `size` or none is idle. The worker on stand-by does not count as idle here.
+        busy: workers that have a job.
         Raises OSError, among others, if no process can be started.
         """
         for worker in self._idle:
@@ -55,7 +56,7 @@ class IdleWorkers:
         return ready
 
     def keep(self, worker: JobWorker) -> None:
-        """Keep a worker that has finished a job, or stop it after `MAX_TASKS` jobs."""
+        """Keep a worker that has finished a job for further jobs on its recording, or stop it after `MAX_TASKS` jobs."""
         if worker.is_alive and worker.tasks < MAX_TASKS:
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -72,7 +73,11 @@ class IdleWorkers:
         worker.end()
 
     def maintain(self, busy: Collection[JobWorker]) -> None:
-        """Stop workers that have been idle for too long, and start one on stand-by if there is none. To be called regularly."""
+        """Stop workers that have been idle for over `IDLE_SECONDS`, and start one on stand-by if needed. To be called regularly.
+
+        One is started if the service's setting `stand_by` asks for it, there is none, no job has run for
+        `STAND_BY_DELAY_SECONDS`, and, where workers share the GPUs, a GPU is free. busy: workers that have a job.
+        """
         now = time.monotonic()
         for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
             self.end_worker(worker)

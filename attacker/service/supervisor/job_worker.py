@@ -19,7 +19,8 @@ class JobWorker(WorkerProcess[WorkerMessage]):
 
     A worker is never used for a second recording: recordings are not trusted, and one that took over the process must not reach
     another one.
-    recording: set by the first job. gpu: the only GPU that the process sees. scores: whether it will read truth.
+    recording: id of the recording, set when the worker gets its first job. gpu: the only GPU that the process sees; None if it
+    sees all. scores: whether the process loads the modules for scoring at its start.
     """
 
     def __init__(self, heard: Heard, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:

@@ -105,7 +105,11 @@ class RunningJob:
         return True
 
     def watch(self, *, cancelled: bool) -> None:
-        """Interrupt the job if it was cancelled or exceeds a limit, and kill its worker if that does not stop in time."""
+        """Interrupt the job if it was cancelled or exceeds its time limit; kill its worker if it exceeds its memory limit.
+
+        An interrupted worker that does not stop within `SAVE_SECONDS` is killed. cancelled: whether a user has cancelled the job.
+        To be called regularly.
+        """
         now = time.monotonic()
         if self.end is not None:
             return

@@ -32,8 +32,8 @@ POLL_SECONDS = 0.1
 class Supervisor:
     """The workers of a service, managed by one thread of its process.
 
-    before_end: callback with a job's recording just before the job's final state is written. It updates the catalogue, so that a
-                client that sees the final state also finds the results.
+    before_end: function that is called with the id of a job's recording just before the job's final state is written. It scans
+                the recording's files for new results, so that a client that sees the final state also finds the results.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Supervisor:
 
     @cached_property
     def _megabytes(self) -> float | None:
-        """Memory limit of one job; None for no limit."""
+        """Memory limit of one job in megabytes; None for no limit."""
         return self.settings.limit_job_memory(read_memory_limit() if is_measurable() else None, self.size)
 
     @cached_property
@@ -202,7 +202,10 @@ class Supervisor:
             self._claimed = None
 
     def _start_job(self, claim: Claim) -> None:
-        """Give a job to a worker. Raises OSError, among others, if no process can be started."""
+        """Give the job of a claim (the right to run one attempt of a queued job) to a worker.
+
+        The job fails instead if its recording no longer exists. Raises OSError, among others, if no process can be started.
+        """
         try:
             task = self._make_task(claim)
         except ValueError as error:
@@ -214,7 +217,10 @@ class Supervisor:
         worker.start_job(task)
 
     def _make_task(self, claim: Claim) -> JobTask:
-        """Return the task for a worker. Raises ValueError if the recording no longer exists."""
+        """Return the message that tells a worker to run the job of a claim, with the settings of the service.
+
+        Raises ValueError if the job's recording no longer exists.
+        """
         settings, run = self.settings, make_run_path(self.settings.folder, claim.spec.recording)
         return JobTask(
             job=claim.id,

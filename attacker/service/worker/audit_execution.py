@@ -1,4 +1,4 @@
-"""Execution of an audit as a job: its progress with the remaining time, and its result as files of the service."""
+"""Execution of an audit as a job: checks of a recording, attacks on a sample of its updates, and a verdict in files."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -77,7 +77,7 @@ class AuditWork:
         self.progress = AuditProgress(seconds, self.watch)
 
     def _replay(self, planned: Replay) -> Replayed:
-        """Run one replay of the audit with the options of the job."""
+        """Run one attack of the audit, or its null, with the options of the job, and add its results to `parts`."""
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
         assert progress is not None
         before = count_done(replay)
@@ -103,10 +103,11 @@ class AuditProgress:
     watch: JobWatch
 
     def report(self, attack: AttackSpec, share: float, words: str) -> None:
-        """Report the progress of the audit while `attack` is replayed; it is a null if `attack.null` is set, and comes last.
+        """Report the progress of the audit while an attack or its null runs. The null runs directly after its attack.
 
-        share: share of this replay that is done. words: text to add to the progress, or "". Earlier attacks of the plan count as
-        done, also those that were left out.
+        attack: the attack or, if `attack.null` is set, its null; each takes half of the time expected for both.
+        share:  share of the attack, or of its null, that is done. words: text to add to the progress, or "".
+        Attacks before this one in the plan count as done, also those that were left out.
         """
         names = list(self.seconds)
         place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)

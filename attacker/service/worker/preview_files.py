@@ -1,4 +1,4 @@
-"""Preview of a running job: its best images so far, written by the worker about once a second, deleted with the job."""
+"""Preview of a running job: its best images so far, written by the worker about once a second, deleted when the job ends."""
 
 import json
 import os
@@ -23,7 +23,10 @@ MAX_IMAGES = 48
 
 
 class ImagePlace(NamedTuple):
-    """The place of an image in the recording, with the local step as `batch` and the position in it, and the recovered label."""
+    """The place of an image in the recording, and its recovered label.
+
+    batch: number of the local step, from 1. position: index in the batch of this step, from 0.
+    """
 
     round: int
     client: str

@@ -36,7 +36,10 @@ def count_done(replay: Replay) -> int:
 
 
 def make_result(replay: Replay, replayed: Replayed) -> Attacked:
-    """Return the result of one replay, with at most `MAX_MESSAGES` reasons and notes."""
+    """Return the result of one replay, with at most `MAX_MESSAGES` reasons of failed cases, and as many remarks.
+
+    Each of them is cut after `MAX_MESSAGE` characters.
+    """
     failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
     notes = [*replayed.notes, *_list_left_out(replayed)]
     if len(failed) < len(replayed.failed):
