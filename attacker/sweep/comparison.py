@@ -46,11 +46,12 @@ class SettingResult:
     """The results of one defense at one strength with one choice of training settings, over all seeds.
 
     training:  batch size, local work and rounds. settings: what the defense sets, as text.
-    accuracy, loss, bytes_up: means over seeds. epsilon: the largest; None if infinite.
+    accuracy, loss, bytes_up: means over finished federations. epsilon: their largest; None if one is infinite, or none finished.
     finished, seeds: number of finished federations, and of all. failed: why a federation failed, or "".
-    strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" without any.
-    audited:   whether an attack knows how the defense changes the update.
-    on_front:  whether no other audited setting of the same training has both a higher accuracy and a higher RMSE.
+    strongest: name of the attack with the smallest mean RMSE, by which the setting is judged; "" if no attack has scores.
+    audited:   whether an attack that models the defense has scores; without a defense, whether any attack has.
+    on_front:  whether the setting is audited, and no other audited setting of the same training dominates it: is at least as
+               good in accuracy and in the RMSE of its strongest attack, and better in one of them.
     """
 
     training: TrainingKey
@@ -76,7 +77,7 @@ class SettingResult:
 
     @property
     def leak(self) -> AttackOnSetting | None:
-        """Return the scores of the strongest attack."""
+        """Return the scores of the strongest attack; None if no attack has scores."""
         return self.attacks.get(self.strongest)
 
 
@@ -181,7 +182,10 @@ def _is_ranked(one: SettingResult) -> bool:
 
 
 def _dominates(other: SettingResult, one: SettingResult) -> bool:
-    """Return whether `other` is at least as accurate and as protective as `one`, and better in one of both."""
+    """Return whether `other` is at least as accurate and as protective as `one`, and better in one of both.
+
+    Protective means a high RMSE of the strongest attack. A setting that is not audited, or of another training, dominates none.
+    """
     if other.training != one.training or not _is_ranked(other):
         return False
     mine, its = (one.accuracy, _protection(one)), (other.accuracy, _protection(other))

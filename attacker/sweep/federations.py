@@ -138,7 +138,10 @@ def _read_utility(run: Path) -> dict[str, Any]:
 def _measure_attack(
     grid: SweepGrid, federation: GridFederation, attack: GridAttack, run: Path, *, deadline: float, ray: str | None
 ) -> AttackScores:
-    """Attack and score one federation. The settings are those that are best on the tuning clients."""
+    """Run one attack and its null on a federation's recording, and score both.
+
+    Of several settings, the attack uses the one with the smallest mean RMSE on the tuning clients.
+    """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
     reported, tuning = choose_clients(recording, grid)
     knows = attack.knows(federation.experiment)

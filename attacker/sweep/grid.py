@@ -73,8 +73,8 @@ class GridAttack:
     def knows(self, experiment: Experiment) -> bool:
         """Return whether the attack models the defense of an experiment.
 
-        A search with `knows_defense` does, unless the defense transforms the inputs, which no attack models. A closed form
-        does not, since it uses the update as it was received.
+        A search does if its argument `knows_defense` is true, unless the defense transforms the inputs, which no attack models.
+        A closed form does not, since it uses the update as it was received.
         """
         spec = self.candidates[0]
         return spec.knows_defense and estimate_effort(spec.build()).evaluations > 1 and not experiment.inputs

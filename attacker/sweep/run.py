@@ -62,9 +62,10 @@ def run_sweep(
 ) -> SweepState:
     """Run every federation that is not finished, and return all results.
 
-    workers: number of processes, each with one federation at a time. ray: address of a Ray cluster that runs the attacks of one
-    federation after the other, if there is one process. seconds: time budget; no training and no attack begins after it.
-    watch: called with the progress after each federation that is finished.
+    workers: number of processes, each with one federation at a time.
+    ray:     address of a Ray cluster that runs the attacks, of one federation after the other; ignored if several processes run.
+    seconds: time budget; no training and no attack begins after it.
+    watch:   called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
     left = [one for one, result in read_state(grid, out).results if result is None]
