@@ -1,11 +1,13 @@
 """AGIC on the full ResNet20-4: the effect of layer weights, a second epoch, linking and the one-batch approximation.
 
+Linking finds out which examples of different rounds are the same image.
+
     layers    equal weights compared with layer weights on single images, 1,000 iterations with step decay (--short: 500,
               --long: 3,000)
     shapes    the weight functions of AGIC's table I, on batches of 4
     epochs    one round compared with two rounds that use the same image in different epochs, attacked together (table VI)
-    matching  finding the same image in two shuffled epochs: by features with optimal assignment, and as published by images,
-              greedily (table V)
+    matching  linking two shuffled epochs, by features and by reconstructed images, each with optimal assignment and greedily;
+              published is greedily by images (table V)
     fedavg    local training treated as one step on one batch, compared with its simulation, for 1, 2, 4 and 8 local steps on 8
               images (figure 8)
     clients   clients with 12 images and two epochs each on CPL's LeNet, in batches of 1 (24 rounds), or of 4 in the second epoch
@@ -126,7 +128,10 @@ def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4."""
+    """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4.
+
+    The attack treats the local steps as one step on one batch or, in a second row, simulates them one by one.
+    """
     count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
     found = load_images(asked, "cifar10", count)
     rows = []
@@ -144,8 +149,9 @@ def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def make_search(steps: int, beta: float) -> GradientMatching:
-    """Return the joint search of AGIC, without linking.
+    """Return AGIC's search for all examples of a case (rounds that are attacked together), without the linking of rounds.
 
+    steps: maximum number of iterations.
     beta: weight of the last convolution relative to the first, see `weigh_by_depth`; 1 means equal layer weights, as in Inverting
     Gradients.
     """
@@ -164,7 +170,7 @@ def _make_client(asked: Options, name: str, batch: int, steps: int = 1) -> Local
 def _measure_router(asked: Options, cases: Sequence[Case]) -> ResultRow:
     """Return one row on the closed forms that the attack `exact` tries before a search, run here without the search.
 
-    It holds the route and the confidence of the first case, or why no closed form applies.
+    For the first case, it holds the name of the closed form that gave the answer and its mean confidence, or why none applies.
     """
     with measure_cpu() as clock:
         try:

@@ -5,10 +5,11 @@
     bounds     attacks on images of a known Gaussian distribution through a network of two layers, with noise, clipping and
                pruning, beside the Cramer-Rao bound on their error; labels are known
     canaries   lower bounds on epsilon from guesses about canaries, beside the accountant's epsilon
-    sound      twelve federations with sound defenses: no check may be graded serious or worse
+    sound      twelve federations with sound defenses: no check may report a finding that is graded serious or worse
 
 Every federation has 8 clients and 6 rounds on the embedded digits, and a network with one hidden layer.
-`worst_ratio` is the largest ratio of the best attack's error to the bound, `below_bound` the number of attacks below it.
+`worst_ratio` is the largest ratio, over defenses, of the best attack's error to the bound. `below_bound` is the number of attacks
+whose error, with its confidence interval, lies below the bound.
 `epsilon_ratio` is the median lower bound divided by the accountant's epsilon, with 10,000 canaries, for the noise multiplier and
 number of rounds at which this ratio is smallest; `epsilon_above` is the share of repetitions whose lower bound exceeds the
 accountant's epsilon.

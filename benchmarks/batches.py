@@ -1,9 +1,9 @@
-"""Exact large batches: how many images of a batch `exact` recovers from one update, over batch size, width and training.
+"""Share of a large batch's images that `exact` recovers from one update, over batch size, width and training of the network.
 
 The network is an MLP with one hidden layer with ReLU on CIFAR-10. The attack `exact` runs its closed form without a search. The
 column `exact` is the share of images recovered above 60 dB, `certified` the number of answers that the attack is certain of, and
-`false_certificates` the number of these at 60 dB or below. The null is a grey image as every answer. `steps` is the number of
-local steps of FedAvg, each on its own batch.
+`false_certificates` the number of these at 60 dB or below. The null answers with grey images only. `steps` is the number of local
+steps of FedAvg, each on its own batch.
 
 Table `cocktail`: what `cocktail_party` separates, without (`refine` false) and with the zeros of ReLU, as mean and median PSNR of
 the images of a batch (a PSNR above 100 dB counts as 100), the shares of images with a higher PSNR than grey (`above_null`), above

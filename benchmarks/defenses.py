@@ -11,9 +11,9 @@ with and without knowledge of the defense. `as_declared` is the share of these p
 agrees with the declared one, by equivalence tests with a margin (support/defenses/outcomes.py).
 
 Clipping norms and noise levels are multiples of the norm of undefended updates. Results are stored in runs/benchmarks as soon as
-they are measured, and not measured again without `--fresh`; `--kept` prints stored results only. `--tuning` uses the part of the
-data on which settings are chosen. `--quick` measures only the first defenses, with smaller federations. A name as argument
-selects one defense.
+they are measured, and later runs reuse them. `--fresh` deletes all stored results first. `--kept` prints stored results only.
+`--tuning` uses the part of the data on which settings are chosen. `--quick` measures only two defenses, with smaller
+federations. A name as argument selects one defense.
 """
 
 import re
@@ -90,7 +90,10 @@ class Bench:
         self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
 
     def measure(self, job: FederationJob) -> Measured:
-        """Run the federation of a job and the attacks on it, unless the result is stored already."""
+        """Return the result of a job: the stored one or, if there is none, that of running its federation and the attacks on it.
+
+        Raises NotMeasured if there is none and `--kept` is given.
+        """
         experiment = self._make_experiment(job)
         spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         identity = {"experiment": experiment, "attacks": describe_attacks(spec), "data": [self.data.part, self.data.name]}

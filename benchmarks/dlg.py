@@ -3,9 +3,10 @@
 Both attack the gradient of one image on the untrained four-convolution LeNet, by the same L-BFGS with the same stopping
 rule, and with up to two restarts if a search got stuck; `one_start` is the share of images recovered without a restart. The
 difference is what the CPL paper changed: the label is inferred from the gradient instead of optimised, and the search starts from
-a repeated pattern instead of noise. Iterations are outer L-BFGS steps until the paper's D < 1e-4, summed over the starts of an
-image, mean over recovered images; median_mse is over all images. Images of --data are of the report split; the embedded
-photographs were also used to choose settings. `--quick` is two of the photographs.
+a repeated pattern instead of noise. Iterations are outer L-BFGS steps until the squared distance between the gradients
+(D in the paper) is at most 1e-4, summed over the starts of an image, mean over recovered images; median_mse is over all images.
+Images of --data are of the report split, on which no setting was chosen; the embedded photographs were also used to choose
+settings. `--quick` is two of the photographs.
 """
 
 from statistics import mean
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _average_iterations(rows: list[dict[str, Any]]) -> float:
-    """Return the mean iterations over all successes of both data sets."""
+    """Return the mean number of iterations over all recovered images; 0 if there are none. rows: one for each data set."""
     successes = sum(row["successes"] for row in rows)
     return sum((row["iterations"] or 0) * row["successes"] for row in rows) / successes if successes else 0.0
 

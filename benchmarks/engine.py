@@ -12,19 +12,18 @@ breaching is not a dependency of this project, and needs older packages. Install
 Without breaching, the rows and the keys of the summary that need it are left out.
 
 By default the tables `lenet` and `resnet` run. `--full` adds the table `quality`, which takes long: ours and breaching
-reconstruct the same eight images of the report part with equal settings. They have the same objective (cosine), weight of total
-variation (1e-4), optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at 3/8, 5/8 and 7/8), number of iterations
-(100), given labels and start (normal noise). Both run all iterations and return the iterate with the smallest loss; neither sees
-the truth. They
-differ in two ways: breaching's total variation includes the differences to zeros beyond two edges, and ours reconstructs all
-images in one batch. `resnet_equal_time` is the ratio of our CPU time to breaching's, and `resnet_equal_quality_db` the mean
-difference in PSNR with its 95 % interval over images. A separate row adds AGIC's layer weights, which breaching does not have;
+reconstruct the same eight images of the report part, on which no setting was chosen, with equal settings. Both programs have the
+same objective (cosine), weight of total variation (1e-4), optimiser (signed Adam in a box, learning rate 0.1, divided by 10 at
+3/8, 5/8 and 7/8), number of iterations (100), given labels and start (normal noise). Both run all iterations and return the
+iterate with the smallest loss; neither sees the original images. They differ in two ways: breaching's total variation includes
+the differences to zeros beyond two edges, and ours reconstructs all images in one batch. `resnet_equal_time` is the ratio of our
+CPU time to breaching's, and `resnet_equal_quality_db` the mean difference in PSNR (ours minus breaching's) with its 95 % interval
+over images. A separate row adds AGIC's layer weights, which breaching does not have;
 `layer_weights_db` is their gain.
 
 On LeNet our search is compiled by PyTorch, and `eager` is the same search without compilation. On ResNet20-4, `bfloat16` is the
 search with convolutions in that precision, if the processor supports it. Rows state the cost of compilation, and the number of
-iterations after which it pays. `--quick` measures a few iterations once, and
-measures compilation only for one reconstruction at a time.
+iterations after which it pays. `--quick` measures a few iterations once, and compilation only for one reconstruction at a time.
 
 The tables `positions`, `queue` and `pool` compare our codec, job queue and worker pool with libraries
 (support/library_comparison.py).
@@ -127,7 +126,7 @@ def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: 
 
 
 def _make_cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
-    """Return `count` cases with the gradient of one image each, and the images."""
+    """Return `count` pairs of a case with the gradient of one image, and this image (C, H, W)."""
     found = load_images(asked, "cifar10", count)
     one = make_client(network, replace(found.data, num_classes=10), seed=asked.seed)
     return [(one.make_case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
@@ -191,7 +190,7 @@ def _run_ours(
 
 
 def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
-    """Run the plain loop in eager PyTorch, one case after the other."""
+    """Reconstruct the cases by a plain loop in eager PyTorch, one after the other. Nothing is returned: only its time counts."""
     for case in cases:
         observation, label = case.observations[0], _read_label(case)
         model, target = _load_model(observation), _compute_gradient(observation)
@@ -273,7 +272,11 @@ def _read_label(case: Case) -> Tensor:
 
 
 def _measure_equal_settings(asked: Options) -> tuple[list[ResultRow], ResultRow]:
-    """Measure both programs with equal settings, ours also with layer weights, and their differences over the same images."""
+    """Reconstruct the same images by breaching and by ours with equal settings, and by ours also with layer weights.
+
+    Returns one row each, with PSNR and CPU-seconds, and a summary: the ratio of our CPU time to breaching's, and with intervals
+    the mean PSNR of ours minus that of breaching, and of ours with layer weights minus that without.
+    """
     count, steps = (2, 4) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
     pairs = _make_cases("resnet20_4", count, asked)
     truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, asked.seed)

@@ -86,7 +86,7 @@ def _measure_surplus(asked: Options) -> float:
 
 
 def _list_networks(asked: Options) -> list[str]:
-    """Return the names of the networks of the table asked for."""
+    """Return the names of the networks to measure: the one that was named, or those of the table asked for, or all."""
     if asked.table in NETWORKS:
         return [asked.table]
     table = "small" if asked.quick and asked.table is None else asked.table

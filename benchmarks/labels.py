@@ -67,8 +67,8 @@ def main() -> None:
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return mean overlaps over models for updates of one step, by key of the summary.
 
-    batch1, batch16, batch64: of the default rule `inferred` on untrained models, by batch size. trained16: on trained models;
-    trained16_RULE: of another rule.
+    batch1, batch16, batch64: of the default rule `inferred` on untrained models, for batches of 1, 16 and 64 examples.
+    trained16: of `inferred` on trained models, for batches of 16. trained16_RULE: the same for another rule, such as `bias`.
     """
 
     def average_overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
@@ -91,7 +91,7 @@ def _make_victims(asked: Options) -> list[Victim]:
 
 
 def _train_victim(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
-    """Return a model untrained, and after 300 steps of Adam on batches of 64 training examples."""
+    """Return one model twice: untrained, and after 300 steps of Adam on batches of 64 training examples."""
     spec = ModelSpec(name=name)
     data = test.data
     model = models.build(spec, data, seed=asked.seed)
@@ -139,7 +139,10 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
 
 
 def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
-    """Draw labels (count,), with additional duplicates or as few as possible."""
+    """Draw labels (count,) with as few duplicates as possible.
+
+    duplicates: whether to draw them instead from at most count / 2 classes, and at most half of all.
+    """
     classes = victim.data.data.num_classes
     if duplicates:
         few = rng.choice(classes, size=max(1, min(classes, count) // 2), replace=False)

@@ -3,10 +3,10 @@
 `real.py NETWORK-PIXELS`, for example `real.py resnet18-64`. A client holds two batches of 1, 4 or 16 images and trains on them
 for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search without the
 update, its null. `above_null_db` is the mean difference in PSNR over examples, `interval_db` half the width of its 95 %
-interval; an interval that covers 0 shows no leak. Closed forms are tried first: `closed_form` is their result, or the reason why
-none applies. A search whose loss hardly falls is given up after a tenth of `most_iterations`, its maximum number of iterations.
-cpu_seconds are those of the attack and its null together, on one thread. The networks are torchvision's, untrained, in evaluation
-mode.
+interval; an interval that covers 0 shows no leak. Closed forms are also tried on the update: `closed_form` is the name of the one
+that gives an answer, or the reason why none applies. A search whose loss hardly falls is given up after a tenth of
+`most_iterations`, its maximum number of iterations. cpu_seconds are those of the search and its null together, on one thread. The
+networks are torchvision's, untrained, in evaluation mode.
 
 Images are those of ImageNet in --data, of the report split, up to 128 pixels; above, and without --data, embedded photographs.
 `--quick` makes two iterations, and a client holds one batch of 1 or 4 images, which only checks that everything runs.
@@ -109,7 +109,7 @@ def _make_client(asked: Options, network: str, data: DataSpec, batch: int) -> Lo
 
 
 def _describe_closed_form(case: Case, asked: Options) -> str:
-    """Return the results of the closed forms as text, without a search after them."""
+    """Return the name of the closed form that gives an answer, or the reason why none applies. No search is run."""
     try:
         (found,), _ = run_attack(exact(fallback="none"), [case], asked)
     except ValueError as error:

@@ -3,7 +3,7 @@
 python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16 images: recording compared with plain Flower FedAvg
 python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; queries of the index
 python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
-python benchmarks/recording.py --codecs   ResNet-18's update through every codec: bytes over dense, time of packing
+python benchmarks/recording.py --codecs   ResNet-18's update in every codec: bytes relative to the dense codec's, CPU time
 """
 
 import multiprocessing
@@ -69,14 +69,17 @@ def make_experiment(data: str, rounds: int, seed: int) -> Experiment:
 
 
 def run_recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """Run our federation with recording. done: called after each round."""
+    """Run our federation with recording. done: called after the evaluation of the initial weights, and after each round."""
     run = FederationRun(experiment=make_experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
     engine.set_verbosity(False)
     engine.run(run, engine="local", on_round=lambda row: done())
 
 
 def run_plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording."""
+    """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording.
+
+    done: called after the evaluation of the initial weights, and after each round.
+    """
     e = make_experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
     parts = split(loaded.train, NUM_CLIENTS, seed=seed, name="iid")
@@ -294,8 +297,9 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
 
 
 def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False) -> list[float]:
-    """Train in plain Flower, with the same batches in the same order and torch.optim.SGD; return the accuracy after each round.
+    """Train in plain Flower, with the same batches in the same order as ours and torch.optim.SGD; return accuracies.
 
+    The first accuracy is that of the initial weights, and one follows for each round.
     recorded: whether to add the one line that records such an app.
     """
     torch.set_num_threads(1)

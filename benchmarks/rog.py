@@ -1,9 +1,10 @@
 """ROG beside Inverting Gradients and ROG's search in pixels, with and without the enhancer, in the columns of figures 3 and 8.
 
 Each column is one client that trains for five local epochs on one batch of ImageNet images of 64x64 pixels, with ROG's LeNet, a
-head of 1,000 classes, and a defense. Every attack models the defense, and is given the labels, as in the paper. Nulls are
-enhanced in the same way. A positional argument runs one column alone. Reconstructions are kept in runs/benchmark-rog, and
-later runs reuse them unless --fresh is given.
+head of 1,000 classes, and a defense. Every attack models the defense, and is given the labels, as in the paper. The enhancer is
+a network that removes noise and blur from reconstructed images. All answers, also those of nulls, are measured before and after
+it. A positional argument runs one column alone. Reconstructions are kept in runs/benchmark-rog, and later runs reuse them unless
+--fresh is given.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
@@ -187,10 +188,10 @@ def share_of_labels(tools: ColumnTools, case: Case) -> float:
 def measure_iterations(tools: ColumnTools) -> ResultRow:
     """Return how many iterations ROG needs for the score of Inverting Gradients in the first column, which has no defense.
 
-    Each value is the smallest such number divided by the number of iterations of Inverting Gradients.
-
+    Each value is the smallest such number, of those tried (`RATIO_STEPS` and the default), divided by the number of iterations of
+    Inverting Gradients; None if none of them suffices.
     iterations_ratio: by PSNR, both without the enhancer. iterations_ratio_lpips: by LPIPS, both without the enhancer.
-    iterations_ratio_enhanced: by LPIPS, both with it. None if no number of iterations suffices.
+    iterations_ratio_enhanced: by LPIPS, both with it.
     """
     case, attacks = make_case(tools, COLUMNS[0]), make_attacks(tools.scale, COLUMNS[0])
     own = attacks["Inverting Gradients"]
@@ -231,8 +232,9 @@ def measure_single(asked: Options) -> TableAndSummary:
 
 
 def measure_unseen(asked: Options) -> TableAndSummary:
-    """Measure images of the report part that were shrunk, blurred and covered with noise, before and after the enhancer.
+    """Measure images that were shrunk, blurred and covered with noise, before and after the enhancer.
 
+    Images of --data are of the report part, on which neither the enhancer was trained nor any setting was chosen.
     LPIPS is only measured for images that are large enough for it.
     """
     enhancer, rows = read_enhancer(READY_FILE), []

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def run_spans_table(asked: Options) -> TableAndSummary:
-    """Return the table of `spans` and its summary.
+    """Return the table `spans` and its summary.
 
     Each share in the summary is the smallest over untrained and trained networks without a defense; counts are sums over all
     rows.
@@ -81,11 +81,11 @@ def run_spans_table(asked: Options) -> TableAndSummary:
 
 
 def run_cohorts_table(asked: Options) -> TableAndSummary:
-    """Return the table of `cohort_spans`, and its summary.
+    """Return the table `cohorts`, of the attack `cohort_spans` on secure sums, and its summary.
 
     `secagg_isolated` and `secagg_examples` are the smallest values of the columns `isolated` and `exact_with_owner`, in the rows
-    of random cohorts with the largest number of rounds. `wrong_owner` is the largest value of this column in all rows: the share
-    of examples that are exact, but only under the name of another client.
+    of random cohorts with the largest number of rounds. `wrong_owner` is the largest value, in all rows, of the column of the
+    same name: the share of examples that are exact, but only under the name of another client.
     """
     rows = [make_cohort_row(asked, setting) for setting in list_cohort_settings(quick=asked.quick)]
     random = [row for row in rows if row["federation"] == "random cohorts"]
@@ -143,7 +143,8 @@ def run_convolution_table(asked: Options) -> TableAndSummary:
     """Return the table of a convolutional network in batches of 4, and its summary.
 
     conv_gain_db: mean PSNR of an attack on all rounds minus that of the best single round of each image, in dB.
-    link_rate:    lower bound of the share of pairs (one image used in two rounds) that the attack linked.
+    link_rate:    share of pairs (one image used in two rounds) that the attack linked. The true share may be higher: where two
+                  images of a batch have the same label, right links may count as wrong.
     """
     rows = make_convolution_rows(asked)
     best = next(row for row in rows if row["by"] == "best single round")

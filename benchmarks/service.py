@@ -114,7 +114,10 @@ def measure_reads(service: ServiceProcess, seconds: float) -> list[dict[str, Any
 
 
 def measure_memory(service: ServiceProcess, requests: int) -> dict[str, Any]:
-    """Measure the growth of resident memory over `requests` requests, after a tenth as many requests to warm up."""
+    """Measure the growth of the service's resident memory over `requests` requests, after a tenth as many to warm up.
+
+    `growth` is the memory at the end divided by that after the warm-up.
+    """
     paths = list_paths(service)
     sizes, count = [], 0
     for share in (0.1, 1.0):
@@ -199,7 +202,10 @@ def count_lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
 
 
 def measure_durability(service: ServiceProcess, count: int, seed: int) -> dict[str, Any]:
-    """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs."""
+    """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs.
+
+    seed: of the random times, and of the choice of the workers that are killed.
+    """
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API_PREFIX}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
     draw, first, kills, killed, begun = random.Random(seed), dict[str, tuple[str, int]](), 0, 0, time.perf_counter()
