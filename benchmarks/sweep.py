@@ -1,12 +1,11 @@
 """Resumption of sweeps: whether one that is killed three times gives the same table as one that is never interrupted.
 
 The grid compares twelve defenses, and no defense, by six attacks on the embedded digits: three clients, one round, updates of one
-example. One process runs it to its end. Another sweep starts in an empty folder. It is killed (SIGKILL, with its workers) a
-quarter of that time after its start, continued and killed in the same way twice more, and then runs to its end. Both write
-sweep.csv.
+example. A first sweep runs to its end. A second sweep starts in an empty folder. It is killed (SIGKILL, with its workers) after a
+quarter of the first one's time, continued and killed in the same way twice more, and then runs to its end. Both write sweep.csv.
 
-`cpu_seconds` is that of the process and its workers; `kills` how often the sweep was killed before its end, `finished` how many
-federations were finished at each kill. `--quick` takes three defenses and two attacks.
+`cpu_seconds` is the CPU time of a sweep with its workers, `kills` how often the sweep was killed before its end, `finished` how
+many federations were finished at each kill. `--quick` takes three defenses and two attacks.
 `same_table` is 1 if both files are equal.
 aims: same_table 1, federations 13, attacks 6.
 """
@@ -77,7 +76,7 @@ def main() -> None:
 
 
 def write_grid(asked: Options, folder: Path) -> None:
-    """Write the grid and its experiment into a folder."""
+    """Write the sweep's grid (grid.toml) and the experiment that it varies (base.toml) into a folder."""
     defenses = list(DEFENSE_STRENGTHS.items())[: 3 if asked.quick else None]
     attacks = list(ATTACK_ARGUMENTS.items())[: 2 if asked.quick else None]
     lines = ['experiment = "base.toml"', f"seeds = [{asked.seed}]", "attacked = { clients = 2 }", "[defenses]"]
@@ -104,8 +103,9 @@ def run_interrupted(folder: Path, seconds: float) -> ResultRow:
 
 
 def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow:
-    """Run `attacker sweep` in a process group, kill the group after so many seconds, and return its times.
+    """Run `attacker sweep` with its workers, and return its wall and CPU time.
 
+    kill_after: seconds after which the sweep and its workers are killed; None lets it run to its end.
     The CPU time of workers that are killed with their parent is not known to the system, and is left out.
     Raises RuntimeError if the sweep fails by itself, or exits before it is killed.
     """
@@ -121,7 +121,7 @@ def run_sweep(folder: Path, out: Path, *, kill_after: float | None) -> ResultRow
         status = process.wait()
     expected = 0 if kill_after is None else -signal.SIGKILL
     if status != expected:
-        raise RuntimeError(f"the sweep exited with status {status}; expected was {expected}")
+        raise RuntimeError(f"the sweep exited with status {status} instead of {expected}")
     return {"seconds": monotonic() - started, "cpu_seconds": _measure_children() - before}
 
 
@@ -131,7 +131,7 @@ def _measure_children() -> float:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the lines of sweep.csv."""
+    """Return the rows of sweep.csv, each as a dict from column to text."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 

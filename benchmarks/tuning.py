@@ -1,6 +1,6 @@
 """Grid searches that choose the presets of attacks, on images of the tuning part only: `tuning.py TABLE`.
 
-    inverting_gradients  signs, total variation and steps, on five networks
+    inverting_gradients  gradients or only their signs, and the weight of total variation, on five networks
     presets              settings of matching attacks for networks with ReLU, residual paths, batch norm, or dense layers only
     batches              CPL's search with a smooth decoder on batches of the LeNet: plain, with total variation added, and with a
                          start from features
@@ -49,7 +49,7 @@ SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
 SMOOTH_SEARCH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relative": True}
 SEARCH_SETTINGS: tuple[dict[str, Any], ...] = (SMOOTH_SEARCH, {**SMOOTH_SEARCH, "tv": 1e-6}, {**SMOOTH_SEARCH, "features": True})
 NUM_SKIPPED_IMAGES = 200
-"""Images of the tuning part that `searches` passes over."""
+"""Images of the tuning part that the table `batches` leaves out."""
 
 
 def main() -> None:
@@ -61,7 +61,10 @@ def main() -> None:
 
 
 def measure_signs(asked: Options) -> TableAndSummary:
-    """Measure Inverting Gradients by sign, total variation and steps, with one example per client."""
+    """Measure Inverting Gradients on updates of one example, for each setting of `SIGN_SETTINGS` and each network.
+
+    A setting says whether the search steps along the sign of the gradient, and the weight of total variation.
+    """
     rows = []
     for name, (count, steps) in NETWORK_EFFORT.items():
         for data in draw_images(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
@@ -76,12 +79,18 @@ def measure_signs(asked: Options) -> TableAndSummary:
 
 
 def measure_families(asked: Options) -> TableAndSummary:
-    """Measure settings of three attacks on one network of each family, with four images of each data set."""
+    """Measure settings of three attacks on four kinds of network, with four images of each data set.
+
+    The kinds are those of the table `presets`: networks with ReLU, residual paths, batch norm, or dense layers only.
+    """
     return measure_presets(asked, draw_images(asked, ("cifar10", "lfw"), 4))
 
 
 def measure_searches(asked: Options) -> TableAndSummary:
-    """Measure CPL's search on batches of 8, in which most examples share their class with others, by prior and start."""
+    """Measure CPL's search with a smooth decoder on batches of 8: plain, with total variation, and with a start from features.
+
+    The features are the inputs of the last layer, as they are computed for each example from the gradient of that layer.
+    """
     rows = []
     for data in draw_images(asked, ("cifar10",), 2 if asked.quick else 16, skip=0 if asked.quick else NUM_SKIPPED_IMAGES):
         originals = make_batch_cases(data, make_client("lenet_cpl", data.data, seed=asked.seed), min(8, len(data)))
@@ -94,7 +103,10 @@ def measure_searches(asked: Options) -> TableAndSummary:
 
 
 def measure_beliefs(asked: Options) -> TableAndSummary:
-    """Measure the closed form `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
+    """Measure the closed form `features` for several values of two parameters of its prior on images.
+
+    The parameters are the decay of an image's spectrum, and the variance of the differences between colour channels.
+    """
     rows = []
     own = smooth_images.SPECTRAL_DECAY, smooth_images.COLOUR_VARIANCE
     for data in draw_images(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
@@ -109,7 +121,10 @@ def measure_beliefs(asked: Options) -> TableAndSummary:
 
 
 def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int = 0) -> list[Images]:
-    """Return images of the tuning part of each data set, without the first `skip`, and list them in `tuned.json`."""
+    """Return `count` images of the tuning part of each data set in `names`, after the first `skip` of the part.
+
+    The images are added to `tuned.json`, except with --quick and those of embedded data sets.
+    """
     chosen = [load_images(asked, name, count, part="tuning", skip=skip) for name in names]
     if not asked.quick:
         for data in chosen:
@@ -120,7 +135,10 @@ def draw_images(asked: Options, names: Sequence[str], count: int, *, skip: int =
 
 
 def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
-    """Return numbers of examples and batches, share recovered, median of the mean squared errors, and CPU-seconds per example."""
+    """Return numbers of examples and batches, share recovered, median of the mean squared errors, and CPU-seconds per example.
+
+    An image is recovered if its mean squared error is at most 0.009 (`MAX_MSE`).
+    """
     answers, seconds = run_attack(attack, originals.cases, asked)
     guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
     x = torch.cat(originals.x)

@@ -1,4 +1,4 @@
-"""Observations of a client that trains on given examples."""
+"""A client that trains on given examples, and what the server sees of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +25,11 @@ class LocalClient:
     weights: Mapping[str, Tensor]
 
     def make_case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "", *, noise_seed: int = 0) -> Case:
-        """Return the case that the server sees after local steps on `batches`. key: name of the case. defense: as in an
-        experiment. noise_seed: of the defense's randomness.
+        """Return the case that the server sees after one local step on each of `batches`.
 
-        For a client that trains for epochs, `batches` are those of all epochs.
+        batches: pairs (x, y); for a client that trains for epochs, those of all epochs.
+        key: name of the case. defense: specification as in an experiment, such as "clip(4)"; "" for none.
+        noise_seed: seed of the defense's randomness.
         """
         model = models.build(self.model, self.data)
         trained = train(model, self.weights, batches, self.training, self.data)
@@ -65,7 +66,10 @@ def make_client(
     batch: int = 1,
     arguments: Mapping[str, Any] | None = None,
 ) -> LocalClient:
-    """Return a client with weights drawn with `seed`. arguments: of the model."""
+    """Return a client with a network that has random weights, drawn with `seed`.
+
+    name, arguments: name and arguments of the model. Its learning rate is 1 for one step, and 0.01 for several.
+    """
     spec = ModelSpec(name=name, arguments=arguments or {})
     weights = {key: p.detach() for key, p in models.build(spec, data, seed=seed).named_parameters()}
     training = Training(learning_rate=1.0 if steps == 1 else 0.01, batch_size=batch, steps=steps, loss=loss)

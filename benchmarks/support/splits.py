@@ -1,4 +1,4 @@
-"""The splits of every data set into tuning, validation and report part, by content hash, for all benchmarks.
+"""The split of every data set into the parts tuning, validation and report, by a hash of each example, for all benchmarks.
 
 An example belongs to one part, whichever benchmark draws it and whatever file it comes from:
 
@@ -49,7 +49,7 @@ EMBEDDED_DATA_SETS["mnist"] = ("digits", {})
 
 
 class TunedOn(ValueError):
-    """The error of a benchmark that was about to report on examples that were used to choose one of its settings."""
+    """Error: a benchmark was about to report on examples that were used to choose one of its settings."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Images:
         return len(self.x)
 
     def of_two_classes(self) -> "Images":
-        """Return the images with the parity of their labels as the class, for a model with a single logit."""
+        """Return the images with label % 2 as the new label, for a model of two classes with a single logit."""
         return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
 
     def take_first(self, count: int) -> "Images":
@@ -83,11 +83,12 @@ class Images:
 
 
 def load_images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
-    """Draw `count` examples of one part of a data set of `DATA_FILES`, in the order of their hashes.
+    """Return `count` examples of one part of the data set `name`, in the order of their hashes.
 
     skip: number of examples of the part to leave out first, so that two draws share none.
-    If --data has no such file, draw from the embedded data set, whose part is "embedded". Raises ValueError if the part
-    has too few examples, and TunedOn if an example of the report part is listed in `tuned.json`.
+    If the folder --data has no file of this data set (`DATA_FILES`), the examples are from an embedded data set instead: the
+    result's part is "embedded", and examples repeat if there are too few. Otherwise raises ValueError if the part has too few
+    examples, and TunedOn if an example to report on is listed in `tuned.json`.
     """
     path = asked.data / DATA_FILES[name] if asked.data and name in DATA_FILES else None
     if path is None or not path.exists():
@@ -101,7 +102,7 @@ def load_images(asked: Options, name: str, count: int, *, part: Part = "report",
 
 
 def count_part(asked: Options, name: str, part: Part) -> int:
-    """Return the number of examples of one part of a data set of `DATA_FILES`, in the folder of --data."""
+    """Return the number of different examples in one part of the data set `name`. Raises ValueError if --data lacks it."""
     if asked.data is None or not (asked.data / DATA_FILES[name]).exists():
         raise ValueError(f"--data must name a folder with {DATA_FILES[name]}, got {asked.data}")
     values = _load(asked.data / DATA_FILES[name]).examples.values
@@ -112,7 +113,7 @@ def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source:
     """Return the indices of `count` examples of a part, in the order of their hashes.
 
     values: examples (N, ...), as stored. Of examples with the same content, only one is used. skip: number of examples of the
-    part to leave out first. Raises ValueError if the part has too few.
+    part to leave out first. source: name of the data set in error messages. Raises ValueError if the part has too few examples.
     """
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
@@ -130,19 +131,19 @@ def hash_example(value: NDArray[Any]) -> str:
 
 
 def find_part(key: str) -> Part:
-    """Return the part of the example with this digest; listed examples are in the tuning part."""
+    """Return the part of the example with the hash `key`. Examples listed in `tuned.json` are in the tuning part."""
     return "tuning" if key in _read_tuned() else PARTS_OF_TENTHS[int(key, 16) % 10]
 
 
 def refuse_tuned(keys: Iterable[str]) -> None:
-    """Raise TunedOn if one of the examples with these digests was used to choose a setting."""
+    """Raise TunedOn if an example with one of the hashes `keys` is listed in `tuned.json` (was used to choose a setting)."""
     for key in keys:
         if key in _read_tuned():
             raise TunedOn(f"example {key} was used to choose {_read_tuned()[key]!r} (tuned.json); report on other examples")
 
 
 def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> None:
-    """Add examples to `tuned.json`. purpose: the setting that they were used to choose."""
+    """Add examples, given by their hashes, to `tuned.json`. purpose: the setting that they were used to choose."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[purpose] = sorted({*known.get(purpose, []), *keys})
     path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
@@ -151,7 +152,7 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED_FILE) -> 
 
 @cache
 def _read_tuned() -> dict[str, str]:
-    """Return a dict from the digest of each listed example to the purpose that it was used for."""
+    """Return a dict from the hash of each example listed in `tuned.json` to the setting that it was used to choose."""
     known = json.loads(TUNED_FILE.read_text()) if TUNED_FILE.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
 
@@ -164,7 +165,7 @@ class _Loaded:
 
 @cache
 def _load(path: Path) -> _Loaded:
-    """Load all examples of an archive, including its held-out ones, since the parts replace its own split."""
+    """Load all examples of an archive, both its training and its held-out ones."""
     found = datasets.load(f"npz:{path}")
     values, labels = (np.concatenate([getattr(one, name) for one in (found.train, found.test)]) for name in ("values", "labels"))
     return _Loaded(Examples(values=values, labels=labels), found.spec)

@@ -57,10 +57,13 @@ class AnswerFolder:
         path.mkdir(parents=True, exist_ok=True)
 
     def attack(self, attack: GradientMatching, case: Case, x: Tensor, asked: Options, *, title: str) -> Answer:
-        """Return the answer of `attack`, which may be a null, on a case with originals x.
+        """Return what `attack` reconstructs from `case`, in the order of the originals x.
 
-        It is read from the folder if it is there, unless `fresh` is set.
-        title: name of the column; it is part of what identifies the stored answer.
+        If this folder holds the answer of an earlier run and `fresh` is not set, that answer is returned. Otherwise the attack
+        runs, and its answer is stored.
+        attack: an attack, or its null (the same attack without the client's message).
+        title: name of the table's column that `case` belongs to. Stored answers are distinguished by it, the attack's settings,
+               the case, the seed of `asked` and the shape of x.
         """
         said = f"{title}; {attack.name}; {describe_settings(attack)}; null {not attack.sees_gradient}; {asked.seed}; {len(x)}"
         said += (
@@ -79,7 +82,7 @@ class AnswerFolder:
 
 
 def load_perceptual(asked: Options, side: int) -> Lpips | None:
-    """Return LPIPS with AlexNet, or None where --data has no weights of it, or the images are too small."""
+    """Return LPIPS with AlexNet, or None if the folder --data has no weights of it or images of `side` pixels are too small."""
     path = asked.data / LPIPS_FILE if asked.data else None
     if path is None or not path.exists() or explain_missing("alex", (3, side, side)):
         return None
@@ -87,7 +90,10 @@ def load_perceptual(asked: Options, side: int) -> Lpips | None:
 
 
 def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> Similarity:
-    """Return the mean similarity of images (N, 3, H, W) and originals."""
+    """Return the means of PSNR, SSIM, SSIM over whole images, and LPIPS between images and their originals, all (N, 3, H, W).
+
+    truth: the originals, in the order of x. perceptual: LPIPS; with None, the result's `lpips` is None.
+    """
     return Similarity(
         float(psnr(x, truth).mean()),
         float(ssim(x, truth).mean()),

@@ -1,4 +1,7 @@
-"""Training of the ready enhancer on the tuning part of ImageNet, no image of which is ever attacked in a table."""
+"""Training of the enhancer that this project ships, a network that sharpens reconstructed images.
+
+It is trained on the tuning part of ImageNet. No table attacks an image of this part.
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,10 @@ FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="Image
 
 
 def train_ready_enhancer(asked: Options, out: Path) -> TableAndSummary:
-    """Train the enhancer and write it to `out`; an interrupted training continues from a checkpoint beside it."""
+    """Train the network that sharpens reconstructed images, and write it to `out`.
+
+    An interrupted training continues from a checkpoint in the same folder. Returns one row: file, hash, images and CPU-seconds.
+    """
     images = load_images(asked, "imagenet", 8 if asked.quick else count_part(asked, "imagenet", "tuning"), part="tuning")
     values = (images.x * 255).round().to(torch.uint8)
     trainer = Trainer(

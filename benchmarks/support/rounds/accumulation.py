@@ -1,6 +1,7 @@
-"""Tables of `accumulate`: what updates behind compression, signs, quantisation and noise reveal in one round and over many.
+"""Tables of the attack `accumulate`: what compressed, quantised and noisy updates reveal in one round and over many.
 
-Every client holds one image, uses it in every round, and trains one step; the global model takes the mean of what was sent.
+Every client holds one image, uses it in every round, and trains one step. The mean of what the clients sent is added to the
+global weights.
 """
 
 import sys
@@ -43,7 +44,7 @@ NOISE_MULTIPLIERS = (30.0, 10.0, 3.0)
 
 
 def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float = LEARNING_RATE) -> RecordedNetwork:
-    """Return CPL's untrained LeNet."""
+    """Return the LeNet of CPL (Wei et al. 2020) with random weights, and the settings of a local training of one step."""
     client = make_client("lenet_cpl", images.data, seed=seed)
     return RecordedNetwork(
         client.model, client.data, Training(learning_rate=learning_rate, batch_size=batch, steps=1), client.weights
@@ -51,7 +52,11 @@ def make_network(images: Images, seed: int, batch: int = 1, learning_rate: float
 
 
 def make_accumulated_rows(asked: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2) -> list[ResultRow]:
-    """Return one row for each defense and number of rounds: PSNR of `accumulate` and of its null."""
+    """Return a row for each defense and number of rounds: mean PSNR over clients of `accumulate`, and of its null.
+
+    The null is the same attack without the clients' messages. defenses: pairs of a defense and the numbers of rounds to attack.
+    clients: number of clients, each with an image of its own.
+    """
     images = load_images(asked, "cifar10", clients)
     network, rows = make_network(images, asked.seed), []
     for defense, counts in defenses:
@@ -87,11 +92,11 @@ def _measure_psnr(found: Tensor, x: Tensor) -> float:
 
 
 def make_private_rows(asked: Options) -> list[ResultRow]:
-    """Return a row for each noise multiplier and number of rounds, with how often the right one of `POOL` images is named.
+    """Return a row for each noise multiplier and number of rounds: how often the attacker picks the client's image out of `POOL`.
 
-    Each row also holds the accountant's bound on this rate for all its rounds together. The attacker knows that the client's
-    image is one of the pool, and names the one with the largest likelihood of all rounds'
-    messages: no attacker with this prior is right more often.
+    The attacker knows that the client's image is one of `POOL` images, all equally likely, and picks the one that makes the
+    messages of all rounds most likely. No attacker with this knowledge is right more often. Each row also holds the upper bound
+    on this rate that follows from the noise multiplier, for all its rounds together.
     """
     trials, counts = (4, (1, 3)) if asked.quick else (40, (1, 10, 30))
     pool = load_images(asked, "cifar10", POOL)
@@ -129,7 +134,10 @@ def _write_defense(multiplier: float) -> str:
 def _name_image(
     network: RecordedNetwork, pool: Images, true: int, multiplier: float, counts: Sequence[int], seed: int
 ) -> dict[int, int]:
-    """Return the index of the most likely image of the pool after each number of rounds."""
+    """Return a dict from each number of rounds in `counts` to the index of the most likely image of the pool.
+
+    true: index of the client's image, from which the messages are simulated. multiplier: noise multiplier of the defense.
+    """
     (case,) = record_same_examples(network, pool.of([true]), max(counts), defense=_write_defense(multiplier), seed=seed)
     first = case.observations[0]
     model = build_network(first)

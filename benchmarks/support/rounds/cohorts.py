@@ -1,4 +1,8 @@
-"""The table of `cohort_spans`: which clients secure sums isolate, and which of their examples with the owner named."""
+"""The table of the attack `cohort_spans`, which sees only secure sums over changing groups of clients.
+
+It counts the clients whose examples the attack separates from those of others, the examples that it recovers, and those for which
+it also names the right client.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +24,12 @@ MAX_OUTSIDE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class CohortSetting:
-    """One row of the table.
+    """The federation of one row of the table.
 
     clients, cohort: number of clients, and of those that take part in a round. examples: number of examples of each client.
     steps, batch: local steps of a round, and the size of their batches.
     fixed: whether cohorts are always the same groups of clients. hidden: width of the first layer.
-    what:  name of the row in the table.
+    what:  name of the federation in the table.
     """
 
     clients: int = 20
@@ -43,7 +47,11 @@ class CohortSetting:
 
 
 def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
-    """Return the rows of the table: two to four local steps, fewer rounds, counter-measures, and SRATTA's configuration."""
+    """Return the federations of the table, one for each row; `quick` returns two small ones.
+
+    The first has random cohorts, two local steps and 30 rounds. The others change one setting of it: four local steps, 10 or 20
+    rounds, fixed cohorts, a narrow first layer, or noise. The last is the configuration of the paper on SRATTA.
+    """
     if quick:
         return [
             CohortSetting(clients=8, cohort=2, rounds=12, what="random cohorts"),
@@ -73,7 +81,11 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
 
 
 def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
-    """Return one row: the share of clients isolated with their own span, and of examples exact, and with the right owner."""
+    """Return one row: the shares of clients isolated, of examples recovered exactly, and of those with the right client named.
+
+    A client is isolated if the attack finds the linear span of its examples, see `_count_isolated`. An example is exact if the
+    PSNR of one reconstruction is above `EXACT_DB`.
+    """
     images = load_images(asked, setting.data, setting.clients * setting.examples)
     holdings = {
         f"c{number:02d}": images.of(range(number * setting.examples, (number + 1) * setting.examples))
@@ -118,7 +130,10 @@ def make_cohort_row(asked: Options, setting: CohortSetting) -> ResultRow:
 
 
 def record(asked: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
-    """Return a case with the secure sums of all rounds. holdings: each client's images. images: specification of the data."""
+    """Simulate all rounds and return a case with the secure sum of each round.
+
+    holdings: dict from client to its images. images: only their data specification is used.
+    """
     rng, names, rounds = Generator().manual_seed(asked.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
     for number in range(setting.rounds):
@@ -138,7 +153,7 @@ def _draw_batches(own: Images, setting: CohortSetting, rng: Generator) -> list[L
 
 
 def _count_isolated(case: Case, holdings: Mapping[str, Images], asked: Options) -> int:
-    """Return the number of clients for which the attack separated the span of their own examples from the sums.
+    """Return the number of clients for which the attack found the linear span of their own examples in the secure sums.
 
     A span is right if it has as many dimensions as the client has examples, and if for each example, normalised to length 1, the
     part outside of the span is shorter than `MAX_OUTSIDE`.

@@ -1,4 +1,7 @@
-"""The table of a convolutional network: batches over five epochs, attacked one by one, and all together after linking them."""
+"""The table of a convolutional network: batches over five epochs, attacked round by round, and all rounds together.
+
+An attack on all rounds together needs links: claims that certain examples of different rounds are the same image.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +29,11 @@ LEARNING_RATE = 0.01
 
 
 def make_convolution_rows(asked: Options) -> list[ResultRow]:
-    """Return the rows: the best single round of each image, all rounds linked, and all rounds with the right links given."""
+    """Return three rows with the PSNR of each image, for three ways to attack the same rounds.
+
+    The first way attacks each round alone, and takes the best round of each image. The second attacks all rounds together, and
+    finds the links itself (which examples of different rounds are the same image). The third is given the true links and labels.
+    """
     images = load_images(asked, "cifar10", EXAMPLES)
     network = make_network(images, asked.seed, BATCH, LEARNING_RATE)
     case, used = record_epochs(network, images, BATCH, 2 if asked.quick else EPOCHS, "c", seed=asked.seed)
@@ -80,7 +87,7 @@ def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
 
 
 def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
-    """Return a lower bound of the share of pairs (one image used in two rounds) that the attack linked.
+    """Return a lower bound on the share of pairs (one image used in two rounds) that the attack found to be the same image.
 
     The attack's slots in a round (positions in its batch) are matched with the round's images by label. If two images of a batch
     share a label, the match is arbitrary, so that right links may count as wrong. used: indices of the images of each round.

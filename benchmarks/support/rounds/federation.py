@@ -1,4 +1,4 @@
-"""Rounds of clients that train on known examples, as the server records them: of one client alone, or as secure sums."""
+"""Simulated rounds of clients that train on known examples, as the server records them: of one client, or as secure sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class RecordedNetwork:
     weights: Mapping[str, Tensor]
 
     def measure_accuracy(self, images: Images) -> float:
-        """Return the accuracy on `images`."""
+        """Return the share of `images` that are classified rightly with the weights at the beginning of the recording."""
         model = models.build(self.model, self.data)
         return evaluate(model, self.weights, images.x, images.y, self.data, self.training)["accuracy"]
 
@@ -41,7 +41,10 @@ def make_network(data: DataSpec, training: Training, *, hidden: int = 256, seed:
 
 
 def train_network(network: RecordedNetwork, images: Images, *, steps: int, seed: int = 0) -> RecordedNetwork:
-    """Return the network after `steps` steps of SGD on batches of 32 of all images."""
+    """Return the network after `steps` steps of SGD on all images, in shuffled batches of 32 at a learning rate of 0.05.
+
+    Its settings for local training stay as they are.
+    """
     rng, batches = Generator().manual_seed(seed), []
     while len(batches) < steps:
         order = torch.randperm(len(images), generator=rng)
@@ -64,9 +67,10 @@ def kill_neurons(network: RecordedNetwork, share: float) -> RecordedNetwork:
 def record_epochs(
     network: RecordedNetwork, images: Images, batch: int, epochs: int, client: str, *, seed: int, defense: str = ""
 ) -> tuple[Case, list[list[int]]]:
-    """Return the rounds of one client, and for each round the indices of its examples in `images`.
+    """Simulate a client that trains on `images` for some epochs, and return its rounds and the indices of each round's examples.
 
-    In each round, the client takes one step on the next batch of its shuffled epoch. Its update is added to the global weights.
+    In each round, the client takes one step on the next batch of its shuffled epoch. The update that it sends is added to the
+    global weights. `defense` starts with a fresh state in each round.
     """
     rng, rounds, used = Generator().manual_seed(seed), [], []
     weights = dict(network.weights)
@@ -85,8 +89,8 @@ def record_same_examples(
 ) -> list[Case]:
     """Return one case per image: the rounds of a client that holds this image only and uses it in every round.
 
-    The defense of a client keeps its state from round to round, such as error feedback. In each round, the mean of what all
-    clients sent is added to the global weights.
+    The defense of a client keeps its state, such as a residual, from round to round. In each round, the mean of what all clients
+    sent is added to the global weights.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     built, weights = spec.build(), dict(network.weights)
@@ -105,9 +109,10 @@ def record_same_examples(
 
 
 def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "") -> Case:
-    """Return the secure sums of rounds, given each round's batches by client.
+    """Simulate rounds of secure aggregation, and return a case with what the server sees of each.
 
-    Each is the unweighted mean of the clients' updates, to which `defense` is applied once; it is added to the global weights.
+    The server sees the unweighted mean of the clients' updates after `defense` was applied to this mean. This value is recorded,
+    and added to the global weights. rounds: for each round, a dict from client to its batches.
     """
     weights, found = dict(network.weights), []
     for number, batches in enumerate(rounds, start=1):
@@ -121,7 +126,7 @@ def record_sums(network: RecordedNetwork, rounds: Sequence[Mapping[str, Sequence
 
 
 def make_update(network: RecordedNetwork, weights: Mapping[str, Tensor], batches: Sequence[LocalBatch]) -> dict[str, Tensor]:
-    """Return the update of a client that takes one step on each batch."""
+    """Return the update of a client that starts from `weights` and takes one step on each batch in turn."""
     return train(models.build(network.model, network.data), weights, batches, network.training, network.data).update
 
 
@@ -135,9 +140,9 @@ def observe(
     examples: int,
     defense: str,
 ) -> Observation:
-    """Return the server's observation of a client's update, after `defense` is applied to it with a fresh state.
+    """Apply `defense` with a fresh state to a client's update, and return what the server then sees.
 
-    number: of the round. examples: number of examples that the client reports.
+    number: number of the round, also the seed of the defense's randomness. examples: number of examples that the client reports.
     """
     spec = DefenseSpec.parse(defense) if defense else DefenseSpec()
     if spec.steps:
@@ -156,7 +161,10 @@ def build_observation(
     examples: int,
     spec: DefenseSpec,
 ) -> Observation:
-    """Return the observation of an update to which the defense `spec` has been applied already. number: of the round."""
+    """Return what the server sees of an update to which the defense `spec` has been applied already.
+
+    number: number of the round. examples: number of examples that the client reports.
+    """
     return Observation(
         round=number,
         client=client,

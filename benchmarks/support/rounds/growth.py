@@ -1,4 +1,4 @@
-"""Leakage against the number of recorded rounds: the attacks on the first 1, 2, 4, ... rounds of the same recordings."""
+"""Leakage against the number of recorded rounds: attacks on the first n rounds of the same recordings, for growing n."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ CLIENT_ROUNDS = (1, 4, 8, 10, 12, 16, 20, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the picture.
+    """One line of the picture: a federation, and the attack on it.
 
     case: all rounds. rounds: numbers of rounds n; for each, the first n rounds are attacked. images: all true examples.
     """
@@ -38,7 +38,11 @@ class Line:
 
 
 def make_lines(asked: Options) -> list[Line]:
-    """Return the federations: one client untrained, trained and with noise, and secure sums with changing and fixed cohorts."""
+    """Return the simulated federations; with --quick only the first.
+
+    Four have one client: with an untrained network, a trained network, and noise of 40 and of 20 dB. Two have secure sums: over
+    changing and over fixed groups of clients.
+    """
     images = load_images(asked, "cifar10", EXAMPLES)
     training = Training(learning_rate=LEARNING_RATE, batch_size=BATCH, steps=1)
     plain = make_network(images.data, training, seed=asked.seed)
@@ -63,7 +67,11 @@ def make_lines(asked: Options) -> list[Line]:
 
 
 def make_growth_rows(asked: Options) -> list[ResultRow]:
-    """Return rows with the share of all images that are exact after each number of rounds, for each line and its null."""
+    """Return a row for each federation and number of rounds: the share of all images that the attack recovers exactly.
+
+    An image is exact if the PSNR of a reconstruction is above 60 dB. The column `null` holds this share for the same attack
+    without the clients' messages.
+    """
     rows = []
     for line in make_lines(asked):
         attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=asked.device) for is_null in (False, True))
@@ -94,7 +102,10 @@ def _attack(attack: Attack, case: Case, asked: Options) -> Reconstruction | None
 
 
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
-    """Write the picture of leakage against the number of recorded rounds: one line per federation, and the null in grey."""
+    """Draw the share of exact images against the number of recorded rounds, and write the picture to `path`.
+
+    It has one line per federation. A grey line shows the null (the attack without messages): its largest share in any federation.
+    """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""The table of `spans`: what one client's updates of a first linear layer give away over two or three epochs."""
+"""The table of the attack `spans`: what one client's updates of a first linear layer reveal over two or three epochs."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +26,12 @@ TRAINING_STEPS = 1500
 
 @dataclass(frozen=True, kw_only=True)
 class SpanSetting:
-    """One row of the table. examples: of each client. clients: number of clients. state: of the network; defense: as in a run."""
+    """The federation of one row of the table.
+
+    batch: size of the clients' batches. examples: number of examples of each client. clients: number of clients, attacked one by
+    one. state: network, "untrained", "trained", or with "half dead" or "90 % dead" neurons. defense: specification as in an
+    experiment, such as "gaussian(0.1)"; "" for none. hidden: width of the first layer.
+    """
 
     batch: int
     examples: int
@@ -39,9 +44,10 @@ class SpanSetting:
 
 
 def list_settings(*, quick: bool) -> list[SpanSetting]:
-    """Return the rows of the table, for batches of B examples and clients with N = B^2 examples or more.
+    """Return the federations of the table, one for each row; `quick` returns three small ones.
 
-    Networks are untrained, trained or have dead neurons; some updates have noise.
+    With batches of B examples, each client has B^2 examples or more. Networks are untrained, trained or have dead neurons. Three
+    rows have noise in the updates.
     """
     if quick:
         return [
@@ -63,10 +69,12 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
 
 
 def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") -> ResultRow:
-    """Return one row of the table.
+    """Return one row of the table: how much `spans` finds in the federation of `setting`.
 
-    It holds the share of pairs of rounds whose number of shared images `spans` counts exactly, and the shares of images that
-    `spans` and its null recover above `EXACT_DB`.
+    `overlap_exact` is the share of pairs of rounds for which the attack counts rightly how many images they have in common.
+    `intersections`, `with_relu` and `null` are shares of images recovered with a PSNR above `EXACT_DB`: without the zeros of
+    ReLU, with them, and by the null (the same attack without messages).
+    part: part of the data set from which the images are drawn.
     """
     images = load_images(asked, setting.data, setting.clients * setting.examples, part=part)
     network = _make_network(images, setting, asked.seed)
@@ -119,7 +127,7 @@ def make_span_row(asked: Options, setting: SpanSetting, part: Any = "report") ->
 
 
 def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | None:
-    """Return what `spans` finds in a case, or None if it isolates nothing.
+    """Return the reconstruction by `spans`, or None if the attack finds nothing or cannot attack the case.
 
     relu: whether the attack also looks for the remaining examples of a batch by the zeros of ReLU.
     """
@@ -130,12 +138,12 @@ def run_spans(case: Case, asked: Options, *, relu: bool) -> Reconstruction | Non
 
 
 def measure_best(found: Tensor, x: Tensor) -> Tensor:
-    """Return the PSNR (M, N) of each reconstruction to each original."""
+    """Return the PSNR in dB of each of M reconstructions, clamped to [0, 1], to each of N originals, as a matrix (M, N)."""
     return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)])
 
 
 def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
-    """Return the number of originals with a reconstruction above `least` dB."""
+    """Return the number of originals to which some reconstruction has a PSNR above `least` dB; 0 without a reconstruction."""
     if found is None or not len(found.x):
         return 0
     return int((measure_best(found.x, x).amax(dim=0) > least).sum())
@@ -147,7 +155,10 @@ def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
 
 
 def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
-    """Return how many certain answers have no original above `success` dB, and how many are certain."""
+    """Return how many reconstructions with a confidence above 0.9 are wrong, and how many there are.
+
+    A reconstruction is wrong if its PSNR to every original is at most `success` dB.
+    """
     if found is None:
         return 0, 0
     sure = found.confidence > 0.9
@@ -165,7 +176,10 @@ def _make_network(images: Images, setting: SpanSetting, seed: int) -> RecordedNe
 
 
 def _count_right_pairs(case: Case, used: list[list[int]], asked: Options) -> tuple[int, int]:
-    """Return the number of pairs of rounds, and of those whose number of shared examples the attack counts rightly."""
+    """Return the number of pairs of rounds, and of those for which the attack counts rightly how many examples they share.
+
+    used: indices of the examples of each round.
+    """
     rng = Generator().manual_seed(asked.seed)
     found = count_all_shared(compute_spaces(case, require_input_layer(case.observations[0]), rng), rng)
     truth = torch.tensor([[len(set(one) & set(other)) for other in used] for one in used])

@@ -17,14 +17,17 @@ SERVE_PROGRAM = "from attacker.cli import main; main()"
 
 
 class ServiceProcess:
-    """A process of `attacker serve` for the recordings in `root`, which can be killed and restarted. place: host and port."""
+    """A process of `attacker serve` for the recordings in `root`, which can be killed and restarted.
+
+    place: its host and port. token: what its requests must carry.
+    """
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root, self.options = root, options
         self.start()
 
     def start(self) -> None:
-        """Start the process, and return when it answers requests."""
+        """Start the process and wait until it answers requests. Raises RuntimeError if it exits before that."""
         command = [
             sys.executable,
             "-c",
@@ -66,7 +69,7 @@ class ServiceProcess:
         return json.loads(content)
 
     def list_items(self, path: str) -> list[dict[str, Any]]:
-        """Return all items of a list, requesting page after page."""
+        """Return all items of the list at `path`, requesting page after page."""
         found: list[dict[str, Any]] = []
         joint, after = "&" if "?" in path else "?", ""
         while True:
@@ -77,7 +80,7 @@ class ServiceProcess:
             after = f"&after={page['next']}"
 
     def list_workers(self) -> list[int]:
-        """Return the process ids of its workers."""
+        """Return the process ids of the service's worker processes."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
 
@@ -87,7 +90,7 @@ class ServiceProcess:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def kill(self) -> None:
-        """Kill the whole process group at once, like a failing machine."""
+        """Kill the service and its workers with SIGKILL, and wait for the end of the service."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
@@ -100,12 +103,12 @@ def make_headers(token: str) -> dict[str, str]:
 def load(
     place: str, token: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4
 ) -> tuple[list[float], float]:
-    """Send requests from `clients` concurrent connections for `seconds` seconds.
+    """Send GET requests from `clients` concurrent connections for `seconds` seconds, to each of `paths` in turn.
 
-    Returns the seconds of each request, and the wall time of all of them.
+    Returns the duration of each request in seconds, and the wall time of all of them.
 
-    rate: requests per second of all clients together. Each is timed from the moment at which it was due, so that delays of
-    the service count. None: each client sends a request as soon as the previous one is answered.
+    rate: requests per second of all clients together. The duration of a request begins when it was due, so that time for which
+          it had to wait for earlier ones counts. None: each client sends a request as soon as the previous one is answered.
     """
     taken: list[float] = []
     start = time.perf_counter() + 0.05
@@ -137,14 +140,14 @@ def load(
 
 
 def main() -> None:
-    """Run `load` as a separate process, so that the measurement does not delay requests."""
+    """Run `load` with the arguments of the command line and the token from standard input, and print its results as JSON."""
     place, seconds, rate, *paths = sys.argv[1:]
     token = sys.stdin.readline().strip()  # other users of the machine see command lines
     print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
 def run_load(service: ServiceProcess, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
-    """Run `load` in another process, and return its results."""
+    """Run `load` in a process of its own, so that work of this process does not delay its requests, and return its results."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(
         subprocess.run(command, check=True, input=service.token, stdout=subprocess.PIPE, text=True).stdout
