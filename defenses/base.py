@@ -1,4 +1,4 @@
-"""The base of defenses that clients apply to their updates: pairs of pure functions, composed with `chain`."""
+"""Defenses that clients apply to their updates: the type (a pair of pure functions), their composition, norms and ranks."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -75,15 +75,16 @@ def tensor_norm(tensor: Tensor) -> Tensor:
 
 
 def check_scope(name: str, scope: str) -> None:
-    """Raise ValueError, naming the defense, if `scope` is unknown."""
+    """Raise ValueError, naming the defense, if `scope` is neither "tensor" nor "global"."""
     if scope not in get_args(Scope):
         raise ValueError(f"{name}: scope must be 'tensor' or 'global', got {scope!r}")
 
 
 def choose_masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Apply `choose`, which maps a vector (n,) to booleans (n,), to every tensor or once to all of them concatenated.
+    """Return boolean masks by parameter name, chosen for each tensor (scope "tensor") or for all concatenated ("global").
 
-    Tensors are processed in alphabetical order, so that random draws belong to names and not to the order of `update`.
+    choose: maps a vector (n,) to booleans (n,).
+    Tensors are processed in alphabetical order of their names, so that random draws do not depend on the order of `update`.
     """
     names = sorted(update)
     if scope == "tensor":
@@ -94,7 +95,7 @@ def choose_masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor
 
 
 def compute_magnitudes(values: Tensor) -> Tensor:
-    """Return absolute values for ranking. NaN ranks highest, so that it is sent and noticed."""
+    """Return absolute values for ranking. NaN becomes infinity, so that it is sent and noticed."""
     return values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
@@ -104,5 +105,5 @@ def find_kth_largest(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def compute_share(share: float, count: int) -> Fraction:
-    """Return `share * count` computed with the decimal number as written: 0.1 * 30 is 3, which floats exceed."""
+    """Return the exact product, taking `share` as the decimal number that is written: 0.07 * 100 is 7, not 7.000000000000001."""
     return Fraction(str(float(share))) * count

@@ -1,8 +1,8 @@
 """Channels: an attacker's model of a defense.
 
-The algorithm of a defense is public and its randomness is private (Kerckhoffs's principle). A channel has three parts: what the
-attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise. The
-channel of a defense with a state, such as error feedback, has a fourth: the expected effect over all rounds of a client.
+The attacker knows the algorithm of a defense, but not the values that it draws at random. A channel has three parts: what the
+attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise. Some
+channels have a fourth: the expected effect over all rounds of a client, for defenses with a state, such as error feedback.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,18 +27,19 @@ def _learn_nothing(seen: Update) -> ChannelFacts:
 
 
 def compute_no_noise(seen: Update) -> Tensor:
-    """Return the power of no noise: a 0-d zero."""
+    """Return 0 as a 0-d tensor: the noise power of a defense without noise."""
     return next(iter(seen.values())).new_zeros(())
 
 
 class Channel(NamedTuple):
-    """The public part of a defense, as functions. They must not branch on tensor values, since they run under `vmap`.
+    """The attacker's model of a defense, as functions. They must not branch on tensor values, since they run under `vmap`.
 
     expect: maps (simulated update, known) to the expected update after the defense; differentiable.
     learn:  maps the received update to `known`. It is called once per update, `expect` once per iteration.
-    noise:  maps the received update to the expected squared norm of its noise: a 0-d tensor in the update's units.
+    noise:  maps the received update to the expected squared norm of its noise: a 0-d tensor, in squared units of the update.
     follow: as `expect`, for attacks on all rounds of a client in order: it also simulates the defense's state, and what unsent
-            coordinates reveal. None if a single round reveals as much.
+            coordinates reveal. None if the defense has no state and its unsent coordinates reveal nothing; `expect` then applies
+            to each round.
     """
 
     expect: Callable[[Update, ChannelFacts], Update]
@@ -47,7 +48,10 @@ class Channel(NamedTuple):
     follow: Follow | None = None
 
     def follow_round(self, update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
-        """Return the expected update of the next round and the state after it, also for a channel without a state."""
+        """Return the expected update of the next round and the state after it.
+
+        Without `follow`, these are the result of `expect` and an empty state.
+        """
         return self.follow(update, state, known) if self.follow is not None else (self.expect(update, known), {})
 
 
@@ -56,10 +60,10 @@ transparent = Channel(lambda update, known: update)
 
 
 def compose_channels(*channels: Channel) -> Channel:
-    """Return the channel of a chain of defenses, from left to right.
+    """Return the channel of a chain of defenses that are applied from left to right.
 
-    Every channel learns from the received update, which is the output of the whole chain. Noise is counted at full power even if
-    a later clip would reduce it, so the total is an upper bound.
+    Every channel learns from the received update, which is the output of the whole chain. The noise power is the sum of those of
+    all channels. It is an upper bound, since a later clip may reduce noise.
     """
 
     if not channels:

@@ -1,4 +1,4 @@
-"""Combinators: defenses that wrap another defense. Error feedback, and units of the gradient as papers state them."""
+"""Defenses that wrap another defense: error feedback, and defenses that are stated in units of the gradient, as in papers."""
 
 import math
 
@@ -8,9 +8,10 @@ from defenses.base import Defense, State, Update
 
 
 def add_feedback(compressor: Defense) -> Defense:
-    """Return a defense that sends C(u + e) and keeps the residual e' = u + e - C(u + e), starting from e = 0.
+    """Return a defense that sends C(u + e) and keeps the residual e' = u + e - C(u + e) for the next round, from e = 0.
 
-    The sum of all sent updates plus the residual equals the sum of all updates: entries are delayed, not lost.
+    C is the defense `compressor`, and u is the update of the round. The sum of all sent updates plus the residual equals the sum
+    of all updates: entries are delayed, not lost.
     Source: Karimireddy et al. 2019, algorithm 2; first in Seide et al. 2014.
     """
 
@@ -27,12 +28,12 @@ def add_feedback(compressor: Defense) -> Defense:
 
 
 def to_gradient(update: Update, learning_rate: float) -> Update:
-    """Return the gradient that corresponds to an update of one step of plain SGD."""
+    """Return the gradient of which one step of plain SGD makes this update: update / (-learning_rate)."""
     return {name: t / -learning_rate for name, t in update.items()}
 
 
 def to_update(gradient: Update, learning_rate: float) -> Update:
-    """Return the update of one step of plain SGD. Zeros are +0.0, so that sparse codecs omit them."""
+    """Return the update of one step of plain SGD: -learning_rate * gradient. Zeros are +0.0, so that sparse codecs omit them."""
     return {name: t * -learning_rate + 0.0 for name, t in gradient.items()}
 
 

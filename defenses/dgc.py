@@ -67,17 +67,17 @@ def dgc(
 
 
 def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share to send after `done` rounds, with the paper's warm-up (section 3.3)."""
+    """Return the share of each tensor that a client sends after `done` rounds, with the paper's warm-up (section 3.3)."""
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
 
 
 def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
-    """Return whether DGC sends all entries of a tensor."""
+    """Return whether DGC sends a tensor completely: with `dense_vectors`, every tensor of fewer than two dimensions."""
     return dense_vectors and tensor.ndim < 2
 
 
 def correct_momentum(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Return the momentum after a round, and the term that is added to the residual."""
+    """Return the momentum u after a round with the update d, and the term that is added to the residual."""
     if nesterov:
         u = momentum * (u + d)
         return u, u + d

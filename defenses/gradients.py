@@ -31,7 +31,7 @@ GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
 
 @dataclass(frozen=True)
 class GradientSpec(Choice):
-    """Specification of a gradient rule, such as `dp_sgd(max_norm=1, noise=1.1)`."""
+    """Specification of a rule for computing gradients, such as `dp_sgd(max_norm=1, noise=1.1)`; "plain" for no special rule."""
 
     registry: ClassVar[Registry[Callable[..., GradientRule]]] = GRADIENTS
     what: ClassVar[str] = "gradient"

@@ -26,8 +26,8 @@ class Mixing(NamedTuple):
 
     mix:    maps x (N, *shape) in [0, 1], soft labels y (N, K), a generator, and public examples or None to the x and y to train
             on, with the same shapes and ranges. Does not change its arguments.
-    least:  smallest batch size at which examples are mixed.
-    public: name of the data set of public examples; "" for none.
+    least:  smallest batch size that an experiment may have with this transformation; in smaller ones nothing would be mixed.
+    public: name of the data set of public examples that are mixed in; "" for none.
     """
 
     mix: Callable[[Tensor, Tensor, Generator, PublicPool | None], tuple[Tensor, Tensor]]
@@ -83,9 +83,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         if (pool is None) == bool(public):
-            wrong = "but none were given" if public else "but public images were given"
-            needs = "needs public images" if public else "names no data set of public images"
-            raise ValueError(f"instahide: public={public!r} {needs}, {wrong}")
+            takes, given = ("needs", "none") if public else ("takes no", "some")
+            raise ValueError(f"instahide: with public={public!r}, mix {takes} public images, but {given} were given")
         shares = _draw_shares(len(x), k, private, _make_numpy_generator(rng)).to(x)
         orders = [torch.arange(len(x))] + [torch.randperm(len(x), generator=rng) for _ in range(private - 1)]
         images = [x[order] for order in orders]
@@ -115,12 +114,12 @@ class InputsSpec(Choice):
 
 
 def to_one_hot(y: Tensor, num_classes: int) -> Tensor:
-    """Return labels (N,) as one-hot probabilities (N, K) in float32."""
+    """Return labels (N,) as one-hot vectors (N, K) in float32."""
     return functional.one_hot(y, num_classes).float()
 
 
 def _draw_shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
-    """Draw coefficients (count, k) in float64; rows sum to 1. The first `private` columns are private images."""
+    """Draw the coefficients of InstaHide (count, k) in float64; rows sum to 1. The first `private` columns are private images."""
     rows = np.empty((count, k))
     missing = np.arange(count)
     while len(missing):
@@ -137,5 +136,5 @@ def _to_columns(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _make_numpy_generator(rng: Generator) -> Any:
-    """Return a NumPy generator seeded from `rng`, for distributions that torch cannot draw from a generator."""
+    """Return a NumPy generator seeded from `rng`, for distributions that torch cannot draw from a given generator."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device)))

@@ -1,4 +1,4 @@
-"""Changes of the network that reduce leakage: blocks before the last linear layer. The server knows them."""
+"""Changes of the network that reduce leakage: blocks before the last linear layer. The server knows the changed network."""
 
 import copy
 import math

@@ -1,6 +1,6 @@
-"""Defenses under the names of papers: functions that map the paper's settings to a specification.
+"""Defenses under the names of papers: functions that map a paper's settings to the specification of a defense.
 
-If a paper states numbers for gradients, the alias converts them and takes the clients' learning rate.
+Numbers that a paper states for gradients become numbers for updates. Such a function takes the clients' learning rate.
 """
 
 import re
@@ -46,7 +46,7 @@ def signsgd(learning_rate: float) -> str:
 
 
 def ef_signsgd() -> str:
-    """Send the update of EF-signSGD: signs times the mean magnitude, with error feedback.
+    """Send the update of EF-signSGD: signs times the mean magnitude of each tensor, with error feedback.
 
     Source: Karimireddy et al. 2019, algorithm 1.
     """
@@ -65,8 +65,7 @@ def rog_uniform(bits: int = 3) -> str:
 def rog_qsgd(bits: int = 3) -> str:
     """Round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor, ROG's QSGD.
 
-    With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s for whole k from -s to s. ROG is
-    the attack of the paper. Returns the specification of the defense.
+    With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s for whole k from -s to s.
     bits: 2 to 24; the paper uses 3.
     Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
     """

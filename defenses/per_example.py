@@ -38,11 +38,12 @@ def fed_cdp(
 ) -> GradientRule:
     """Clip each tensor of each example's gradient, average over examples, and add noise.
 
+    Exactly one of `noise` and `snr_db` must be given; otherwise raises ValueError.
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
     noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean it is noise * C / batch size.
     snr_db:    signal-to-noise ratio in decibels, instead of `noise`: the mean square of the noise is 10^(-snr_db / 10) times that
                of the clipped and averaged gradient. The noise then depends on the data and gives no differential privacy.
-    snr_scope: mean square of each "tensor", or of the whole "gradient".
+    snr_scope: "tensor": the ratio holds for each tensor; "gradient": for the whole gradient.
     Source: Fed-CDP, Wei et al. 2021, with the bound on each tensor of its released code.
     """
     _check_bounds("fed_cdp", max_norm, noise or 0.0)
@@ -66,7 +67,7 @@ class _Fixed(NamedTuple):
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
     def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """Return the expected squared norm of the noise in an update."""
+        """Return the expected squared norm of the noise in an update: the sum over its local steps."""
         of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
         return compute_no_noise(seen) + of_one * sum(u.numel() for u in seen.values())
 
@@ -84,9 +85,9 @@ class _Relative(NamedTuple):
         }
 
     def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """Return the expected squared norm of the noise in an update, assuming equal gradients in all steps.
+        """Estimate the expected squared norm of the noise in the received update, assuming equal gradients in all local steps.
 
-        Equal gradients add up linearly, and independent noise adds up in squares.
+        Over the steps, the norms of equal gradients add up, and so do the squared norms of independent noise.
         """
         ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
         return compute_no_noise(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
@@ -113,7 +114,7 @@ def _make_rule(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) ->
 def _compute_clipped_mean(
     clip: Callable[[Gradient], Update], problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor
 ) -> tuple[Gradient, Tensor]:
-    """Return the mean of the clipped gradients of all examples, by name, and the mean loss."""
+    """Return the mean over examples of their clipped gradients, by parameter name, and the mean loss."""
     _check_separable(problem.model)
     of_batch = grad_and_value(problem.compute_loss)
 

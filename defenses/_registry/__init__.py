@@ -1,6 +1,6 @@
-"""Names that users give: registries, specification strings, and code named as `module:function`.
+"""Lookup of what users name: registries, specification strings, and code named as `module:function`.
 
-Shared by defenses, models, data sets, partitions, decoders and attacks.
+Defenses, models, data sets, partitions, decoders and attacks use it.
 """
 
 from defenses._registry.choice import Choice

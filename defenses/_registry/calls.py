@@ -26,7 +26,10 @@ class Step:
     arguments: tuple[tuple[str, Value], ...] = ()
 
     def to_text(self, factory: Factory) -> str:
-        """Return the text that `parse` reads back. The first parameter and required ones are positional, the others named."""
+        """Return the step as a text from which `parse` makes this step again.
+
+        Arguments of required parameters, and of the first one, are written without their names; all others as name=value.
+        """
         parameters = inspect.signature(factory).parameters
         free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         by_position = {p.name for i, p in enumerate(free) if i == 0 or p.default is p.empty}
@@ -47,7 +50,7 @@ def parse(
     factory_of: maps a name to the function that takes its arguments; raises ValueError if the name is unknown.
     what:       what is parsed, for error messages: "defense", for example.
     fill:       values for required parameters that the text leaves out.
-    nested:     maps the steps of a nested specification to an argument; None allows literal arguments only.
+    nested:     maps the steps of a specification within an argument to the argument's value; None refuses such arguments.
     Raises ValueError for anything but calls with literal arguments, and for unknown names and arguments, listing the known ones.
     """
     if not text.strip():
@@ -118,7 +121,8 @@ TYPE_NAMES = {bool: "True or False", float: "a number", int: "a whole number", s
 def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
     """Raise ValueError if an argument has another type than its annotation: 'no' is not a bool, and True is not a number.
 
-    Integers and floats are interchangeable here; functions that need whole numbers check that themselves.
+    Integers and floats are interchangeable here, so that functions that need whole numbers check that themselves. Parameters
+    whose annotation is not one of bool, int, float and str (or one of them and None) accept any value.
     """
     parameters = inspect.signature(factory).parameters
     for key, value in arguments.items():

@@ -13,7 +13,9 @@ from defenses._registry.registry import Registry
 class Choice:
     """A specification with at most one name and its arguments. Each subclass is one key of an experiment.
 
-    registry: names that the key accepts. what: the key, for error messages. nothing: the value that stands for no choice.
+    registry: names that the key accepts. what: the key, for error messages.
+    nothing:  text that, like an empty text, means that nothing is chosen, such as "plain" for the key `gradient`.
+    step:     the name and its arguments; None if nothing is chosen.
     """
 
     registry: ClassVar[Registry[Callable[..., Any]]]
@@ -24,9 +26,10 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse one name with literal arguments, or an empty text.
+        """Parse one name with literal arguments, or an empty text, which chooses nothing.
 
-        Raises ValueError for anything else, and for unknown names and arguments, listing the known ones.
+        Raises ValueError for anything else, for arguments that are out of range, and for unknown names and arguments, listing the
+        known ones.
         """
         if text.strip() in ("", cls.nothing):
             return cls()
@@ -48,11 +51,11 @@ class Choice:
         self.make()
 
     def make(self) -> Any:
-        """Call the registered factory with the arguments and return its result."""
+        """Call the function that is registered under the name, with the arguments, and return its result."""
         step = self.step or Step(self.nothing)
         return self.registry[step.name](**dict(step.arguments))
 
     @classmethod
     def _find_factory(cls, name: str) -> Callable[..., Any]:
-        """Return the function whose parameters the arguments are bound to."""
+        """Return a function whose parameters are the arguments that `name` takes."""
         return cls.registry[name]

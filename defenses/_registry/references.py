@@ -38,7 +38,7 @@ def find_references(text: str) -> list[str]:
 
 
 def mask_references(text: str) -> tuple[str, dict[str, str]]:
-    """Replace each reference in `text` by a valid Python name; return the new text, and the references by these names."""
+    """Replace each reference in `text` by a valid Python name; return the new text, and a dict from new name to reference."""
     names: dict[str, str] = {}
 
     def replace(match: re.Match[str]) -> str:
@@ -64,17 +64,17 @@ def admit(reference: str) -> Any:
 
 
 def remember_admitted(*names: str) -> None:
-    """Add names that the local user admitted in another process, without importing them yet."""
+    """Admit references that the local user admitted in another process, without importing them yet."""
     os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*list_admitted(), *names)))
 
 
 def list_admitted() -> tuple[str, ...]:
-    """Return the names that were admitted in this process or in the one that started it."""
+    """Return the references that the local user admitted in this process, or in the one that started it."""
     return tuple(filter(None, os.environ.get(CODE_VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:
-    """Return whether the local user admitted this name."""
+    """Return whether the local user admitted this reference."""
     return reference in list_admitted()
 
 

@@ -1,4 +1,4 @@
-"""Registries: named objects that are built in, added by packages through entry points, or admitted as `module:function`."""
+"""Registries: dicts of named objects that are built in, from entry points of packages, or code admitted as `module:function`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A mapping from names to objects, built in or from entry points.
+    """A mapping from names to objects: built in, from entry points, or code named `module:function` that the user admitted.
 
     group: entry point group through which installed packages add names. Built-in names take precedence.
-    of:    required type of objects from packages; None accepts any callable.
+    of:    required type of objects that are not built in; None accepts any callable.
     """
 
     def __init__(self, group: str, builtin: Mapping[str, T], *, of: type[T] | None = None) -> None:
@@ -26,7 +26,8 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """Return the object called `name`.
 
-        Raises ValueError, listing known names, if `name` is unknown, or if the object of an entry point cannot be used.
+        Raises ValueError, listing known names, if `name` is unknown. Raises ValueError as well if the object of an entry point
+        cannot be loaded or has the wrong type, and NotAdmitted for a `module:function` that the user did not admit.
         """
         if name in self._builtin:
             return self._builtin[name]
@@ -37,7 +38,7 @@ class Registry(Generic[T]):
         raise ValueError(f"unknown name {name!r} in {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}")
 
     def is_builtin(self, name: str) -> bool:
-        """Return whether `name` is one of this project's own."""
+        """Return whether `name` is one of this project's own, and not from a package or admitted code."""
         return name in self._builtin
 
     def _load(self, entry: EntryPoint) -> T:

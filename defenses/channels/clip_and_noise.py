@@ -1,4 +1,4 @@
-"""Channels of clipping, which the attacker does in the same way, and of noise, which leaves the expected update unchanged."""
+"""Channels of clipping, which clip the simulated update in the same way, and of noise, which does not change its expectation."""
 
 from torch import Tensor
 
@@ -18,10 +18,10 @@ def clip_each(max_norm: float) -> Channel:
 
 
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Channel:
-    """Return the channel of Gaussian noise: power n * std ** 2 for n coordinates.
+    """Return the channel of `gaussian`: noise power n * std ** 2 for n coordinates.
 
-    With `snr_db`, the power is estimated as the share 1 / (1 + r) of the received power, where r = 10 ** (snr_db / 10), since the
-    powers of uncorrelated signal and noise add up in expectation. It is the same for each `scope`, as it is the total power.
+    With `snr_db`, the noise power is estimated as 1 / (1 + r) of the squared norm of the received update, where
+    r = 10 ** (snr_db / 10), since the powers of uncorrelated signal and noise add up in expectation. `scope` does not matter.
     """
     if std is not None:
         return _make_noise_channel(std**2)
@@ -35,7 +35,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def laplace(scale: float) -> Channel:
-    """Return the channel of Laplace noise: power 2 * n * scale ** 2 for n coordinates."""
+    """Return the channel of `laplace`: noise power 2 * n * scale ** 2 for n coordinates."""
     return _make_noise_channel(2 * scale**2)
 
 

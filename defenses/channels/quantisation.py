@@ -1,4 +1,4 @@
-"""Channels of quantisers: the attacker knows the interval of each coordinate, or the power of stochastic rounding."""
+"""Channels of quantisers: the attacker knows the interval of each coordinate, or the noise power of stochastic rounding."""
 
 import torch
 from torch import Tensor
@@ -55,9 +55,10 @@ def _compute_mean_magnitude(values: Tensor) -> Tensor:
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
-    """Return the channel of `uniform`: values inside the received quantisation interval count as equal to its centre.
+    """Return the channel of `uniform`: a simulated value inside the received quantisation interval becomes its centre.
 
-    Others differ by their distance to the interval.
+    A value outside of the interval becomes the centre plus its signed distance to the interval. With stochastic rounding, it is
+    the channel of `qsgd` with norm="linf" instead.
     """
     levels = count_steps(bits)
     if stochastic:
@@ -82,9 +83,9 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
     """Return the channel of `qsgd`: values cut off at `kappa` times their tensor's norm, and the power of stochastic rounding.
 
-    The power is an estimate; for gradients of networks it was within a third of the true one. The step size is inferred from
-    the received values. Values are assumed to be uniform between two steps, except between zero and the first step, where most
-    are small.
+    The power is an estimate; for gradients of networks it was within a third of the true one. The distance between two steps is
+    inferred from the received values. Values are assumed to be uniform between two steps, except between zero and the first step,
+    where most are small.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -100,12 +101,13 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
 
 
 def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
-    """Return the expected squared norm of the rounding error of one tensor, 0-d.
+    """Return an estimate of the expected squared norm of the rounding error of one tensor, 0-d.
 
     A value at the fraction p between two steps adds p (1 - p) squared steps; for uniform p the mean is 1/6. Between zero and the
-    first step, the mean m of p is estimated as the share of values there that were rounded up. Their number is that of the values
-    received at the first step, minus those rounded down to it, which are half as many as the values at the second step. The mean
-    of p (1 - p) is then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
+    first step, the mean m of p is estimated as the share of values there that were rounded up. The number of those rounded up is
+    the number received at the first step, minus half the number received at the second step, which estimates those rounded down
+    to the first step. The mean of p (1 - p) is then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in
+    the limit of small m.
     """
     if seen.numel() == 0:
         return seen.new_zeros(())

@@ -1,4 +1,7 @@
-"""Channels of defenses of chosen tensors, whose names are public, and of other defenses in units of the gradient."""
+"""Channels of defenses that wrap another one or act on tensors of chosen names: `withhold`, `masked`, `in_gradient_units`.
+
+The attacker knows the chosen names.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +15,7 @@ from defenses.selection import check_patterns, choose_names
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
-    """Return the channel of `withhold`: tensors that are not sent are zero."""
+    """Return the channel of `withhold`: simulated tensors that match `names` become zero."""
     patterns = check_patterns("withhold", names)
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -23,7 +26,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
 
 
 def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
-    """Return the channel of `masked`: `defense` for the matching tensors, the identity for the others."""
+    """Return the channel of `masked`: the channel `defense` for tensors that match `names`, and no change of the others."""
     patterns = check_patterns("masked", names)
 
     def select_tensors(update: Update) -> dict[str, Tensor]:
@@ -42,7 +45,7 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
 
 
 def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
-    """Return the channel of `in_gradient_units`, in units of the update."""
+    """Return the channel of `in_gradient_units`: `defense`, a channel in units of the gradient, for updates."""
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)

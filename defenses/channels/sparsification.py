@@ -1,7 +1,7 @@
 """Channels of sparsifiers: the attacker compares the coordinates that were sent.
 
-For a sparse message the mask of sent coordinates is exact. If a later step fills the zeros, such as noise, the mask is estimated
-as the largest received magnitudes, as many as the defense sends.
+The coordinates that are not zero in a sparse message are the sent ones. If a later defense, such as noise, changed the zeros, the
+sent coordinates are estimated as the largest received magnitudes, as many as the sparsifier sends.
 """
 
 import math
@@ -18,9 +18,9 @@ from defenses.sparsification import count_kept, count_unpruned, find_factors, ma
 
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
-    """Return the channel of `top_k`: the sent coordinates, those received with at least the k-th largest magnitude.
+    """Return the channel of `top_k`: the sent coordinates, which are those received with at least the k-th largest magnitude.
 
-    If fewer than k values are received that are not zero, the client sent zeros as well, and all coordinates count as sent.
+    If fewer than k received values are not zero, the client sent zeros as well. All coordinates then count as sent.
     """
 
     def learn(seen: Update) -> ChannelFacts:
@@ -31,7 +31,7 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """Return the channel of `random_k`: the sent coordinates, rescaled as the client does."""
+    """Return the channel of `random_k`: the sent coordinates, multiplied by the client's factor if `rescale` is set."""
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         sent = mask_update(update, known)
@@ -59,7 +59,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """Return the channel of `gradient_dropout`: the sent coordinates, rescaled as the client does."""
+    """Return the channel of `gradient_dropout`: the sent coordinates, divided by 1 - p if `rescale` is set, as by the client."""
     factor = 1 / (1 - p) if rescale else 1
     return Channel(
         lambda update, known: mask_update(update, known, factor),
@@ -79,10 +79,11 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """Return the channel of `dgc`: the sent coordinates of the clipped update. For one round, no residual is simulated.
+    """Return the channel of `dgc`: the sent coordinates of the clipped simulated update.
 
-    With `nesterov` the round's own update is multiplied by 1 + momentum. During a warm-up the attacker may not know the client's
-    round number, and takes every nonzero entry as sent.
+    Momentum and residual are simulated only by attacks on all rounds of a client. For a single round with `nesterov`, the update
+    is multiplied by 1 + momentum. With a warm-up, every nonzero received entry counts as sent, since the attacker may not know
+    the client's round number.
     """
 
     def find_sent(values: Tensor) -> Tensor:
@@ -104,11 +105,11 @@ def dgc(
 
 
 def _compare_with_kth(values: Tensor, k: int) -> Tensor:
-    """Return booleans (n,): magnitude at least the k-th largest one."""
+    """Return booleans (n,): whether the magnitude of each value is at least the k-th largest; all true for k = 0."""
     magnitude = compute_magnitudes(values)
     return magnitude >= find_kth_largest(magnitude, k) if k else torch.ones_like(values, dtype=torch.bool)
 
 
 def _find_sent(values: Tensor, k: int) -> Tensor:
-    """Return booleans (n,): not zero, and magnitude at least the k-th largest one."""
+    """Return booleans (n,): whether each value is not zero and its magnitude at least the k-th largest."""
     return _compare_with_kth(values, k) & (values != 0)

@@ -1,6 +1,6 @@
-"""Inference from unsent coordinates over all rounds of a client: residuals, momentum, and thresholds.
+"""Simulation of residuals and momentum over all rounds of a client, and inference from the coordinates that were not sent.
 
-A residual-aware attacker simulates the residual of a candidate. A coordinate that was sent equals the sum of the simulated
+The attacker simulates the client's residual for its candidate examples. A sent coordinate then equals the sum of the simulated
 updates since it was sent last. The magnitude of a coordinate that was not sent is at most that of the smallest sent one.
 """
 
@@ -20,7 +20,8 @@ THRESHOLD = "threshold/"
 def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor]:
     """Return for each tensor the smallest magnitude that was sent in it, or with scope "global" in any tensor.
 
-    The values are 0-d tensors, infinity if nothing was sent.
+    The result maps `THRESHOLD` + parameter name to a 0-d tensor, which is infinity if nothing was sent.
+    seen: the received update. sent: which of its coordinates were sent.
     """
     each = {
         name: torch.where(sent[name], t.abs(), torch.inf).amin() if t.numel() else t.new_full((), torch.inf)
@@ -32,9 +33,10 @@ def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor
 
 
 def follow_largest(*, error_feedback: bool) -> Follow:
-    """Return the simulation of a defense that sends the largest coordinates, with or without a residual.
+    """Return a channel's function `follow` for a defense that sends the largest coordinates, with or without a residual.
 
-    Sent coordinates are compared with the simulated ones, and unsent ones by how far they are above the smallest sent magnitude.
+    The expected message has the simulated values of sent coordinates. For unsent ones, it has the amount by which the simulated
+    magnitude is above the smallest sent one, with the simulated sign, and zero if it is below.
     """
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
@@ -46,7 +48,7 @@ def follow_largest(*, error_feedback: bool) -> Follow:
 
 
 def follow_selected(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
-    """Simulate error feedback with coordinates that were selected at random, so that unsent ones reveal nothing."""
+    """Simulate a round of error feedback with coordinates that were selected at random, so that unsent ones reveal nothing."""
     due = _add_residual(update, state)
     return {name: torch.where(known[name], t, torch.zeros_like(t)) for name, t in due.items()}, _keep_unsent(due, known)
 
@@ -54,7 +56,7 @@ def follow_selected(update: Update, state: ChannelState, known: ChannelFacts) ->
 def follow_dgc(
     bound: Callable[[Update], Update], momentum: float, *, masking: bool, nesterov: bool, dense_vectors: bool
 ) -> Follow:
-    """Return the simulation of `dgc`. bound: clips an update. The other arguments are those of `dgc`."""
+    """Return a channel's function `follow` for `dgc`. bound: clips an update. The other arguments are those of `dgc`."""
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected: dict[str, Tensor] = {}
@@ -75,7 +77,7 @@ def follow_dgc(
 
 
 def _expect_largest(values: Tensor, sent: Tensor, threshold: Tensor) -> Tensor:
-    """Return the simulated values where they were sent, and elsewhere how far they are beyond the threshold."""
+    """Return the simulated values where they were sent, and elsewhere their signed excess over the threshold, or 0."""
     return torch.where(sent, values, values - values.maximum(-threshold).minimum(threshold))
 
 

@@ -130,9 +130,9 @@ def test_public_images_carry_no_label_and_come_from_the_pool() -> None:
 
 
 def test_public_images_must_be_handed_in_where_they_are_asked_for_and_nowhere_else() -> None:
-    with pytest.raises(ValueError, match="needs public images, but none were given"):
+    with pytest.raises(ValueError, match="mix needs public images, but none were given"):
         mixed(instahide(4, public="p"))
-    with pytest.raises(ValueError, match="names no data set of public images, but public images were given"):
+    with pytest.raises(ValueError, match="mix takes no public images, but some were given"):
         mixed(instahide(4), pool=POOL)
 
 
