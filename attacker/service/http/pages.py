@@ -20,7 +20,10 @@ PAGE_FOLDER = Path(__file__).parent.parent / "web"
 
 
 def make_page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
-    """Return routes of the files that are now in `folder`: index.html at /, all others below /page/."""
+    """Return routes for the files that are now in `folder` and have a suffix in `CONTENT_TYPES`.
+
+    index.html is served at /, icon.svg at /favicon.ico, and every file below /page/.
+    """
     router = APIRouter(include_in_schema=False)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in CONTENT_TYPES}
 

@@ -33,7 +33,10 @@ PreviewVersion = Annotated[
 
 @router.get("", response_model=PreviewTold)
 def preview(service: Service, id: Name) -> PreviewTold:
-    """Return the best reconstructions so far; empty if the attack provides none, or the job is finished."""
+    """Return the best reconstructions of a running job so far.
+
+    The status is 404 if the job is not running, has no intermediate result yet, or its attack provides none as images.
+    """
     seen = _read_preview(service, id)
     address = f"{API_PREFIX}/jobs/{id}/preview"
     return PreviewTold(
@@ -57,10 +60,13 @@ def preview(service: Service, id: Name) -> PreviewTold:
 
 @router.get("/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 def preview_image(service: Service, id: Name, n: Number, version: PreviewVersion = None) -> Response:
-    """Return the image with index `n` of the preview as PNG. `version` is ignored, see `PreviewVersion`."""
+    """Return the image with index `n`, counted from 0, of the newest preview as PNG.
+
+    `version` is ignored; a new value makes browsers request the image again.
+    """
     seen = _read_preview(service, id)
     if n >= len(seen.images):
-        raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
+        raise NoImage(f"there is no image {n}: the preview has {len(seen.images)} images now, counted from 0")
     pixels, buffer = seen.images[n], io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
     return Response(buffer.getvalue(), media_type=PNG_TYPE, headers={"Cache-Control": "private, max-age=60"})
@@ -87,5 +93,8 @@ def _read_preview(service: Parts, id: str) -> previews.Preview:
     job = service.queue.get(id)
     seen = previews.read(service.settings.state_folder, job.id)
     if seen is None:
-        raise NoImage(f"job {id} has no preview: it is {job.state}, or its attack provides no intermediate results")
+        raise NoImage(
+            f"job {id}, which is {job.state}, has no preview: only running jobs have one, and only if their attack provides "
+            "intermediate images"
+        )
     return seen

@@ -41,7 +41,7 @@ REFUSED_CHANGE = REFUSED_RESPONSES | {
 
 
 def check_parameters(request: Request) -> None:
-    """Raise RequestError for a query parameter that the route does not have, as a misspelt one would be ignored silently."""
+    """Raise RequestError if the request has a query parameter that its route does not declare, such as a misspelt one."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
@@ -49,10 +49,10 @@ def check_parameters(request: Request) -> None:
 
 
 def complete_client(given: str | None, known: Collection[str]) -> str | None:
-    """Return the full name of a client, given its name or a unique beginning of it.
+    """Return the full name of a client, given its name or a unique beginning of it; None for None.
 
-    A text that no name begins with is returned unchanged. Raises RequestError if it is not itself a name and several names begin
-    with it.
+    given: the text in the request; if no name in `known` begins with it, it is returned unchanged. Raises RequestError if it is
+    not itself a name and several names begin with it.
     """
     if given is None:
         return None
@@ -66,7 +66,7 @@ def complete_client(given: str | None, known: Collection[str]) -> str | None:
 def cut_page(
     items: Iterable[T], key: Callable[[T], Any], after: Any, limit: int, cursor: Callable[[T], str]
 ) -> tuple[Sequence[T], str | None]:
-    """Return the first `limit` items whose key is greater than `after`, and the cursor of the next page, None if there is none.
+    """Return the first `limit` items whose key is greater than `after`, and the cursor of the next page; None on the last page.
 
     items: sorted by key. after: key, need not be that of an item; None for the first page. cursor: maps the last item of a page
     to the text from which the client requests the next page.
@@ -82,7 +82,7 @@ def cut_page(
 
 
 def parse_cursor(after: str | None) -> tuple[int, str] | None:
-    """Return round and client of a cursor `AfterRow`; None without a cursor."""
+    """Split a cursor "ROUND-CLIENT", such as "00012-3f2a", into round and client; None for None."""
     if after is None:
         return None
     number, _, client = after.partition("-")

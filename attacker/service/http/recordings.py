@@ -148,7 +148,7 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
 def _find_worst(
     service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
 ) -> Iterator[ShownExample]:
-    """Return the examples that `source` reconstructed best; each case is read only once."""
+    """Yield the examples that the attack `source` reconstructed best, as `find_worst_examples` selects them."""
     cases: dict[str, CaseWhole] = {}
     for key, n in find_worst_examples(source, scores):
         if key not in cases:
@@ -194,5 +194,5 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
 def _find_source(service: Parts, run: CatalogueRun, name: str) -> Any:
     known = {source.name: source for source in service.catalogue.list_sources(run)}
     if name not in known:
-        raise RequestError(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
+        raise RequestError(f"{run.id} has no results of an attack {name!r}", field="attack", known=list(known))
     return known[name]

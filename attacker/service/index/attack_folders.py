@@ -1,4 +1,7 @@
-"""Results of attacks on a run: the folders below `reconstructions/`, and the state of each case."""
+"""Results of attacks on a run: the folders below `reconstructions/`, and the state of each case.
+
+A null is the same attack without the client's update: what it reconstructs from its prior alone, for comparison.
+"""
 
 import os
 import re
@@ -44,12 +47,13 @@ class CaseFacts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The results of one attack or null, in its folder below `reconstructions/`.
+    """The results of one attack or of its null, in the folder `name` below `reconstructions/`.
 
+    null: whether these are results of a null, the same attack without the client's update.
     cases, answers, failures: dicts from the key of a case to the case, to its reconstruction (also an unfinished one of an
                               interrupted case), and to the reason of failure.
     running:  keys of the cases that are being attacked.
-    marks:    dict from file name to a value that changes when the file changes.
+    marks:    dict from the name of a case's file to a value that changes when the file changes. facts: the same for attack.json.
     trouble:  messages about files that cannot be read.
     """
 
@@ -69,7 +73,12 @@ class Source:
     trouble: tuple[str, ...] = ()
 
     def find_state(self, key: str) -> ShownState:
-        """Return the state of a case."""
+        """Return the state of the case `key`, which must be in `cases`.
+
+        "done": it has a finished reconstruction. "failed": it has none, for the reason in `failures`. "none": the server received
+        no update that could be attacked. "running": it is being attacked. "interrupted": its search stopped before the end, and
+        its best result so far is kept. "waiting": it was not attacked yet.
+        """
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:
             return "done"
@@ -83,7 +92,10 @@ class Source:
 
 
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
-    """Return the null among `sources` that belongs to an attack; None if there is none, and for a null itself."""
+    """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
+
+    None if it is not among `sources`, or if `source` is a null itself.
+    """
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
     mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
     return None if source.null else next(mine, None)
@@ -92,7 +104,8 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
     """Read the folder `name` below `reconstructions/` of `run`; files that have not changed since `before` are not read again.
 
-    Raises ValueError with a message for users if the folder holds no attack on this recording.
+    manifest: that of the recording, for a check that the attack is on this recording; None skips the check.
+    Raises ValueError with a message for users if attack.json is missing, invalid, or of another recording.
     """
     folder = run / "reconstructions" / name
     facts = read_mark(time.time(), folder / "attack.json")
@@ -168,7 +181,8 @@ def _list_files(folder: Path) -> Iterator[tuple[str, Mark]]:
 def _list_under_way(run: Path, path: str) -> set[str]:
     """Return the keys of the cases in the checkpoint `path`, relative to `run`.
 
-    The set is empty if the checkpoint cannot be read or was last written more than `CHECKPOINT_VALID_SECONDS` ago.
+    A process that attacks these cases rewrites the file about once a minute. The set is empty if the file cannot be read, or
+    was last written more than `CHECKPOINT_VALID_SECONDS` ago.
     """
     try:
         if time.time() - os.lstat(run / path).st_mtime > CHECKPOINT_VALID_SECONDS:
@@ -180,7 +194,10 @@ def _list_under_way(run: Path, path: str) -> set[str]:
 
 
 def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source:
-    """Return the description of an attack and its cases in `attack.json`."""
+    """Return the attack and its cases as described in attack.json, as a `Source` without any result.
+
+    Raises ValueError if the file is missing, invalid, or of another recording.
+    """
     where = f"reconstructions/{name}/attack.json"
     try:
         told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
@@ -192,7 +209,9 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
     if manifest is not None and isinstance(of, dict):
         for key, mine in (("name", manifest.name), ("created", manifest.created)):
             if of.get(key, mine) != mine:
-                raise ValueError(f"{where}: belongs to another recording, whose {key} is {shorten(of[key])}")
+                raise ValueError(
+                    f"{where}: belongs to another recording, whose {key} is {shorten(of[key])}; move this folder away"
+                )
     try:
         cases = [_parse_case(case) for case in told["cases"]]
         oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])

@@ -40,7 +40,7 @@ INDEX_FILE = "recording/index.sqlite"
 
 
 class UnknownName(LookupError):
-    """Raised for a name that does not exist; the message lists those that do."""
+    """Raised for the name of a recording, an attack or a case that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class CatalogueRun:
 class Arrived(NamedTuple):
     """A round that is new since the last scan, or was recorded again after a resume or in a new recording.
 
-    lag: seconds since its last reply arrived; None if unknown.
+    lag: seconds from the arrival of the round's last reply at the server to the scan that found the round; None if unknown.
     """
 
     recording: str
@@ -115,7 +115,7 @@ class Catalogue:
             return changes
 
     def scan_run(self, id: str) -> Changes:
-        """Find changes of one run, if it is known and still exists, and return them."""
+        """Find changes of one run since its last scan, and return them; none if it is unknown or no longer exists."""
         with self._looking:
             changes, before = Changes(), self._runs.get(id)
             if before is None or not is_run(before.folder):
@@ -163,33 +163,45 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def list_sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the attacks on the run, sorted by name. Folders without an attack are reported by `list_trouble`."""
+        """Return the results of all attacks and nulls on the run, sorted by the name of their folder.
+
+        `list_trouble` has a message about each folder that cannot be read as one of these.
+        """
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def get_source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the results of the attack or null of this name on `run`. Raises UnknownName if none can be read."""
+        """Return the results of the attack or null in the folder `name` of `run`.
+
+        Raises UnknownName if there is no such folder, or its attack.json cannot be read.
+        """
         found = self._load_source(run, name) if name in run.sources else None
         if not isinstance(found, Source):
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
         return found
 
     def get_scores(self, run: CatalogueRun) -> Scores:
-        """Return a dict from attack to a dict from case to its scores; empty if the service was given no truth."""
+        """Return the scores as a dict from the folder of an attack or null to a dict from case to the scores of its examples.
+
+        The dict is empty if the service was given no truth (the data that the clients trained on) of this run.
+        """
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
-        """Return the verdicts on the run's attacks; empty if the service was given no truth."""
+        """Return what the comparison of each attack with its null shows, as text.
+
+        Empty if the service was given no truth (the data that the clients trained on) of this run.
+        """
         if not run.told["truth"]:
             return RunVerdicts()
         marks = run.marks["scores"], run.marks["manifest"]
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
 
     def find_null(self, run: CatalogueRun, source: Source) -> Source | None:
-        """Return the null of an attack, the same attack without the update; None if it was not run, and for a null itself."""
+        """Return the null of the attack `source`, see the function `find_null`; None if it was not run, and for a null itself."""
         return find_null(source, self.list_sources(run))
 
     def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl."""
+        """Return the rows of metrics.jsonl, the server's log of each round, sorted by round."""
         return self._read_training(run)[0]
 
     def list_trouble(self, run: CatalogueRun) -> list[str]:

@@ -34,7 +34,8 @@ def make_grid(
 ) -> Grid:
     """Return a cell for each row of the index (client and round), with the attack of `sources` that has the highest leak on it.
 
-    nulls: nulls of these attacks.
+    nulls: results among which the null of each attack is looked for (the same attack without the update). Its scores are part
+    of the cell.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
@@ -53,7 +54,10 @@ def make_grid(
 
 
 def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
-    """Return the results of an attack for each round, ascending. A case of several rounds counts in each of them."""
+    """Return the results of an attack for each round with a finished case (reconstructed or failed), in ascending order.
+
+    A case of several rounds counts in each of them.
+    """
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
         if source.find_state(case.key) in ("done", "failed"):
@@ -102,9 +106,9 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 
 
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean confidence of an attack over those of these cases that have a reconstruction or failed.
+    """Return the mean over `keys` of the confidence, the attack's own estimate in [0, 1] of the share of examples recovered.
 
-    A failed case counts as 0. None if there is no such case, or none with a known confidence.
+    A failed case counts as 0. Cases without a result, and those of unknown confidence, are left out; None if no case remains.
     """
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)

@@ -53,7 +53,11 @@ def make_headline(
     truth: bool,
     worst: list[ShownExample],
 ) -> Headline:
-    """Return the headline of a run. truth: whether the service was given truth."""
+    """Return the headline of a run.
+
+    truth: whether the service was given the truth (the data that the clients trained on), without which nothing can be scored.
+    worst: the examples to show.
+    """
     attacks = [source for source in sources if not source.null]
     states = Counter(
         source.find_state(key) for source in attacks for key, case in source.cases.items() if case.status == "complete"
@@ -85,7 +89,7 @@ def make_headline(
 
 
 def _list_attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
-    """Return round and client of each update on which some attack has finished."""
+    """Return round and client of each update that some attack has finished with, by a reconstruction or by failing."""
     return {
         (number, case.client)
         for source in attacks
@@ -98,7 +102,10 @@ def _list_attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
 def _write_sentence(
     attacks: Sequence[Source], states: Mapping[ShownState, int], updates: int, verdicts: RunVerdicts, *, truth: bool
 ) -> str:
-    """Return the verdict as a sentence, or a sentence on why there is none."""
+    """Return the verdict on the strongest attack as text, or why there is none.
+
+    states: number of cases of all attacks in each state. updates: number of updates that can be attacked.
+    """
     if not attacks:
         return (
             f"{updates:,} update{'s were' if updates != 1 else ' was'} recorded, and none attacked yet: what leaks is not known."

@@ -50,7 +50,7 @@ class ShownScore(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the attack on the case is finished."""
+        """Whether the attack on the case had finished, with a reconstruction or by failing, when the case was scored."""
         return self.state in FINISHED_STATES
 
 
@@ -59,14 +59,14 @@ Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
 
 
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of metrics.jsonl, sorted by round, and messages about rows that cannot be used."""
+    """Return the rows of metrics.jsonl that have a round, sorted by it, and messages about lines that cannot be read."""
     trouble: list[str] = []
     rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
     return sorted(rows, key=lambda row: int(row["round"])), trouble
 
 
 def read_scores(run: Path) -> tuple[Scores, list[str]]:
-    """Return the rows of scores.jsonl, and messages about rows that cannot be used."""
+    """Return the rows of scores.jsonl by attack and case, and messages about rows that cannot be used."""
     trouble: list[str] = []
     found: dict[str, dict[str, list[ShownScore]]] = {}
     wrong = 0

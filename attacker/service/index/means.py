@@ -17,7 +17,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def average_success(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples that were recovered.
+    """Return the share of distinct examples of finished cases that were recovered; None if there are none.
 
     An example that was attacked several times counts with its mean.
     """
@@ -25,12 +25,15 @@ def average_success(scores: Sequence[ShownScore]) -> float | None:
 
 
 def average_labels(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of labels that were recovered, over distinct examples."""
+    """Return the share of distinct examples of finished cases whose label was recovered; None if there are none."""
     return _average_by_example((row.example, float(row.label_success)) for row in scores if row.finished)
 
 
 def average_psnr(scores: Sequence[ShownScore]) -> float | None:
-    """Return the mean PSNR of distinct examples in dB, each limited to `PSNR_OF_8_BITS`."""
+    """Return the mean PSNR in dB over distinct examples of finished cases; None if no PSNR is known.
+
+    Each single PSNR is limited to `PSNR_OF_8_BITS`. An example that was attacked several times then counts with its mean.
+    """
     known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
     return _average_by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 

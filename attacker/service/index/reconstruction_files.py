@@ -43,9 +43,11 @@ class ReconstructionSummary(NamedTuple):
 class Whole(NamedTuple):
     """A case's reconstruction without its images.
 
-    labels, confidence: one value per example. losses: pairs of iteration and loss.
-    places: dict from the index of an example to the first place in the recording that it fills: round, client, batch, position.
-    rounds: dict from the index of an example to all rounds that the attack assigns it to.
+    labels: one class per example. confidence: one estimated probability per example that it is recovered; None if unknown.
+    losses: pairs of iteration and loss, see `thin_curve`.
+    places: dict from the index of an example to the first of the places in the recording that it fills: round, client, local
+    step from 1, and position in the batch of this step from 0.
+    rounds: dict from the index of an example to all rounds in which the client used it, according to the attack.
     """
 
     answer: ReconstructionSummary
@@ -78,7 +80,7 @@ def read_whole(run: Path, name: str) -> Whole:
             rounds.setdefault(example, set()).add(round)
         labels = _read_values(file, layout, "y")
         if not np.isfinite(labels).all():
-            raise ValueError("is not a reconstruction: some of its labels are not numbers")
+            raise ValueError("is not a reconstruction: some of its labels are NaN or infinite")
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
@@ -116,7 +118,10 @@ def read_metadata(run: Path, name: str) -> dict[str, Any]:
 
 
 def thin_curve(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
-    """Return at most `most` points (iteration from 1, loss) of a loss curve, including both ends; NaN is left out."""
+    """Return at most `most` points (iteration, loss) of a loss curve, evenly spaced from its first value to its last.
+
+    losses: the loss after each iteration, counted from 1. Chosen points with an infinite loss or NaN are left out, also the ends.
+    """
     if not len(losses):
         return ()
     chosen = np.unique(np.linspace(0, len(losses) - 1, min(most, len(losses))).round().astype(int))
@@ -139,7 +144,10 @@ def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, An
 
 
 def _read_confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
-    """Read the estimated probabilities that examples are recovered, (N,); NaN if unknown, as in files of old versions."""
+    """Read the estimated probabilities that the examples are recovered, (N,); NaN if unknown.
+
+    The tensor `confidence` holds another quantity in files of old versions, which lack `explained`: all are then NaN.
+    """
     known = _read_values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 
@@ -148,10 +156,10 @@ def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     metadata, layout = _read_layout(file)
     facts = parse_json(metadata.get("facts", "null"))
     if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
-        raise ValueError("is not a reconstruction: a tensor is missing or its metadata are invalid")
+        raise ValueError("is not a reconstruction: tensor x, y, confidence or loss is missing, or its metadata are invalid")
     examples = layout["x"][1][:1]
     if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
-        raise ValueError("is not a reconstruction: the numbers of its examples, labels and confidences differ")
+        raise ValueError("is not a reconstruction: the lengths of x, y and confidence differ, or loss has not one dimension")
     return layout, facts
 
 
@@ -166,7 +174,7 @@ def _read_layout(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tup
         raise ValueError("its header is not a JSON object")
     metadata = described.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("the metadata in its header are not texts")
+        raise ValueError("the metadata in its header must be strings")
     return metadata, {name: _parse_entry(entry, 8 + length, size) for name, entry in described.items()}
 
 
@@ -177,10 +185,11 @@ def _parse_entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, 
     except (TypeError, KeyError, ValueError):
         raise ValueError("a tensor in its header is not described by dtype, shape and data_offsets") from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
-        raise ValueError("its header describes a tensor beyond the end of the file")
+        raise ValueError("its header places a tensor beyond the end of the file, or gives an invalid size or position")
     if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
         raise ValueError(
-            "the sizes of the tensors in its header differ from those of the data; run the attack again to replace the file"
+            "in its header, the dtype and shape of a tensor do not fit the size of its data_offsets; run the attack again to "
+            "replace the file"
         )
     return kind, shape, base + start
 
@@ -204,14 +213,14 @@ def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
         raise ValueError(f"its slot {shorten(slot)} is not a list of round, client, batch, position and example")
     round, client, batch, position, example = slot
     if not isinstance(client, str) or not all(type(n) is int and 0 <= n < 2**53 for n in (round, batch, position, example)):
-        raise ValueError(f"its slot {shorten(slot)} must hold a client's name and otherwise whole numbers below 2**53")
+        raise ValueError(f"its slot {shorten(slot)} must hold a client's name and otherwise whole numbers from 0 to 2**53 - 1")
     return round, client[:64], batch, position, example
 
 
 def _get_list(facts: Mapping[str, Any], key: str) -> list[Any]:
     found = facts.get(key, [])
     if not isinstance(found, list):
-        raise ValueError(f"its {key} are not a list")
+        raise ValueError(f"the {key} in its metadata are not a list")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Reader of a recording's index, which reads only the rounds again that have changed."""
+"""Reader of a recording's index. After the first time, it reads only the rows of rounds that have changed."""
 
 import hashlib
 from collections import Counter
@@ -36,14 +36,17 @@ class IndexRow(NamedTuple):
 
 
 RoundMarks = Mapping[int, tuple[Any, ...]]
-"""Dict from round to values that change with its rows: their number, bytes, attempt, and when the last of them arrived."""
+"""Dict from round to values that change with its rows: their number, bytes, attempt, number of complete ones, and last arrival.
+
+The last arrival is the Unix time when the server received the last reply of the round.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """The state of a recording's index, without its rows.
 
-    rounds:   see `RoundMarks`.
+    rounds:   dict from round to values that change whenever its rows do, see `RoundMarks`.
     clients:  names of all clients, sorted. The name under which sums of secure aggregation are recorded is left out.
     damage:   dict from round to messages about rows that cannot be read; under 0, messages about the whole index.
     """
@@ -90,9 +93,9 @@ def hash_manifest(folder: Path) -> str:
 
 
 def read_index(folder: Path, before: Index | None = None) -> Index:
-    """Read the index of the run in `folder`. Of its rows, only those of rounds that changed since `before` are read.
+    """Read the state of the index of the run in `folder`. Damage is reported in `Index.damage`, not raised.
 
-    Damage is reported in the result, not raised.
+    before: the state at an earlier time. Rows are checked for damage in rounds that changed since then; None checks all rounds.
     """
     before = before or Index()
     try:

@@ -28,7 +28,10 @@ class FoundRuns:
 
 
 def find_runs(root: Path) -> FoundRuns:
-    """Return all runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep."""
+    """Return all runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep.
+
+    Hidden folders, links, and folders inside a run are not searched, and not more than `MAX_FOLDERS` in total.
+    """
     found, looked = FoundRuns(), 0
     for folder in _walk_folders(root, MAX_FOLDER_DEPTH):
         looked += 1
@@ -46,7 +49,7 @@ def find_runs(root: Path) -> FoundRuns:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether `folder` holds a recording, without a link in its path."""
+    """Return whether `folder/recording/manifest.json` exists, and `folder/recording` is not a symbolic link."""
     recording = folder / "recording"
     return os.path.lexists(recording / "manifest.json") and not recording.is_symlink()
 

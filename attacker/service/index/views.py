@@ -44,7 +44,11 @@ def format_moment(seconds: float | None) -> str | None:
 
 
 def describe_recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
-    """Return the summary of one run."""
+    """Return the summary of one run.
+
+    truth: whether the service was given the truth of this run (the data that the clients trained on), so that attacks are
+    scored. trouble: messages about its files.
+    """
     m = manifest
     return RecordingTold(
         id=id,
@@ -140,7 +144,7 @@ def describe_case(
 
 
 def _explain_unfinished(state: ShownState) -> str | None:
-    """Return why a case is not finished; None for finished cases."""
+    """Return what to do about a case in the state "interrupted"; None for all other states."""
     return "its search was interrupted; replay the attack to continue it" if state == "interrupted" else None
 
 
@@ -310,7 +314,10 @@ def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
 
 
 def list_values(pair: ExamplePair) -> list[ValueTold]:
-    """Return, for each column of a table row, its name, the reconstructed and the true value, and whether they agree."""
+    """Return the values of each column of a table row: its name, and the reconstructed and the true value.
+
+    `right` is whether the reconstructed value counts as recovered: a number within a tolerance, a category if it is the same.
+    """
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
         for cell in pair.cells
