@@ -23,9 +23,11 @@ ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,3
 class JobSpec(BaseModel):
     """Request of an attack on a recording.
 
-    recording: its id below the root. attack, arguments: see `AttackSpec`; only registered attacks, and only arguments that
-               cannot name a file, a module or an address (`attacker.attacks.arguments`).
-    rounds:    as in `attacker replay --rounds`. clients: names; empty for all. null: whether the null runs as well.
+    recording: its id, see `run_names`. attack: name of a registered attack.
+    arguments: values of the attack's arguments by name; only of those that cannot name a file, a module or an address
+               (`attacker.attacks.arguments`).
+    rounds:    "all", or rounds counted from 1, such as "3", "1-20" or "1-3,7". clients: names; empty for all.
+    null:      whether the null runs as well: the same attack without the clients' updates, for comparison.
     priority:  the waiting job with the highest priority runs first; among equal ones, the oldest.
     """
 
@@ -91,9 +93,10 @@ class JobSpec(BaseModel):
 
 
 class AuditSpec(BaseModel):
-    """Request of an audit of a recording: its checks, and attacks within a budget.
+    """Request of an audit of a recording: checks of its settings and updates, and attacks, for a graded verdict on what leaks.
 
-    seconds: budget of processor time on one core for the attacks and their nulls. recording, priority: as in `JobSpec`.
+    seconds: budget of processor time on one core for the attacks and their nulls (the same attacks without the updates), but not
+    for the checks. recording, priority: as in `JobSpec`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -125,7 +128,7 @@ class Attacked(FrozenModel):
     """Results of one replay: of one attack, or of its null, on the cases of a recording.
 
     source:  name of the folder with the results, below `reconstructions/`.
-    null:    whether this was the null: the same attack without the clients' messages, for comparison.
+    null:    whether this was the null: the same attack without the clients' updates, for comparison.
     done:    number of cases with a reconstruction by this job. skipped: number of cases that had one before.
     failed:  dict from the key of a case to the reason of failure; failed cases are not part of `done`.
     routes:  dict from the method that reconstructed a case (a closed form, a search, or a guess from the prior without reading

@@ -1,4 +1,7 @@
-"""Durable queue of jobs. Whichever process dies, each job runs at least once, and its result is published exactly once."""
+"""Durable queue of jobs. Whichever process dies, no job is lost, and one that was interrupted runs again.
+
+Only one of the attempts at a job can store its result.
+"""
 
 import builtins
 import json
@@ -105,7 +108,7 @@ class Queue:
         return int(found[0][0])
 
     def count_states(self) -> dict[str, int]:
-        """Return the number of jobs in each state."""
+        """Return the number of jobs in each of `JOB_STATES`; 0 for a state that no job is in."""
         found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
         return {state: found.get(state, 0) for state in JOB_STATES}
 
@@ -119,18 +122,18 @@ class Queue:
         return (rows[-1]["version"] if rows else after), [make_job(row) for row in rows]
 
     def list_publications(self) -> dict[str, int]:
-        """Return a dict from the id of a job to the number of the attempt whose result was published."""
+        """Return a dict from the id of each job that is done to the number of the attempt that stored its result, from 1."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
     # --- actions of users ---
 
     def submit(self, spec: JobSpec | AuditSpec, origin: str = "request") -> Job:
-        """Add a job. Raises Full if too many jobs wait."""
+        """Add a job, and return it. origin: what asked for it, `request` or `rule NAME`. Raises Full if too many jobs wait."""
         with self.store.open_transaction() as db:
             return self.add_job(db, spec, origin)
 
     def add_job(self, db: sqlite3.Connection, spec: JobSpec | AuditSpec, origin: str) -> Job:
-        """Add a job within a transaction of the store. Raises Full if too many jobs wait."""
+        """Add a job as `submit` does, within the open transaction `db` of the store."""
         self._check_room(db)
         id = secrets.token_hex(8)
         told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, format_now(), count_change(db))
@@ -173,6 +176,8 @@ class Queue:
     def retry(self, id: str) -> Job:
         """Put a job that failed, was cancelled or was set aside back into the queue; it resumes from its files.
 
+        Its number of crashes is set to 0.
+
         Raises UnknownJob, NotNow if it is in another state, and Full if too many jobs wait.
         """
         with self.store.open_transaction() as db:
@@ -190,10 +195,10 @@ class Queue:
     # --- actions of the supervisor ---
 
     def recover(self, owner: str) -> int:
-        """Put jobs that earlier starts of the service left running back into the queue, and return the number of these jobs.
+        """Put jobs that earlier starts of the service left running back into the queue; this does not count as a crash.
 
-        Those whose cancellation was requested are marked as cancelled instead. The return to the queue does not count as a crash.
-        owner: id of the present start of the service. Call it only while no other service works on this queue.
+        Those whose cancellation was requested are marked as cancelled instead. Returns the number of all jobs that were left
+        running. owner: id of the present start of the service. Call it only while no other service works on this queue.
         """
         with self.store.open_transaction() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
@@ -230,7 +235,7 @@ class Queue:
             )
 
     def list_cancelled(self, claims: Iterable[Claim]) -> set[str]:
-        """Return the ids of those claimed jobs that were cancelled."""
+        """Return the ids of those claimed jobs that still run and whose cancellation was requested."""
         ids = json.dumps([claim.id for claim in claims])
         query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self.store.read(query, ids)}
@@ -245,7 +250,7 @@ class Queue:
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, format_now()))
 
     def end_failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """Mark a job as failed, for good: it is not tried again without a request.
+        """Mark a job as failed; it runs again only if a user requests it.
 
         result: what was finished before the error. Raises Fenced if the claim is no longer valid.
         """
@@ -258,9 +263,10 @@ class Queue:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
 
     def end_crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
-        """Put a job whose worker died back into the queue or, after too many crashes, set it aside with the message `words`.
+        """Count the death of a job's worker, and put the job back into the queue; return its new state.
 
-        Returns the job's new state. Raises Fenced if the claim is no longer valid.
+        If its cancellation was requested, it is marked as cancelled instead. After `Limits.crashes` deaths, it is set aside.
+        words: how the worker died, for the job's error. Raises Fenced if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)
@@ -278,7 +284,7 @@ class Queue:
     def release(self, claim: Claim, *, cpu: float = 0.0) -> None:
         """Put a running job back into the queue, because its service stops. This does not count as a crash.
 
-        Raises Fenced if the claim is no longer valid.
+        If its cancellation was requested, it is marked as cancelled instead. Raises Fenced if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)

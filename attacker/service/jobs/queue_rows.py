@@ -19,7 +19,7 @@ class UnknownJob(KeyError):
 
 
 class Fenced(RuntimeError):
-    """Raised if a claim is no longer valid, because the job was claimed by another attempt or is in a final state."""
+    """Raised if a claim is no longer valid, because the job no longer runs, or was claimed by another attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,5 +121,5 @@ def _shorten(error: str) -> str:
 
 
 def format_now() -> str:
-    """Return the present time as text. Such texts sort in the order of time."""
+    """Return the present time as ISO 8601 in UTC with milliseconds. Such texts sort in the order of time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -20,7 +20,10 @@ class Recorded(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A recorded round. attempt: number of times that the federation had been started by then; see `Index.attempts`."""
+    """A round of a recording, as it was recorded in one attempt. A rule takes a round again if it was recorded again later.
+
+    attempt: number of times that the federation had been started when the round was recorded; above 1 after a resume.
+    """
 
     round: int
     attempt: int
@@ -71,12 +74,12 @@ class Ledger:
             return job
 
     def list_taken(self, rule: str, recording: Recorded) -> set[Taken]:
-        """Return the set of rounds that a rule has dealt with: it submitted a job for them, or left them out."""
+        """Return the rounds, each with its attempt, for which a rule has submitted a job or decided to submit none."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 
     def list_waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
-        """Return rounds with waiting jobs, the oldest first, with the ids of the jobs."""
+        """Return a pair of round and job id for each round of a rule whose job waits, in ascending order of rounds."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
             "WHERE rule = ? AND taken.recording = ? AND identity = ? AND state = 'queued' ORDER BY round, attempt"
@@ -89,7 +92,10 @@ class Ledger:
         return int(self._store.read(query, rule, *recording)[0][0])
 
     def count_submitted(self, rule: str, instant: str) -> int:
-        """Return the number of jobs of a rule since a time, ISO 8601 in UTC."""
+        """Return the number of jobs that a rule submitted since `instant`, over all recordings.
+
+        instant: time as `format_now` writes it.
+        """
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
     def sum_cpu_seconds(self, rule: str, recording: Recorded) -> float:
@@ -99,7 +105,7 @@ class Ledger:
 
 
 def _parse_instant(created: str) -> str:
-    """Return a time in the format of jobs; "", which sorts before all times, if it is invalid."""
+    """Convert a time in ISO 8601 to the format of `format_now`; "", which sorts before all times, if it is invalid."""
     try:
         at = datetime.fromisoformat(created)
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")

@@ -11,9 +11,9 @@ ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DE
 
 
 def make_run_path(root: Path, recording: str) -> Path:
-    """Return the folder of a recording by its id.
+    """Return the folder of the run with the id `recording`, below `root`.
 
-    Raises ValueError if it is not a folder, or its path contains a symbolic link.
+    Raises ValueError if the id is malformed, there is no such folder, or its path below `root` contains a symbolic link.
     """
     if re.fullmatch(ID_PATTERN[1:-1], recording) is None:
         raise ValueError(
@@ -30,9 +30,9 @@ def make_run_path(root: Path, recording: str) -> Path:
 
 
 def find_id(root: Path, folder: Path) -> str | None:
-    """Return the id of a run below `root`.
+    """Return the id of the run in `folder`: the names of the folders on its path below `root`, joined by ~.
 
-    None if it is too many folders deep, or its name has characters that ids cannot have.
+    None if it is more than `MAX_FOLDER_DEPTH` folders deep, or a folder's name has characters that ids cannot have.
     """
     name = "~".join(folder.relative_to(root).parts)
     return name if re.fullmatch(ID_PATTERN[1:-1], name) else None

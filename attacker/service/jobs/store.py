@@ -66,7 +66,8 @@ DROP TABLE taken_before;
 class Store:
     """One SQLite file, shared by all threads of this process and by other processes.
 
-    A write waits for others to finish, and is on disk when it returns. Reads never wait.
+    A write waits for others to finish, for those of another process up to `LOCK_SECONDS`. It is on disk when it returns. Reads
+    never wait for writes.
     """
 
     def __init__(self, path: Path) -> None:
