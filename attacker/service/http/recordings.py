@@ -194,5 +194,5 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
 def _find_source(service: Parts, run: CatalogueRun, name: str) -> Any:
     known = {source.name: source for source in service.catalogue.list_sources(run)}
     if name not in known:
-        raise RequestError(f"{run.id} has no results of an attack {name!r}", field="attack", known=list(known))
+        raise RequestError(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
     return known[name]

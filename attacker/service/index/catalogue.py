@@ -182,14 +182,14 @@ class Catalogue:
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack or null to a dict from case to the scores of its examples.
 
-        The dict is empty if the service was given no truth (the data that the clients trained on) of this run.
+        The dict is empty if the service was given no truth (which examples each client trained on) of this run.
         """
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def get_verdicts(self, run: CatalogueRun) -> RunVerdicts:
         """Return what the comparison of each attack with its null shows, as text.
 
-        Empty if the service was given no truth (the data that the clients trained on) of this run.
+        Empty if the service was given no truth (which examples each client trained on) of this run.
         """
         if not run.told["truth"]:
             return RunVerdicts()

@@ -34,8 +34,8 @@ def make_grid(
 ) -> Grid:
     """Return a cell for each row of the index (client and round), with the attack of `sources` that has the highest leak on it.
 
-    nulls: results among which the null of each attack is looked for (the same attack without the update). Its scores are part
-    of the cell.
+    nulls: results among which the null of each attack (the same attack without the update) is looked for. The null's scores are
+    part of the cell.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}

@@ -55,7 +55,7 @@ def make_headline(
 ) -> Headline:
     """Return the headline of a run.
 
-    truth: whether the service was given the truth (the data that the clients trained on), without which nothing can be scored.
+    truth: whether the service was given the truth (which examples each client trained on), without which nothing can be scored.
     worst: the examples to show.
     """
     attacks = [source for source in sources if not source.null]

@@ -70,7 +70,7 @@ def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) ->
     """Return the first true examples of a case with tabular data, each with its reconstruction, at most `MAX_ROWS`.
 
     The result is a dict from the position of an example in `scores` to the pair. It has no entry for an example without a pair
-    file, or whose file cannot be opened. A pair with other content than a table row only has a `problem`.
+    file, or whose file cannot be opened. If a file holds no valid table row, its pair only has a `problem`.
     """
     found = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
@@ -97,8 +97,8 @@ def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePai
 def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
     """Return the original and the reconstruction in `file`; if its content is damaged, the pair only has a `problem`.
 
-    Raises NoImage if the file cannot be opened, or is an image of other than twice the width and once the height of an example.
-    That size is checked before decoding, since a file of a few bytes can declare an image of any size.
+    Raises NoImage if the file cannot be opened or, for images, is not a PNG of twice the width and once the height of an example.
+    The declared size is checked before decoding, since a file of a few bytes can declare an image of any size.
     """
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)

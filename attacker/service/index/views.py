@@ -46,7 +46,7 @@ def format_moment(seconds: float | None) -> str | None:
 def describe_recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
     """Return the summary of one run.
 
-    truth: whether the service was given the truth of this run (the data that the clients trained on), so that attacks are
+    truth: whether the service was given the truth of this run (which examples each client trained on), so that attacks are
     scored. trouble: messages about its files.
     """
     m = manifest
