@@ -22,10 +22,11 @@ EVERY_PREFIX = "every="
 
 
 class Budget(BaseModel):
-    """Limits of a rule; None for no limit.
+    """Limits of a rule; None for no limit. A round that a limit excludes is never attacked by the rule.
 
-    jobs_per_hour: over all recordings. cpu_seconds: CPU seconds for each recording.
-    behind: maximum number of rounds of a recording whose jobs wait or run; above it, the oldest waiting jobs are dropped.
+    jobs_per_hour: jobs of the rule over all recordings. cpu_seconds: CPU seconds of the rule's jobs on each recording.
+    behind: maximum number of the rule's jobs on a recording, one for each new round, that wait or run; above it, the oldest
+    waiting jobs are cancelled. If more rounds than this are found at once, only the newest ones get a job.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,10 +41,11 @@ class Rule(BaseModel):
 
     name:       identifies the rule in its history; a renamed rule has none, as if no round had been attacked yet.
     attack, arguments, seed, null, priority: as in `JobSpec`.
-    recordings, clients: shell patterns; a recording or client is attacked if it matches any of them.
-    rounds:     "all", "first" (the earliest round in the recording), "last" (the newest round each time that new rounds are
-                found; older ones found at the same time are never attacked), "every=K" (rounds 1, 1 + K, ...), or a selection
-                such as "1-3,7".
+    recordings, clients: shell patterns of ids and names; a recording or client is attacked if it matches any of them.
+    rounds:     rounds that get a job: "all", "first" (the earliest round in the recording), "last" (the newest round each time
+                that new rounds are found; older ones found at the same time are never attacked), "every=K" (rounds 1, 1 + K,
+                ...), or a selection such as "1-3,7". The job for round N attacks this round only or, if the attack uses all
+                rounds of a client together, rounds 1 to N.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,7 +67,7 @@ class Rule(BaseModel):
         number = rounds.removeprefix(EVERY_PREFIX)
         if rounds.startswith(EVERY_PREFIX):
             if not number.isdigit() or not int(number):
-                raise ValueError(f"cannot read {rounds!r}: write it like every=5")
+                raise ValueError(f"cannot read rounds {rounds!r}: after every= write a whole number from 1, such as every=5")
         elif rounds not in ("first", "last"):
             JobSpec(recording="any", attack="exact", rounds=rounds)
         return rounds
@@ -74,7 +76,7 @@ class Rule(BaseModel):
         return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
 
     def choose_rounds(self, known: Iterable[int]) -> set[int]:
-        """Return the rounds that the rule applies to, given all recorded rounds."""
+        """Return those of the recorded rounds `known` that `rounds` selects."""
         rounds = set(known)
         if self.rounds == "all" or not rounds:
             return rounds
@@ -87,9 +89,9 @@ class Rule(BaseModel):
         return rounds & (parse_rounds(self.rounds) or rounds)
 
     def make_spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
-        """Return the job for a selection of rounds.
+        """Return the rule's job on a recording. rounds, clients: as in `JobSpec`.
 
-        Raises ValidationError for an unknown attack, and for arguments that it does not have.
+        Raises ValidationError if the attack is unknown, or one of its arguments, the seed or the priority is invalid.
         """
         given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
         return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
@@ -105,7 +107,7 @@ def read(path: Path) -> tuple[Rule, ...]:
         raise ValueError(f"{path}: unknown key {unknown[0]!r}; write rules as tables [[rule]]")
     listed = found.get("rule", [])
     if not isinstance(listed, list) or not listed:
-        raise ValueError(f"{path}: holds no rule; write one or more of [[rule]]")
+        raise ValueError(f"{path}: holds no rule; write one or more tables [[rule]]")
     rules = tuple(_parse_rule(path, number, fields) for number, fields in enumerate(listed, start=1))
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -126,7 +128,7 @@ def _parse_rule(path: Path, number: int, fields: Any) -> Rule:
 
 
 class Rules:
-    """The rules of a file, applied to rounds as they are recorded. root: folder of the recordings."""
+    """The rules of a file, applied to rounds as they are recorded. root: folder below which the recordings are."""
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
@@ -134,13 +136,14 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Submit jobs for those rounds of a recording for which no job was submitted yet.
+        """Let each rule for a recording submit jobs for those of its rounds that it has not dealt with yet.
 
-        Each rule takes a round once, also if the service is restarted, and again if the round was recorded again.
-        attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, see
-        `Ledger.adopt`.
+        A rule submits a job for a round, or leaves the round out for good, only once, also if the service is restarted. If the
+        round is recorded again, the rule deals with it again.
+        attempts: dict from each recorded round to its attempt, see `Taken`. created: time at which the recording was begun, ISO
+        8601, see `Ledger.adopt`.
 
-        Raises Full if too many jobs wait; the remaining rounds are tried again when the next round arrives.
+        Raises Full if too many jobs wait; a later call submits the remaining jobs.
         """
         with self._turn:
             self._ledger.adopt(recording, created, attempts)
@@ -178,7 +181,7 @@ class Rules:
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
     def _choose_clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
-        """Return the clients of a round that the rule applies to; empty for all of them, None for none."""
+        """Return the clients of a round that match the patterns of the rule; () stands for all clients, None for no client."""
         if "*" in rule.clients:
             return ()
         from fedsim.recording import Recording
@@ -190,7 +193,7 @@ class Rules:
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
     def _explain_limit(self, rule: Rule, recording: Recorded) -> str:
-        """Return why the budget allows no further job; empty if it allows one."""
+        """Return why the budget's jobs per hour or CPU seconds allow no further job; "" if they allow one."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
         if budget.jobs_per_hour is not None and self._ledger.count_submitted(rule.name, hour) >= budget.jobs_per_hour:
@@ -200,10 +203,7 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Drop the oldest waiting jobs, each of one round, until at most `Budget.behind` of them wait or run.
-
-        Only jobs of this rule on this recording count.
-        """
+        """Cancel the oldest waiting jobs of a rule on a recording until at most `Budget.behind` of its jobs there wait or run."""
         if rule.budget.behind is None:
             return
         surplus = self._ledger.count_unfinished(rule.name, recording) - rule.budget.behind

@@ -1,8 +1,9 @@
 """Types of the API's responses, from which its OpenAPI document is made.
 
-Scores, originals and true labels are null if the service was given no truth.
+Scores, originals and true labels are null if the service was given no truth (which examples each client trained on).
 
-A case is the observations that are attacked together: one round of a client, or several.
+A case is the observations that are attacked together: one round of a client, or several. A null is the same attack without the
+client's update, for comparison: it reconstructs what its prior alone gives.
 """
 
 from typing import Any, Literal
@@ -22,7 +23,11 @@ class Data(TypedDict):
 
 
 class RecordingTold(TypedDict):
-    """One recording. Fields from its manifest are null if that cannot be read; `trouble` then states the reason."""
+    """One recording. Fields from its manifest are null if the manifest cannot be read; `trouble` then states the reason.
+
+    truth: whether the service was given a record of which examples each client trained on, without which nothing is scored.
+    trouble: messages about files that cannot be read.
+    """
 
     id: str
     name: str
@@ -46,7 +51,8 @@ class RecordingTold(TypedDict):
 class Recordings(TypedDict):
     """A page of the list of recordings.
 
-    trouble: messages about folders below the root that cannot be served. root: the watched folder, given if it has no recording.
+    trouble: messages about folders below the root that cannot be served. root: path of the folder in which the service looks for
+    recordings if it has found none; else null.
     """
 
     items: list[RecordingTold]
@@ -58,9 +64,11 @@ class Recordings(TypedDict):
 class ObservationTold(TypedDict):
     """The message that the server received from one client in one round.
 
-    status: complete, masked (seen only within a secure sum), failed or late.
+    client: name of the client; "sum" for the sum over the clients of a round under secure aggregation.
+    status: "complete" if the server received an update, "masked" if it received the update only as part of that sum, "failed" if
+            the client sent an error or a malformed message, "late" if it sent nothing in time.
     time:   when the server received the client's reply, UTC.
-    reason: why there is no usable reply; empty if there is one.
+    reason: why the client failed or was late, also if this was after its update entered the sum; else empty.
     """
 
     round: int
@@ -78,7 +86,10 @@ class Observations(TypedDict):
 
 
 class TrainingRows(TypedDict):
-    """Rows of metrics.jsonl: round, loss, accuracy, bytes, and further values that the server logged."""
+    """Rows of metrics.jsonl, the server's log, one for each round.
+
+    A row has the held-out loss and accuracy, the bytes that clients sent and received, and further values, by name.
+    """
 
     items: list[dict[str, Any]]
     next: Text
@@ -87,10 +98,12 @@ class TrainingRows(TypedDict):
 class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
-    source: name of the folder with these results.
-    examples: number of distinct examples in finished and scored cases. success: share of them that was recovered, or null.
+    source: name of the folder with these results. null: whether the attack is a null (the same attack without the update).
+    cases: number of cases with an update to attack. scored: number of finished cases with scores.
+    waiting: number of waiting cases, including those that are being attacked.
+    examples: number of distinct examples in finished cases with scores. success: share of them that was recovered, or null.
     labels: share of their labels that was recovered; null if an oracle supplied the labels. psnr: their mean PSNR in dB.
-    scored: number of scored cases. waiting: number of waiting cases, including those that are being attacked.
+    confidence: the attack's own estimate of the share of examples recovered, in [0, 1], as mean over its cases.
     outcome, verdict: comparison with the null, in a few words and as a sentence; null if there is none, and for a null.
     """
 
@@ -128,9 +141,10 @@ class GridCell(TypedDict):
     """One client in one round.
 
     leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
-    attack: folder name of the attack with this leak. cases: keys of its cases that use the observation. state: of the states of
-    such cases of all attacks shown, the last in the order done, failed, interrupted, waiting, running; "none" if there are none.
-    null_success, null_psnr: scores of the attack's null on the same update; null if there are none.
+    attack: folder name of the attack with this leak. cases: keys of its cases that use the update of this client in this round.
+    state: "running" if a case of any attack shown that uses the update is in this state; else in the same way the first of
+    "waiting", "interrupted", "failed" and "done"; "none" if there is no case that can be attacked.
+    null_success, null_psnr: scores of the attack's null (the same attack without the update); null if there are none.
     """
 
     client: str
@@ -156,8 +170,9 @@ class Grid(TypedDict):
 class CaseTold(TypedDict):
     """One case of an attack.
 
-    attack: name of the folder with the attack's results. null: whether it is a null. loss: the attack's own final loss. reason:
-    why there is no reconstruction. null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
+    attack: name of the folder with the attack's results. null: whether the attack is a null (the same attack without the update).
+    loss: the attack's own final loss. reason: why there is no finished reconstruction, if known.
+    null_success, null_psnr: scores of the attack's null on the same case; null if there are none.
     """
 
     attack: str
@@ -185,7 +200,11 @@ class Cases(TypedDict):
 
 
 class ValueTold(TypedDict):
-    """One variable of a table row, in its own unit. right: whether it counts as recovered; null without truth."""
+    """One variable of a table row, in its own unit.
+
+    original: the true value; null if the service was given no truth. right: whether the reconstructed value counts as recovered:
+    a number within a tolerance, a category if it is the same; null if there is no true value.
+    """
 
     column: str
     reconstruction: str
@@ -194,7 +213,10 @@ class ValueTold(TypedDict):
 
 
 class NullTold(TypedDict):
-    """The null's reconstruction of the same example. values: by column; null for images."""
+    """The reconstruction of the same example by the attack's null, the same attack without the client's update.
+
+    values: values of a table row by column; null for images.
+    """
 
     image: Text
     values: dict[str, str] | None
@@ -208,7 +230,9 @@ class ExampleTold(TypedDict):
 
     n: index of the true example in the case or, if the case is not scored, of the reconstructed example; from 0.
     image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
-    rounds: rounds to which the attack assigns the example. null: the null's reconstruction of it, or null.
+    batch, position: local step, from 1, and place in its batch, from 0, in which the example was used first.
+    rounds: rounds of the case in which the example was used; if the case is not scored, those to which the attack assigns it.
+    null: the reconstruction of the example by the attack's null, or null.
     """
 
     n: int
@@ -230,7 +254,7 @@ class ExampleTold(TypedDict):
 
 
 class CaseWhole(TypedDict):
-    """A case with its examples. loss: at most 200 pairs of iteration and loss."""
+    """A case with its examples. loss: the attack's own loss, as at most 200 pairs of iteration, from 1, and loss."""
 
     attack: str
     case: str
@@ -267,12 +291,14 @@ class ShownExample(TypedDict):
 class Headline(TypedDict):
     """The conclusion from all attacks on a recording.
 
-    sentence: the verdict, as in the report. attack: name of the folder with the results of the attack that it is about; null if
-    nothing is scored.
-    updates: number of updates that can be attacked. attacked: how many of them were. absent: number of replies without an update.
-    cases, finished, failed: numbers over all attacks, nulls excluded.
-    psnr, null_psnr: means of the attack and of its null, over `examples` examples.
-    worst: the examples that the attack reconstructed best, each distinct one once; without scores, those of highest confidence.
+    sentence: the verdict on the strongest attack, as in the report, or why there is none. attack: name of the folder with the
+    results of this attack; null if there is no verdict.
+    updates: number of updates that can be attacked. attacked: number of those that some attack has finished with. absent: number
+    of replies without an update.
+    cases, finished, failed: numbers of cases over all attacks, nulls excluded; failed cases count as finished.
+    psnr, null_psnr: mean PSNR in dB of `attack`, over `examples` distinct examples, and of its null.
+    worst: the examples that `attack` or, if it is null, the first attack with a reconstruction, reconstructed best, each distinct
+    one once. Without scores, they are from the cases with the highest confidence.
     """
 
     sentence: str
@@ -293,7 +319,11 @@ class Headline(TypedDict):
 
 
 class Leak(TypedDict):
-    """Results of one attack in one round: share recovered and mean PSNR of its examples, null if not scored."""
+    """Results of one attack in one round, over its finished cases.
+
+    examples: number of examples. success: share of them that was recovered; psnr: their mean PSNR in dB; both are null if nothing
+    is scored. confidence: the attack's own estimate of the share recovered, in [0, 1].
+    """
 
     attack: str
     spec: str
@@ -313,7 +343,8 @@ class Leakage(TypedDict):
 class AttackKnown(TypedDict):
     """A registered attack. source: the paper that it is from. arguments: those that a job may set, with their defaults.
 
-    needs: names of conditions that a case must meet, such as "single_example", see `attacker.attacks.base.Need`.
+    needs: names of conditions that a case must meet, in lower case, such as "single_example" for an update of one example, see
+    `attacker.attacks.base.Need`.
     """
 
     name: str
@@ -334,7 +365,11 @@ class Jobs(TypedDict):
 
 
 class FindingTold(TypedDict):
-    """A finding of an audit, see `attacker.audit.Finding`."""
+    """A finding of an audit: something that leaks, or a setting that is wrong.
+
+    rule: identifier of the check that found it. grade: "low", "moderate", "serious" or "severe". title: the finding as one
+    sentence. evidence: what was measured. advice: what to change.
+    """
 
     rule: str
     grade: str
@@ -346,8 +381,9 @@ class FindingTold(TypedDict):
 class AuditTold(TypedDict):
     """The verdict of an audit: the grade of its worst finding, and all findings, the worst first.
 
-    passed, not_checked: numbers of checks and attacks that found nothing, and of those that were not made.
-    page: address of the whole verdict as a page.
+    grade: "none found", "low", "moderate", "serious" or "severe". scored: whether attacks were scored against the true examples.
+    seconds: time that the audit took. passed: number of checks and attacks that found nothing. not_checked: number of those that
+    were not made, or decided nothing. page: address of the whole verdict as a page.
     """
 
     grade: str
@@ -371,8 +407,8 @@ class PreviewImage(TypedDict):
 class PreviewTold(TypedDict):
     """Preview of a running job: its best reconstructions so far, by the attack's own loss.
 
-    version: increases with each preview. iteration: current iteration of the search within one restart. most: maximum of these.
-    loss: median over the searches that run together.
+    version: increases with each preview. iteration: current iteration of the search within one restart. most: largest number of
+    iterations of one restart. loss: median over the searches that run together; null if it is not finite.
     """
 
     version: int

@@ -26,7 +26,10 @@ MAX_CONNECTIONS = 500
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP protocol that closes connections without a request in time, and adds security headers to its own error responses."""
+    """HTTP protocol that closes a connection if the header of a request does not arrive within `HEAD_SECONDS`.
+
+    It also adds security headers to its own error responses.
+    """
 
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -40,14 +43,14 @@ class PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for a complete request; if no connection waits, close this one."""
+        """Close the connection that has waited longest for a request or its rest; if no connection waits, close this one."""
         waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
         longest = min(waiting, key=lambda one: one._since, default=self)
         longest.transport.abort()
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the connection waits for a request, or for the rest of one."""
+        """Whether the connection is open and waits for a request, or for the rest of one."""
         return not self.transport.is_closing() and (not self._is_answering or bool(self.cycle.more_body))
 
     def data_received(self, data: bytes) -> None:
@@ -100,7 +103,7 @@ class UvicornServer(uvicorn.Server):
         self._feed = app.state.parts.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop regularly at the first signal, with exit status 0, and at once at the second."""
+        """Stop at the first signal, with exit status 0, giving responses `SHUTDOWN_SECONDS`; at the second, stop at once."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -132,7 +135,7 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
 def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     """Return a server of the application, to be run with the socket that `open_listener` returned.
 
-    Raises ValueError if the TLS files cannot be used.
+    Raises ValueError if the files of the TLS certificate and its key cannot be used.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
@@ -164,9 +167,10 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Start the background threads and answer requests until a signal arrives.
 
-    ready: callback after all recordings have been read once.
+    listener: the socket from `open_listener`. ready: callback after all recordings have been read once.
 
-    Raises ValueError if another service works on the same folder, or the TLS files cannot be used.
+    Raises ValueError if the TLS files or the file of rules cannot be used, or another service uses the same state folder (which
+    holds its token and queue).
     """
     answering, works = make_server(app, settings), Works(app.state.parts)
     try:

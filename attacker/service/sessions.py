@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The token and the open sessions. Both are compared in constant time, and cookies never contain the token.
+    """The service's token and the open sessions. Tokens and cookies are compared in constant time; no cookie contains the token.
 
     path: file that stores hashes of the open sessions across restarts; None keeps them in memory.
     """

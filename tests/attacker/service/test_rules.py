@@ -327,7 +327,7 @@ GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'
         ("[[rule]]\nname = 'a'\n", r"rule 1 \('a'\): attack: Field required"),
         (GOOD + GOOD, "two rules have the name 'a'"),
         (GOOD + 'round = "all"', r"rule 1 \('a'\): round: "),
-        (GOOD + 'rounds = "every=0"', "write it like every=5"),
+        (GOOD + 'rounds = "every=0"', "such as every=5"),
         (GOOD + 'rounds = "sometimes"', "rounds"),
         (GOOD + "arguments = { stepz = 1 }", "stepz"),
         (GOOD + "budget = { behind = 0 }", "budget.behind"),
