@@ -67,7 +67,7 @@ class Clients(_Frozen):
 
     @property
     def drawn(self) -> int:
-        """Number of clients per round."""
+        """Number of clients that are drawn in each round: `count * fraction` rounded down, but at least 1."""
         return max(1, int(self.count * self.fraction))
 
 
@@ -84,9 +84,11 @@ def _check_rounds(value: Any) -> str:
 
 
 class RecordedParts(_Frozen):
-    """Selection of what is recorded: rounds `"all"` or `"1-8"`; clients `"all"`, names, or a number such as `"5"`.
+    """Selection of the rounds and clients whose messages are recorded.
 
-    A number stands for the first clients that send an update, see `fedsim.recording.selection.Wanted`.
+    rounds:  `"all"`, or rounds counted from 1, such as `"3"`, `"1-8"` or `"1-3,7"`.
+    clients: `"all"`, names separated by commas, or a number such as `"5"`. A number selects the first clients that send
+             an update, by round and then by name; the same clients are recorded in all rounds.
     """
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
@@ -94,9 +96,10 @@ class RecordedParts(_Frozen):
 
 
 class Privacy(_Frozen):
-    """Parameters of privacy accounting.
+    """Parameters of the accounting of differential privacy.
 
-    delta: of every (epsilon, delta). prior: probability that an attacker who sees no message reconstructs an example.
+    delta: the delta of all reported (epsilon, delta). prior: probability that an attacker who sees no message reconstructs an
+    example.
     """
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -114,9 +117,9 @@ def _make_validator(parse: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def _rename_squeezing(training: Any) -> Any:
-    """Rename `gradient_squeezing`, the name of the CPL paper (Wei et al. 2020) for local steps per update, to `steps`.
+    """Rename the key `gradient_squeezing`, the CPL paper's (Wei et al. 2020) name for local steps per update, to `steps`.
 
-    Raises ValueError if more than one of `EXCLUSIVE_KEYS` is given.
+    Raises ValueError if it is given together with another of `EXCLUSIVE_KEYS`, or is not a whole number of at least 1.
     """
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
         return training
@@ -134,7 +137,7 @@ def _parse_terms(value: Any) -> Terms | Literal[False]:
 
 
 class Experiment(_Frozen):
-    """A complete federation. `seed` determines the public randomness: data split, sampling, initial weights."""
+    """Settings of a complete federation. `seed` determines the public randomness: data split, sampling, initial weights."""
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     rounds: int = Field(gt=0, le=10_000_000)
@@ -162,7 +165,10 @@ class Experiment(_Frozen):
         return self
 
     def parse_defense(self) -> DefenseSpec:
-        """Return the defense of updates; learning rates that it leaves out are those of the training."""
+        """Return the defense that clients apply to their updates.
+
+        A defense in its text that needs a learning rate but states none, such as `in_gradient_units`, gets that of `training`.
+        """
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     def state_mode(self) -> "Experiment":
@@ -177,17 +183,16 @@ class Experiment(_Frozen):
 
     @model_validator(mode="after")
     def _check_training(self) -> "Experiment":
-        """Raise ValueError for fields of `Training` that only describe recordings of other Flower apps, such as `accumulation`.
+        """Raise ValueError if a field of `Training` is set that the clients of an experiment do not implement.
 
-        The clients of an experiment do not implement them.
+        Such fields, for example `accumulation`, only describe recordings that other Flower apps made.
         """
         training, plain = self.training, {field.name: field.default for field in fields(Training)}
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
             if getattr(training, key) != plain[key]:
                 raise ValueError(
-                    f"training.{key} = {getattr(training, key)!r} only describes recordings of other apps; clients of an "
-                    f"experiment "
-                    "do not implement it: leave it out"
+                    f"training.{key} = {getattr(training, key)!r} is not implemented by the clients of an experiment; it only "
+                    "describes recordings that other Flower apps made. Leave it out"
                 )
         return self
 
@@ -207,7 +212,10 @@ class Experiment(_Frozen):
         return self
 
     def settle_agreement(self) -> Agreement | None:
-        """Return the settings of secure aggregation that all parties agree on; None without secure aggregation."""
+        """Return the settings of secure aggregation with all defaults filled in; None without secure aggregation.
+
+        Raises ValueError for settings that secure aggregation rules out, see `Terms.settle`.
+        """
         terms, strategy = self.secure_aggregation, self.strategy
         if not terms:
             return None
@@ -239,13 +247,14 @@ CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "in
 
 
 def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
-    """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
+    """Read an experiment from a TOML file.
 
-    own: whether the local user wrote or named the file. Then code that it names as `module:function` is imported and allowed;
-    otherwise such a name is an error unless the user allowed it before, for example with --code.
+    overrides: pairs (key, value) that replace values of the file, with dots between the keys of tables: "clients.count".
+    own:       whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
+               allowed. If not, such a name is an error unless the user allowed it before, for example with --code.
 
-    Raises ExperimentError for unknown keys, wrong values and files that are not TOML. It names the file and the key, and
-    `OVERRIDE_SOURCE` instead of the file for a key that is overridden.
+    Raises ExperimentError for a missing file, a file that is not TOML, unknown keys, wrong values, and code that cannot be
+    imported. The message names the file and the key; for an overridden key it names `OVERRIDE_SOURCE` instead of the file.
     """
     try:
         raw = read_toml(path)
@@ -265,13 +274,16 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
 
 
 def _find_source(key: str, source: str, changed: Sequence[str]) -> str:
-    """Return the source of a key's value: `OVERRIDE_SOURCE` if it, its parent or its child was `changed`, else `source`."""
+    """Return `OVERRIDE_SOURCE` if the key, a table around it or a key below it is among the `changed` ones, else `source`."""
     near = any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in changed)
     return OVERRIDE_SOURCE if near else source
 
 
 def admit_code(raw: Mapping[str, Any]) -> None:
-    """Import code that the local user's own experiment names as `module:function`. Raises ValueError if that fails."""
+    """Import and allow the code that the local user's own experiment names as `module:function`.
+
+    raw: the experiment as parsed TOML. Raises ValueError if an import fails.
+    """
     for key in ("model", "data", "partition"):
         value = raw.get(key)
         name = value.get("name") if isinstance(value, Mapping) else value
@@ -284,7 +296,11 @@ def admit_code(raw: Mapping[str, Any]) -> None:
 
 
 def validate(raw: dict[str, Any], *, source: str, changed: Sequence[str] = ()) -> Experiment:
-    """Return an experiment from parsed TOML. Raises ExperimentError, naming `source` and the key. changed: overridden keys."""
+    """Return an experiment from parsed TOML.
+
+    source: the file, for messages. changed: overridden keys, for which messages name `OVERRIDE_SOURCE` instead of the file.
+    Raises ExperimentError, naming the source and the key.
+    """
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
@@ -294,7 +310,7 @@ def validate(raw: dict[str, Any], *, source: str, changed: Sequence[str] = ()) -
 def describe_errors(error: ValidationError, source: str, model: type, changed: Sequence[str] = ()) -> str:
     """Return the validation errors of a `model` as text, one line per error, each naming `source` and the key.
 
-    changed: keys whose values came from elsewhere, see `_find_source`.
+    changed: overridden keys, for which `OVERRIDE_SOURCE` is named instead.
     """
     lines = []
     for one in error.errors():
@@ -331,7 +347,7 @@ def _find_default(key: str) -> Any:
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key of parsed TOML, with dots between the keys of tables; keys that `EXCLUSIVE_KEYS` excludes are removed."""
+    """Set a key of parsed TOML in place. Dots separate the keys of tables. A key of `EXCLUSIVE_KEYS` replaces the other ones."""
     *tables, last = key.split(".")
     if tables and isinstance(default := _find_default(tables[0]), Named):
         raw.setdefault(tables[0], default.to_toml())

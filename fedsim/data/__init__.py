@@ -66,10 +66,10 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 
 
 def load(name: str, **arguments: Any) -> Dataset:
-    """Load a data set by name, with its arguments. Data sets are cached within the process.
+    """Load a data set by name, with its arguments. The last four data sets are kept in memory and not loaded again.
 
-    `npz:TRAIN[,TEST]` is short for name `npz` with these two paths, and likewise `imagefolder:PATH`, `csv:PATH[,LABEL]` and
-    `part:PATH`.
+    name: a key of `DATASETS`, or your own code as `module:function`. `npz:TRAIN[,TEST]` is short for the name `npz` with these
+    two paths as arguments; likewise `imagefolder:PATH`, `csv:PATH[,LABEL]` and `part:PATH`.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
 
@@ -91,7 +91,10 @@ def parse_text(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split "npz:TRAIN" into the name of a data set and its positional arguments. A `module:function` is a name as a whole."""
+    """Split "npz:TRAIN,TEST" into "npz" and the text of the positional arguments, "TRAIN,TEST".
+
+    This text is empty if there are no such arguments. A `module:function` is not split.
+    """
     if is_code(name):
         return name, ""
     kind, _, positional = name.partition(":")
@@ -114,11 +117,11 @@ def _load(name: str, arguments: str) -> Dataset:
 
 
 def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict that identifies a data set: name, arguments, content_hash and size, the number of training examples.
+    """Return a dict that identifies a data set: name, arguments, content_hash and size (the number of training examples).
 
-    name, arguments: those of `load`.
+    name, arguments: those that `load` got.
 
-    Clients store it with the truth (the indices of the examples that they used), so that scoring finds the same examples.
+    Clients store the dict with the indices of the examples that they used, so that scoring finds the same examples.
     """
     return {
         "name": name,

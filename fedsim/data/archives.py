@@ -19,13 +19,15 @@ ARRAY_NAMES = {
 
 
 def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
-    """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
+    """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or numbers in [0, 1], and integer `labels` (N,).
 
-    train, test: paths. Without `test`, the held-out arrays of the first archive are used or, if it has none, every fifth example.
-    mean, std:   normalisation of the model's input, one value for all channels or one per channel.
+    train:     path of the archive with the training examples. They have C = 1 or 3 channels.
+    test:      path of an archive with the held-out examples: its arrays for testing or, if it has none, its `images`. Without
+               `test`, the arrays for testing in `train` are held out or, if it has none, every fifth example.
+    mean, std: normalisation of the model's input, one value for all channels or one per channel.
 
-    The arrays may also be named `train_images`, `train_labels`, `test_images` and `test_labels`, or `x_train`, `y_train`,
-    `x_test` and `y_test`. `class_names` (K,) is optional.
+    The arrays may also be named `train_images` and `train_labels`, and for testing `test_images` and `test_labels`; or `x_train`
+    and `y_train`, and for testing `x_test` and `y_test`. An array `class_names` (K,) is optional.
     """
     own, held_out, names = _read(Path(train))
     if test is not None:
@@ -85,7 +87,10 @@ def _to_examples(path: Path, images: Array, labels: Array) -> Examples:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if images.ndim != 4 or labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
-        raise ValueError(f"{path}: expected images (N, H, W[, C]) and integer labels (N,), got {images.shape} and {labels.shape}")
+        raise ValueError(
+            f"{path}: expected images (N, H, W[, C]) and integer labels (N,) with N > 0, got images {images.shape} and "
+            f"{labels.dtype} labels {labels.shape}"
+        )
     if images.shape[3] not in (1, 3):
         raise ValueError(f"{path}: images must have 1 or 3 channels, got {images.shape[3]}")
     if labels.min() < 0:

@@ -59,7 +59,8 @@ class Examples:
 class Dataset:
     """A data set with disjoint training and held-out (test) examples.
 
-    Raises ValueError if the examples do not agree with `spec` in shape, type, range or labels.
+    Raises ValueError if the examples do not agree with `spec` in shape, type, range or labels, or if there are more class names
+    than `spec.num_classes`.
     """
 
     name: str
@@ -70,16 +71,18 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.class_names) > self.spec.num_classes:
-            raise ValueError(f"{self.name}: {len(self.class_names)} class_names for spec.num_classes = {self.spec.num_classes}")
+            raise ValueError(
+                f"{self.name}: {len(self.class_names)} class_names exceed spec.num_classes = {self.spec.num_classes}"
+            )
         for side, examples in (("train", self.train), ("test", self.test)):
             if not isinstance(examples, Examples):
                 raise ValueError(f"{self.name}: {side} must be Examples, got {type(examples).__name__}")
             _check_examples(f"{self.name}: {side}", examples, self.spec)
 
     def compute_hash(self) -> str:
-        """Return a hash of the training examples and their order. It is cached.
+        """Return a hash of the training examples and their order. It is computed once.
 
-        It is stored with the indices of the examples that clients used, so that scoring recognises the data set.
+        The hash is stored with the indices of the examples that clients used, so that scoring recognises the data set.
         """
         return self._content_hash
 
@@ -95,7 +98,7 @@ class Dataset:
 
 
 def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
-    """Raise ValueError, with advice, unless the examples agree with `spec`. where: data set and part, for the message."""
+    """Raise ValueError unless the examples agree with `spec`. where: data set and part (train or test), for the message."""
     values, labels = examples.values, examples.labels
     shape = ", ".join(map(str, spec.shape))
     if values.shape[1:] != spec.shape:
@@ -115,7 +118,8 @@ def hold_out_every_fifth(name: str, spec: DataSpec, class_names: tuple[str, ...]
     """Build a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
         raise ValueError(
-            f"{name}: every fifth example is held out, but there are only {len(examples)}; give at least 5, or a file test"
+            f"{name}: every fifth example is held out, but there are only {len(examples)}; give at least 5, or name a file of "
+            "held-out examples by the argument test"
         )
     held_out = np.arange(len(examples)) % 5 == 4
     train, test = examples.select(~held_out), examples.select(held_out)

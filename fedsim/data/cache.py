@@ -57,7 +57,10 @@ def _move(whole: Path, place: Path) -> None:
 
 @contextmanager
 def _set_timeout(seconds: float) -> Iterator[None]:
-    """Set the timeout of sockets within a `with` block, since torchvision and scikit-learn have no option for it."""
+    """Set the default timeout of sockets within a `with` block, and ignore warnings there.
+
+    torchvision and scikit-learn have no option for the timeout, and warn about each retry.
+    """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

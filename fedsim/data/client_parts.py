@@ -1,4 +1,4 @@
-"""Data of a federation without shared data: one client's own part, and the server's public description of all data."""
+"""Data of one party of a deployment: a client's own part, or the server's public description of all clients' data."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -41,7 +41,7 @@ def public(path: str) -> Dataset:
 
 
 def read_sizes(path: Path) -> list[int]:
-    """Return the clients' numbers of examples, ascending, from the public description in `path`, without naming the clients."""
+    """Return the clients' numbers of examples from the public description in the folder `path`: ascending, without names."""
     return list(_read_facts(path).sizes)
 
 
@@ -58,10 +58,11 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
 
 
 def fit_to(own: Dataset, like: Dataset) -> Dataset:
-    """Return the data set `own` with the specification of `like`, the server's public description.
+    """Return the data set `own` with the specification and the class names of `like`, the server's public description.
 
-    Labels stay as they are, see `renumber_classes`. Raises ValueError if shapes or columns differ, if a class has another name
-    than the class of the same number in `like`, or if a label is not among the classes of `like`.
+    Labels stay as they are; `renumber_classes` changes them.
+    Raises ValueError if shapes or columns differ, if a class has another name than the class of the same number in `like`, or if
+    a label is not among the classes of `like`.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
@@ -100,7 +101,10 @@ def renumber_classes(own: Dataset, like: Dataset) -> Dataset:
     if not (_has_names(own) and _has_names(like)):
         return own
     if unknown := [name for name in own.class_names if name not in like.class_names]:
-        raise ValueError(f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s: {', '.join(like.class_names)}")
+        raise ValueError(
+            f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s classes, which are {', '.join(like.class_names)}; "
+            "rename it, or remove its examples"
+        )
     numbers = np.array([like.class_names.index(name) for name in own.class_names])
     train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (own.train, own.test))
     spec = replace(own.spec, num_classes=like.spec.num_classes)
@@ -113,7 +117,7 @@ def _has_names(data: Dataset) -> bool:
 
 
 def concatenate(*parts: Examples) -> Examples:
-    """Concatenate examples. If some have uint8 values and others float32, all become float32."""
+    """Concatenate examples, without their groups. If some have uint8 values and others float32, all become float32."""
     values = [one.values for one in parts]
     if len({one.dtype for one in values}) > 1:
         values = [one.astype(np.float32) / 255 if one.dtype == np.uint8 else one for one in values]
@@ -143,7 +147,8 @@ def _read(folder: Path) -> tuple[_Facts, Examples]:
     facts, path = _read_facts(folder), folder / EXAMPLES_FILE
     arrays = read_arrays(path, ("values", "labels"))
     if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:
-        raise ValueError(f"{path}: labels must be a vector of integers, got {arrays['labels'].dtype}")
+        found = arrays["labels"]
+        raise ValueError(f"{path}: labels must be integers of shape (N,), got {found.dtype} of shape {found.shape}")
     try:
         examples = Examples(values=arrays["values"], labels=arrays["labels"])
     except ValueError as error:
@@ -153,14 +158,18 @@ def _read(folder: Path) -> tuple[_Facts, Examples]:
 
 
 def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
-    """Raise ValueError if shapes, values or labels of examples do not fit the specification."""
+    """Raise ValueError, naming `path`, if the examples' shape, type, values or labels do not fit the specification."""
     values: Array = examples.values
     if values.shape[1:] != spec.shape or values.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"{path}: expected values of shape (N, {', '.join(map(str, spec.shape))}), got {values.shape}")
+        shape = ", ".join(map(str, spec.shape))
+        raise ValueError(
+            f"{path}: values must be uint8 or float32 of shape (N, {shape}), got {values.dtype} of shape {values.shape}"
+        )
     if len(values) and values.dtype != np.uint8 and not (values.min() >= 0 and values.max() <= 1):
         raise ValueError(f"{path}: values must lie in [0, 1], got [{values.min()}, {values.max()}]")
     if len(values) and not 0 <= examples.labels.min() <= examples.labels.max() < spec.num_classes:
-        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got {examples.labels.max()}")
+        least, most = examples.labels.min(), examples.labels.max()
+        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got labels from {least} to {most}")
 
 
 def _make_empty(spec: DataSpec) -> Examples:

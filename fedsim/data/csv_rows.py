@@ -21,12 +21,12 @@ MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 
 
 def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
-    """Read the columns of a file, by the names in the first row.
+    """Read the columns of a file into a dict, keyed by the names in the first row.
 
-    Each is (N,) stripped texts, with `MISSING_VALUE` for missing values.
-
-    A file whose name ends in .gz is decompressed.
-    Raises FileNotFoundError if there is no file, and ValueError, naming file and row, if it is not a table.
+    Each column is an array (N,) of texts without spaces around them. Missing values, see `MISSING_MARKERS`, are `MISSING_VALUE`.
+    Empty rows are skipped. A file whose name ends in .gz is decompressed.
+    Raises FileNotFoundError if there is no file, and ValueError, naming the file, if it is not a table. For a wrong number of
+    values it also names the row, counted from 1 below the column names.
     """
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
@@ -42,7 +42,7 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
         seen: dict[str, str] = {}  # equal texts share one object to save memory
         for number, row in enumerate(rows, start=1):
             if len(row) != len(names):
-                raise ValueError(f"{path}: row {number} has {len(row)} values for {len(names)} columns")
+                raise ValueError(f"{path}: row {number} below the column names has {len(row)} values for {len(names)} columns")
             for column, value in zip(columns, row, strict=True):
                 column.append(seen.setdefault(value, _clean(value)))
     if not columns[0]:

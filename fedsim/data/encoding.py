@@ -19,9 +19,11 @@ RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 class KnownColumns:
     """Ranges and categories of columns, which are public before clients train.
 
-    ranges, categories: dicts keyed by column name, from public knowledge. ranges_from: source of the ranges and categories of all
-    other columns, one of `RANGE_SOURCES`.
-    source_rows: mask of the rows from which the ranges and categories of these other columns are computed.
+    file:        the table's file, for messages.
+    ranges:      [low, high] of columns, keyed by column name; from public knowledge.
+    categories:  list of categories of columns, keyed by column name; from public knowledge.
+    ranges_from: source of the ranges and categories of all other columns, one of `RANGE_SOURCES`.
+    source_rows: mask (N,) of the rows from which the ranges and categories of these other columns are computed.
     """
 
     file: Path
@@ -37,13 +39,20 @@ class KnownColumns:
             raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
         for name, given in self.ranges.items():
             if isinstance(given, str) or len(given) != 2 or not all(map(_is_finite, given)) or not given[0] <= given[1]:
-                raise ValueError(f"{self.file}: the range of column {name!r} must be [low, high], got {given!r}")
+                raise ValueError(
+                    f"{self.file}: the range of column {name!r} must be [low, high], finite and with low <= high, got {given!r}"
+                )
         for name, values in self.categories.items():
             if isinstance(values, str) or not values or len(set(map(str, values))) < len(values):
-                raise ValueError(f"{self.file}: categories of column {name!r} must be a list of distinct values, got {values!r}")
+                raise ValueError(
+                    f"{self.file}: categories of column {name!r} must be a list of distinct values, at least one, got {values!r}"
+                )
 
     def find_source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
-        """Return the source of the ranges and categories of `columns`; of several, the one that reveals most about clients."""
+        """Return the source of the ranges and categories of `columns`.
+
+        If they have several sources, it is the one that reveals most about clients: "clients", then "held_out", then "public".
+        """
         if all(name in self.ranges or name in self.categories for name in columns):
             return "public"
         return "clients" if self.ranges_from == "clients" else "held_out"
@@ -62,10 +71,11 @@ class Feature(NamedTuple):
 
 
 def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
-    """Encode a column: numbers are scaled to [0, 1], other values are one-hot.
+    """Encode the column `name` with the values `texts` (N,): numbers are scaled to [0, 1], other values are one-hot.
 
-    categorical: whether to treat numbers as categories. limit: largest number of categories. Raises ValueError, with advice, if
-    the rows that ranges are computed from hold no value, or a value does not fit.
+    categorical: whether to treat numbers as categories. limit: largest number of categories.
+    Raises ValueError, with advice, for an infinite number, for a given range if not all values are numbers, for more categories
+    than `limit`, and for a numeric column without a given range that has no value in `known.source_rows`.
     """
     file, numbers = known.file, None if categorical or name in known.categories else parse_numbers(texts)
     if numbers is None:
@@ -95,7 +105,7 @@ def encode(known: KnownColumns, name: str, texts: Texts, categorical: bool, limi
 def scale(numbers: Array, low: Array | float, high: Array | float) -> Array:
     """Scale values to float32 in [0, 1]: 0 at `low`, 1 at `high`, clamped outside.
 
-    If `low` equals `high`, the result is 0 there.
+    If `low` equals `high`, the result is 1 at `low + 1` instead.
     """
     width = np.where(np.subtract(high, low) == 0, 1, np.subtract(high, low))
     return np.clip((numbers - low) / width, 0, 1).astype(np.float32)

@@ -16,8 +16,9 @@ PUBLIC_FOLDER, EXPERIMENT_FILE = "public", "experiment.toml"
 class Handed:
     """The folders that `split` wrote.
 
-    public: folder for the server. clients: one folder per client, in the order of partition ids. sizes: their numbers of
-    examples.
+    public:  folder for the server.
+    clients: folders `clients/NUMBER/data` of all clients, in the order of their numbers.
+    sizes:   number of examples of each client, in the same order.
     """
 
     public: Path
@@ -26,7 +27,7 @@ class Handed:
 
 
 def make_client_path(folder: Path, number: int) -> Path:
-    """Return the folder that `split` writes for client `number`, counted from 0."""
+    """Return the folder `clients/NUMBER` of a client, counted from 0. `split` writes its examples to the subfolder `data`."""
     return folder / "clients" / str(number)
 
 
@@ -67,10 +68,12 @@ def read_split(folder: Path) -> Experiment:
 
 
 def write_own_part(data: str, public: Path, folder: Path) -> int:
-    """Write all examples of a party's own data set as the part that it trains on, and return their number.
+    """Write all examples of a party's own data set, held-out ones included, as the part that it trains on; return their number.
 
-    data: the data set, such as "npz:mine.npz" or "csv:mine.csv". public: folder with the server's public description of the data.
-    Raises ValueError if the examples do not fit that description.
+    data:   the data set, such as "npz:mine.npz" or "csv:mine.csv".
+    public: folder with the server's public description of the data.
+    folder: where to write the part.
+    Raises ValueError if the examples do not fit the public description.
     """
     facts = parts.public(str(public))
     own = parts.fit_to(parts.renumber_classes(datasets.load_text(data), facts), facts)

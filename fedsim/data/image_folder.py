@@ -100,7 +100,7 @@ def _check_sides(width: int, height: int) -> None:
 
 
 def _read_image(file: Path, *, channels: int, size: int) -> Array:
-    """Read one picture as (C, size, size). Raises ValueError, naming the file, if it cannot be read."""
+    """Read one picture, resized and cropped, as (C, size, size) uint8. Raises ValueError, naming the file, if this fails."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:

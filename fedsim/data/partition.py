@@ -38,11 +38,11 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
 
 
 def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Give each client examples of one class, the extreme non-i.i.d. case.
+    """Split examples by class, the extreme non-i.i.d. case: each client holds one class if there are as many clients as classes.
 
-    Classes are dealt to clients in turn. With fewer clients than classes, some clients hold several classes. With more, a class
-    is split at random among its clients into parts whose sizes differ by at most one. A class has at most as many clients as
-    examples.
+    Classes are dealt to clients in turn. With fewer clients than classes, some clients hold several whole classes. With more
+    clients, each holds examples of one class; a class is split at random among its clients into parts whose sizes differ by at
+    most one. A class has at most as many clients as examples.
     """
     classes = _group_members(examples.labels)
     if clients <= len(classes):
@@ -111,7 +111,10 @@ def _sort_parts(parts: list[list[int]]) -> list[Indices]:
 
 
 def _deal_classes(sizes: list[int], clients: int) -> list[int]:
-    """Return the number of clients of each class if classes are dealt in turn, each at most as often as it has examples."""
+    """Return how many clients hold each class, if clients are assigned to classes one by one: to class 0, 1, ..., then 0 again.
+
+    sizes: number of examples of each class, which is the largest number of its clients. `clients` is at most their sum.
+    """
     holders = [0] * len(sizes)
     while clients:
         for label in (i for i, size in enumerate(sizes) if holders[i] < size):
@@ -168,7 +171,10 @@ PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
 
 
 def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments: Any) -> list[Indices]:
-    """Split examples by a named partition. Return the indices of each client's examples: disjoint and not empty."""
+    """Split examples by the partition `name`. Return the indices of each client's examples: disjoint and not empty.
+
+    Raises ValueError if there are more clients than examples, or for invalid arguments of the partition.
+    """
     if clients > len(examples):
         raise ValueError(f"clients.count is {clients}, but there are only {len(examples)} training examples; use fewer clients")
     factory = PARTITIONS[name]

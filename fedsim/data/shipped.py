@@ -29,7 +29,8 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
     size:  height and width of an example: 32, 64 or 128 pixels.
     scale: factor by which crops are averaged down; by default 2 for 32 pixels, else 1.
 
-    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others are held out.
+    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others are held out. Flat crops,
+    with a standard deviation below `MIN_CONTRAST`, are left out.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")

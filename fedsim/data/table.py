@@ -37,15 +37,15 @@ def csv(
     max_categories: largest number of categories of a column; a column with more is an error.
     ranges:      [low, high] of numeric columns from public knowledge, such as { age = [0, 120] }.
     categories:  values of other columns from public knowledge, in the order of the one-hot columns.
-    ranges_from: source of the ranges and categories of all other columns: `held_out`, the rows that no client holds, or
-    `clients`,
-                 the rows of all clients, which reveals their exact extremes and rare values to everybody.
+    ranges_from: source of the ranges and categories of all columns that `ranges` and `categories` do not name: `held_out`, the
+                 rows that no client holds, or `clients`, the rows of all clients, which reveals their exact extremes and rare
+                 values to everybody.
 
     A numeric column is scaled to [0, 1] by its range, and values outside are clamped. A missing number (empty, ?, NA or nan)
     becomes the median of the rows that ranges are computed from, or the middle of a given range. Any other column is one-hot,
-    with sorted categories; a missing value is the category `?`, and an unknown value is all zeros. It is public which columns are
-    numeric and which classes exist. Redundant columns are kept unless dropped. Every column but label and split is a group for
-    partitions, by its text in the file.
+    with its categories in sorted order unless given. A missing value there counts as the value `?`, and a value that is no
+    category is all zeros. It is public which columns are numeric and which classes exist. `by_group` partitions can use every
+    column but label and split, by its text in the file.
 
     Ranges and categories are public: they are in the manifest of a recording, which also gives their source.
     """
@@ -60,7 +60,8 @@ def csv(
     inputs = [name for name in table if name not in (label, split, *drop)]
     if label in (split, *drop) or not inputs:
         raise ValueError(
-            f"{path}: with label {label!r}, split {split!r} and drop {list(drop)}, no input column is left; drop fewer"
+            f"{path}: label {label!r}, split {split!r} and drop {list(drop)} must name different columns and leave at least one "
+            "input column; change them"
         )
     labels, classes = _read_labels(file, label, table[label], held_out)
     known = KnownColumns(file, ranges, categories, ranges_from, source_rows=held_out if ranges_from == "held_out" else ~held_out)
@@ -102,12 +103,14 @@ def _find_held_out(file: Path, table: Table, split: str | None) -> tuple[Array, 
 def _read_labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the class number of each row (N,), and the names of the classes in the order of their numbers.
 
-    texts: (N,), the column of labels. held_out: (N,), whether a row is held out. Raises ValueError if a label is missing, if one
-    occurs in held-out rows only, or if there are fewer than two.
+    texts: (N,), the column of labels. held_out: (N,), whether a row is held out. Raises ValueError if a label is missing, if a
+    class occurs in held-out rows only, or if training rows have fewer than two classes.
     """
     if MISSING_VALUE in texts:
         row = 1 + texts.tolist().index(MISSING_VALUE)
-        raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")
+        raise ValueError(
+            f"{file}: row {row} below the column names has no label in column {name!r}; delete it, or name another label column"
+        )
     found = set(texts[~held_out])
     numbers = parse_numbers(np.array(list(found), dtype=object))
     classes = sorted(found) if numbers is None else sorted(found, key=float)

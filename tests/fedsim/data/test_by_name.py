@@ -165,7 +165,7 @@ def made(**changed: Any) -> Dataset:
         ({"labels": np.eye(4, dtype=np.int64)}, r"labels must be integers of shape \(N,\), got int64 of shape \(4, 4\)"),
         ({"labels": np.array([0, 1, 2, 1])}, "labels must be from 0 to spec.num_classes - 1 = 1, got 2"),
         ({"labels": np.array([0, 1, -1, 1])}, "labels must be from 0 to spec.num_classes - 1 = 1, got -1"),
-        ({"class_names": ("a", "b", "c")}, "3 class_names for spec.num_classes = 2"),
+        ({"class_names": ("a", "b", "c")}, "3 class_names exceed spec.num_classes = 2"),
         ({"train": np.zeros(3)}, "mine: train must be Examples, got ndarray"),
     ],
 )
