@@ -25,10 +25,11 @@ MAX_VALID_DAYS = 825
 class ServerFiles:
     """Paths of the TLS files of the SuperLink and the server below `root`. Files that the same parties may read share a folder.
 
-    authority:        certificate of the authority, which all parties trust. authority_key: its private key, needed only to sign
-                      certificates; move it to a safe place once the SuperLink's certificate is signed.
-    certificate, key: of the SuperLink. secret: shared by SuperLink and server; the SuperLink gives tasks only to processes that
-                      know it.
+    authority:     certificate of the authority, which all parties trust.
+    authority_key: private key of the authority, needed only to sign certificates; move it to a safe place once the SuperLink's
+                   certificate is signed.
+    certificate:   certificate of the SuperLink. key: private key of the SuperLink.
+    secret:        file with a secret shared by SuperLink and server; the SuperLink gives tasks only to processes that know it.
     """
 
     root: Path
@@ -55,12 +56,12 @@ class ServerFiles:
 
 
 def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> ServerFiles:
-    """Create an authority, a certificate for a SuperLink, and a secret.
+    """Create a certificate authority, a certificate for a SuperLink, and a secret below `root`; return their paths.
 
-    The certificate is valid for the names or addresses in `hosts` and `DEFAULT_HOST_NAMES`.
+    hosts: names or addresses for which the SuperLink's certificate is valid, besides `DEFAULT_HOST_NAMES`.
+    days:  validity in days of the certificates that are created, the authority's and the SuperLink's.
 
     Existing files are kept; delete `server.pem` to make a certificate for other hosts.
-    days: validity of the certificates that are created, the authority's and the SuperLink's.
     Raises ValueError if `days` is not between 1 and 825, or if the SuperLink's certificate must be signed and the authority's key
     is missing.
     """
@@ -92,7 +93,9 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
 
 def make_client(key: Path, public: Path) -> None:
-    """Make a client's private key and the public key that the SuperLink gets; existing files are kept.
+    """Write a client's private key to `key`, and the public key that the SuperLink gets to `public`.
+
+    If both files exist, they are kept. If only one exists, both are written anew.
 
     The format is OpenSSH's over the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`; Flower accepts no other.
     """

@@ -49,7 +49,8 @@ def make_superlink_command(
 ) -> list[str]:
     """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS.
 
-    control_from: networks that may send commands, beside the SuperLink's own machine; see `fedsim.deployment.superlink`.
+    host, port:   where the SuperLink listens.
+    control_from: networks that may send it Flower's commands, besides its own machine; see `fedsim.deployment.superlink`.
     """
     admitted = [word for network in control_from for word in ("--control-from", network)]
     guarded = ["python", "-m", "fedsim.deployment.superlink", *admitted]
@@ -78,9 +79,9 @@ def make_server_command(link: Link, *, secret: str | None) -> list[str]:
 def make_client_command(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
     """Return the command of a client's SuperNode.
 
-    key: path of the client's private key; None without TLS. port: local port on which the SuperNode serves the client's
-    processes.
-    config: the client's own configuration, see `fedsim.engine.flower_app`.
+    key:    path of the client's private key; None without TLS.
+    port:   local port on which the SuperNode serves the client's processes.
+    config: the client's own configuration; `fedsim.engine.flower_app` lists its keys.
     """
     words = ["flower-supernode", "--superlink", link.address, *link.list_options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
@@ -118,7 +119,7 @@ def make_enrol_command(link: Link, *, keys: str) -> list[str]:
 
 
 def make_runner_command(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
-    """Return the command that starts a federation on the SuperLink and waits until it finishes.
+    """Return the command that starts a federation on the SuperLink, or resumes an interrupted one, and waits until it finishes.
 
     experiment: path of the experiment's TOML file, read by this command. out, public: the run's folder and the folder of public
     facts about the data, as paths on the server's machine.
@@ -140,6 +141,7 @@ def make_page_command(*, port: int, attacker: str) -> list[str]:
 def make_scorer_command(*, run: str, truth: list[str]) -> list[str]:
     """Return the command that compares reconstructions with the examples that the clients used.
 
-    run: folder of the run with the reconstructions. truth: each client's folder of truth, in any order.
+    run:   folder of the run with the reconstructions.
+    truth: folder of each client that tells which examples the client used, in any order.
     """
     return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

@@ -1,6 +1,7 @@
 """Registration of public keys at a SuperLink: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
 
-Flower's command takes one key per call, and each call takes seconds to load.
+SUPERLINK is the SuperLink's name in Flower's configuration. Flower's own command registers one key per call, and each call takes
+seconds to load.
 """
 
 import sys
@@ -12,7 +13,11 @@ KNOWN_KEY_MESSAGE = "already in use"
 
 
 def main(superlink: str, *keys: str) -> None:
-    """Register the keys that are not known yet. Exits with status 1 if the SuperLink refuses one."""
+    """Register public keys at a SuperLink. Keys that are registered already are skipped.
+
+    superlink: the SuperLink's name in Flower's configuration. keys: paths of the key files.
+    Exits with status 1 at the first key that the SuperLink refuses; keys after it are not registered.
+    """
     for key in keys:
         try:
             app(["supernode", "register", key, superlink], standalone_mode=False)

@@ -54,13 +54,14 @@ COMMAND_SECONDS = 120.0
 
 
 class NotReached(RuntimeError):
-    """Raised if the SuperLink does not answer or refuses; the message is Flower's."""
+    """Error for a SuperLink that does not answer or refuses a request; the message contains what Flower printed."""
 
 
 class RunFailed(RuntimeError):
-    """Raised for a run that did not finish.
+    """Error for a run that ended without completing.
 
-    detail: the last message about it. was_unreachable: whether the SuperLink did not answer at some time before.
+    status: Flower's status of the run, such as "finished:failed". detail: the reason; "" if unknown.
+    was_unreachable: whether the SuperLink did not answer for some time before it reported the status.
     """
 
     def __init__(self, status: str, detail: str, *, was_unreachable: bool = False) -> None:
@@ -69,7 +70,7 @@ class RunFailed(RuntimeError):
 
 
 def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> int:
-    """Register the public keys `*.pub` in `keys` at the SuperLink and return the number of these files.
+    """Register the public keys `*.pub` in the folder `keys` at the SuperLink and return the number of these files.
 
     Keys that are registered already are counted too.
 
@@ -91,7 +92,10 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
 @dataclass
 class Submitted:
-    """A run on a SuperLink. log: output of `flwr run`, from byte `log_start` on. Use it in the main thread."""
+    """A run on a SuperLink, submitted by the command `flwr run`. Use it in the main thread only, see `Processes`.
+
+    log: file with the output of `flwr run`; byte `log_start` is the first one of this run.
+    """
 
     link: Link
     home: Path
@@ -112,9 +116,10 @@ class Submitted:
         processes: Processes,
         prefix: Sequence[str] = (),
     ) -> "Submitted":
-        """Start the app on the SuperLink with `config`, its run config.
+        """Submit the federation's Flower app to the SuperLink and return the run.
 
-        home: folder for Flower's configuration. prefix: a command that runs Flower's command, for example in another network.
+        config: the app's run config. home: folder for Flower's configuration. processes: group to which `flwr run` is added.
+        prefix: a command that runs Flower's command, for example in another network.
         """
         _configure(home, link)
         app = make_private(home / "app")
@@ -136,8 +141,9 @@ class Submitted:
         """Wait until the run has finished, calling `watch` several times a second.
 
         on_words: called with the server's messages about missing clients and replies.
-        Raises NotReached if there is no run, and RunFailed if the run ended without completing. This is read from Flower's list
-        of runs, since the exit status of Flower's command is 0 for failed runs too.
+        Raises NotReached if the SuperLink did not start the run or does not answer for `ANSWER_SECONDS`, and RunFailed if the run
+        ended without completing. How it ended is read from Flower's list of runs, since the exit status of `flwr run` is 0 for
+        failed runs too.
         """
         while self.processes.find_status(RUNNER_NAME) is None:
             watch()
@@ -154,7 +160,7 @@ class Submitted:
             raise RunFailed(status, _find_cause(status, details, self._read_log()), was_unreachable=self._was_unreachable)
 
     def stop(self) -> None:
-        """Ask the SuperLink to stop the run, if there is one, without waiting long for its answer."""
+        """Ask the SuperLink to stop the run if it was started. Waits at most `COMMAND_SECONDS` for the answer."""
         if self.identity is not None:
             self._run_flwr("stop", self.identity, CONNECTION_NAME)
 
@@ -171,10 +177,10 @@ class Submitted:
                     on_words(found[1])
 
     def _find_status(self, watch: Callable[[], None], on_words: OnWords | None = None) -> tuple[str, str, bool]:
-        """Return the run's final status, Flower's message, and whether the stream of its log ended before the run.
+        """Wait until the run has ended; return its final status, Flower's message, and whether the run's log may be incomplete.
 
-        The stream is closed early if the SuperLink was unreachable for a moment.
-        Raises NotReached if it does not answer for `ANSWER_SECONDS`.
+        The log that `flwr run` streams ends before the run if the SuperLink is unreachable for a moment.
+        Raises NotReached if the SuperLink does not answer for `ANSWER_SECONDS`.
         """
         heard, is_cut = time.monotonic(), False
         while True:
@@ -200,7 +206,7 @@ class Submitted:
             return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
         except (ValueError, KeyError, IndexError):
             words = _find_last_lines(_find_refusal(done.stdout) or done.stdout + done.stderr)
-            raise NotReached(f"{self.link.address} does not say how the run ended: {words}") from None
+            raise NotReached(f"the SuperLink at {self.link.address} does not say how the run ended: {words}") from None
 
     def _run_flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = _make_environment(self.home)
@@ -231,7 +237,7 @@ def _make_environment(home: Path) -> dict[str, str]:
 
 
 def _find_last_lines(text: str) -> str:
-    """Return the last lines of a failed command's output, without colours and frames."""
+    """Return the last 600 characters of a failed command's output as one line, without colours and frames."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it printed nothing"
 
@@ -245,7 +251,10 @@ def _find_refusal(text: str) -> str:
 
 
 def _find_cause(status: str, details: str, log: str) -> str:
-    """Return why a run did not complete: Flower's message about the server's app, or else the last traceback in `log`."""
+    """Return why a run did not complete: Flower's message about the server's app, or else the last exception's message in `log`.
+
+    Without either, it is `SILENT_END_REASON` for a failed run, and empty for a run that was stopped.
+    """
     if details.startswith(SERVER_ERROR_PREFIX):
         return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())
     found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", log, re.MULTILINE)

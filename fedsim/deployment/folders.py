@@ -1,4 +1,4 @@
-"""Folder of a deployment, with a subfolder for each party that can be copied or mounted."""
+"""Folder of a deployment, with subfolders that can be copied to the machine of a party or mounted in its container."""
 
 import os
 from collections.abc import Sequence
@@ -17,16 +17,20 @@ RUN_NAME = "federation"
 
 @dataclass(frozen=True)
 class Layout:
-    """Folders of the parties below `root`.
+    """Subfolders of `root`, the folder of a deployment, and who sees them.
 
-    public/      for everybody: the experiment, and public facts about the data.
-    trust/       for everybody: certificate of the authority. authority/: its signing key, not needed any more.
-    keys/        public keys of the clients, for `fedsim enrol`.
-    clients/N/   for client N: data, key, private, truth. After the federation, the scorer sees `data` and `truth`.
-    superlink/   certificate, key and database. secret/: shared by SuperLink and server.
-    server/      the run as `fedsim run` writes it, except its recording.
-    attacks/     for the attacker: recordings (read-only) and reconstructions.
-    scores/      for the scorer.
+    public/             everybody: the experiment, and public facts about the data.
+    trust/              everybody: certificate of the authority.
+    authority/          nobody: private key of the authority, needed only to sign further certificates.
+    keys/               `fedsim enrol`: public keys of the clients.
+    clients/N/data/     client N, and after the federation the scorer: the client's examples.
+    clients/N/truth/    client N, and after the federation the scorer: indices of the examples that the client used.
+    clients/N/private/  client N: its identity, secret and state. The file clients/N/key is its private key.
+    superlink/          SuperLink: its certificate, private key and database.
+    secret/             SuperLink and server: the secret that they share.
+    server/             server: the run as `fedsim run` writes it, except its recording.
+    attacks/            attacker: recordings, which only the server may write, and reconstructions.
+    scores/             scorer: the run's scores.
     """
 
     root: Path
@@ -70,15 +74,15 @@ class Layout:
         return self.root / "scores" / RUN_NAME
 
     def make_client_config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
-        """Return the configuration of client `number` of `count`."""
+        """Return the configuration of client `number` (from 0) of `count`, see `commands.make_client_config`."""
         return make_client_config(number, count, str(self.make_client_path(number)), experiment=str(self.experiment), seed=seed)
 
     def list_truths(self, count: int) -> list[str]:
-        """Return the folders of truth of `count` clients."""
+        """Return the folders `clients/N/truth` of `count` clients."""
         return [str(self.make_client_path(number) / "truth") for number in range(count)]
 
     def make_link(self, address: str, *, secure: bool = True) -> Link:
-        """Return the connection to the SuperLink at `address`."""
+        """Return the connection to the SuperLink at `address`, HOST:PORT. secure: whether it uses TLS."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
 
     def find_identity(self) -> TlsIdentity:
@@ -90,7 +94,9 @@ class Layout:
 def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), days: int = 365) -> Layout:
     """Make the folder of a deployment: data, certificates, keys, and empty folders for everything that is written later.
 
-    hosts: names and addresses of the SuperLink besides those of this machine. Raises ValueError if there are data already.
+    hosts: names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, that clients may connect to.
+    days:  validity of the certificates in days, 1 to 825.
+    Raises ValueError if `root` contains data already, or for invalid `days`.
     """
     layout = Layout(root.absolute())
     splitting.split(experiment, layout.root)

@@ -38,7 +38,7 @@ async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 def main(port: str, target: str) -> None:
-    """Forward connections until a signal stops the process."""
+    """Accept connections on `port` and forward them to `target`, HOST:PORT, until a signal stops the process."""
     host, _, there = target.rpartition(":")
 
     async def run() -> None:

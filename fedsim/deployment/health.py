@@ -1,4 +1,7 @@
-"""`python -m fedsim.deployment.health ADDRESS [CERTIFICATE]`: exit status 0 if a process answers at HOST:PORT[/PATH]."""
+"""Health check, `python -m fedsim.deployment.health HOST:PORT[/PATH] [CERTIFICATE]`: exit status 0 if the answer is HTTP 200.
+
+PATH is `health` by default. With CERTIFICATE, that of an authority, the request uses TLS.
+"""
 
 import sys
 
@@ -6,8 +9,9 @@ from fedsim.deployment.processes import is_healthy
 
 
 def main(address: str, authority: str | None = None) -> int:
-    """Return the exit status: 0 if the process at `address`, HOST:PORT[/PATH], is healthy, else 1.
+    """Return the exit status: 0 if a request to `address`, HOST:PORT[/PATH], is answered with HTTP status 200, else 1.
 
+    The path is /health by default.
     authority: path of the certificate of the authority that must have signed the process's certificate; None without TLS.
     """
     return 0 if is_healthy(address, authority) else 1

@@ -19,9 +19,12 @@ class Mount(NamedTuple):
 
 
 def list_mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
-    """Return everything that a party sees: "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
+    """Return the files and folders of a deployment that a party sees.
 
-    count: number of clients. secure: whether there are TLS and keys. Raises ValueError for any other party.
+    party:  "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
+    count:  number of clients.
+    secure: whether there are TLS and keys.
+    Raises ValueError for any other party.
     """
     public, trust = Mount("public"), (Mount("trust"),) if secure else ()
     secret = (Mount("secret"),) if secure else ()
@@ -66,14 +69,14 @@ exec "$@"
 
 
 def make_isolation_prefix(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
-    """Return a command prefix: the command after it starts in `root` and sees only `seen` below it."""
+    """Return a command prefix. The command after it starts in the folder `root` and sees only `seen` of what is below `root`."""
     options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
     return (*_make_unshare_command(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
 
 
 @lru_cache(maxsize=1)
 def explain_missing_isolation() -> str:
-    """Return why this system cannot isolate processes from folders; empty if it can."""
+    """Return why this system cannot hide folders from processes (by mount namespaces); empty if it can."""
     if shutil.which("unshare") is None:
         return "unshare is not installed; it comes with util-linux, on Linux only"
     done = subprocess.run([*_make_unshare_command(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)

@@ -30,7 +30,9 @@ JOINED_LINE = "SuperNode ID:"
 class Party:
     """A client that `Native` starts as a SuperNode.
 
-    number: from 0. key: file of its private key; ignored without TLS, for which None is enough. config: its own configuration.
+    number: the client's number, from 0.
+    key:    file of its private key; not used without TLS, and then it may be None.
+    config: its own configuration, see `commands.make_client_config`.
     home:   folder in which its process runs.
     """
 
@@ -42,9 +44,12 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Where processes run. prefix: command prefix of each party ("superlink", "server", "client-0", ...).
+    """Hosts on which processes run.
 
-    bind: address on which the SuperLink listens. address: address under which the others reach it.
+    bind:    address on which the SuperLink listens.
+    address: address at which the other parties reach the SuperLink.
+    prefix:  function from a party's name ("superlink", "server", "client-0", ...) to a command that starts the party's process,
+             for example in a network of its own; empty for none.
     """
 
     bind: str = "127.0.0.1"
@@ -60,6 +65,7 @@ class Native:
 
     layout:   folders. parties: the clients to start. secure: whether to use TLS and the keys in `layout`.
     isolated: whether each process sees only those folders of `layout` that its container would see.
+    hosts:    addresses of the SuperLink, and where processes run. port: port of the SuperLink; None for a free one.
     """
 
     def __init__(
@@ -80,11 +86,11 @@ class Native:
 
     @property
     def link(self) -> Link:
-        """Return the clients' connection to the SuperLink."""
+        """Return the connection of the other parties to the SuperLink."""
         return self.layout.make_link(f"{self.hosts.address}:{self.port}", secure=self.secure)
 
     def start_superlink(self) -> None:
-        """Start or restart the SuperLink from its database, and wait until it answers."""
+        """Start the SuperLink, with the runs and clients that its database holds, if any, and wait until it answers."""
         make_private(self.layout.database.parent)
         identity = self.layout.find_identity() if self.secure else None
         database = str(self.layout.database)
@@ -104,9 +110,10 @@ class Native:
         self._start(f"client-{party.number}", command, party.home)
 
     def restart_client(self, party: Party) -> None:
-        """Restart a client that was killed. The SuperLink refuses its key for about a minute, until it notices the loss.
+        """Start a client again that was killed, and wait until the SuperLink accepts it.
 
-        Raises Ended if the client is refused for longer.
+        The SuperLink refuses the client's key for about a minute, until it notices that the old connection is lost.
+        Raises Ended if it still refuses after twice `START_SECONDS`.
         """
         name = f"client-{party.number}"
         before = self.processes.find_log(name).read_text(errors="replace").count(JOINED_LINE)
@@ -162,7 +169,7 @@ class Native:
         """Run the prepared federation until it finishes; return the exit status of `fedsim run`, which waits for it.
 
         watch: called several times a second. more: further arguments of `fedsim run`.
-        Raises Ended if the process of a party exits, unless `watch` stopped it.
+        Raises Ended if the process of a party exits, unless `watch` stopped it by `kill`.
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}
@@ -175,7 +182,7 @@ class Native:
         return status
 
     def make_prefix(self, party: str) -> tuple[str, ...]:
-        """Return the command prefix of a party, which sets its mounts and the home folder for Flower."""
+        """Return the command prefix of a party. It sets Flower's home folder and, if `isolated`, the party's mounts."""
         home = make_private(self.home / party)
         own = ("env", f"FLWR_HOME={home}", f"HOME={home}")
         if not self.isolated:
@@ -200,7 +207,10 @@ class Native:
 
 
 def list_parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
-    """Return the clients of a prepared deployment, each with its own folder."""
+    """Return the first `count` clients of a prepared deployment, each with its own folder.
+
+    seed: the same for all clients, for reproducible secrets; None for random ones. See `commands.make_client_config`.
+    """
     return [
         Party(
             number=number,

@@ -1,4 +1,4 @@
-"""One party of a deployment on its own machine."""
+"""Start of one party of a deployment on its own machine."""
 
 import os
 from collections.abc import Sequence
@@ -20,15 +20,18 @@ def make_command(
 ) -> list[str]:
     """Return the command that starts `party`: "superlink", "server", or "client-N" with N from 0.
 
-    layout:       folders, whose paths the command contains. superlink: address HOST:PORT of the SuperLink.
-    bind:         address on which the SuperLink listens. secure: whether to use TLS and keys.
-    control_from: networks that may send the SuperLink commands, besides its own machine.
-    Raises ValueError for an unknown party, a missing file that it needs, a port in use, or an invalid network.
+    layout:       folders, whose paths the command contains.
+    superlink:    address HOST:PORT of the SuperLink.
+    bind:         address on which the SuperLink listens; used for "superlink" only.
+    secure:       whether to use TLS and keys.
+    control_from: networks that may send Flower's commands to the SuperLink, besides its own machine; for "superlink" only.
+    Raises ValueError for an unknown party, a missing file that it needs, a port of the SuperLink that is in use, or an invalid
+    network.
     """
     link, made = layout.make_link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
     if control_from and party != "superlink":
-        raise ValueError(f"--control-from is an option of `fedsim start superlink`, got it for {party}; omit it")
+        raise ValueError(f"--control-from is an option of `fedsim start superlink` only; omit it for {party}")
     if party == "superlink":
         _check_files(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):

@@ -27,13 +27,15 @@ RUNNER_NAME = "runner"
 
 
 class Ended(RuntimeError):
-    """Raised if a process exits unexpectedly or never answers; the message has its last output."""
+    """Error for a process that exits unexpectedly, or does not answer or exit in time; the message contains its last output."""
 
 
 class Processes:
-    """Processes by name, each in its own process group with output in `logs/NAME.log`; a context manager that stops them all.
+    """Processes by name, as a context manager that stops them all at its end, including their child processes.
 
-    Use it in the main thread: if that is killed, the system stops the processes (Linux).
+    Each process has its own process group, and its output is appended to `logs/NAME.log`.
+    Start processes in the main thread: on Linux, the kernel sends each one SIGTERM (not its child processes) when the thread that
+    started it ends, even if this program is killed and the context manager does not end.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -67,7 +69,7 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def read_last_lines(self, name: str) -> str:
-        """Return the last lines of a process's output."""
+        """Return the last `NUM_LAST_LINES` lines of a process's output."""
         path = self.find_log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-NUM_LAST_LINES:])
