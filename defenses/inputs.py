@@ -86,13 +86,15 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
             takes, given = ("needs", "none") if public else ("takes no", "some")
             raise ValueError(f"instahide: with public={public!r}, mix {takes} public images, but {given} were given")
         shares = _draw_shares(len(x), k, private, _make_numpy_generator(rng)).to(x)
-        orders = [torch.arange(len(x))] + [torch.randperm(len(x), generator=rng) for _ in range(private - 1)]
-        images = [x[order] for order in orders]
+        count, at = len(x), rng.device
+        orders = [torch.arange(count)] + [torch.randperm(count, generator=rng, device=at) for _ in range(private - 1)]
+        images = [x[order.to(x.device)] for order in orders]
         if pool is not None:
-            images += [pool[torch.randint(len(pool), (len(x),), generator=rng)].to(x) for _ in range(k - private)]
+            drawn = torch.randint(len(pool), (k - private, count), generator=rng, device=at).cpu()
+            images += [pool[rows].to(x) for rows in drawn]
         mixed = sum(_to_columns(share, x) * image for share, image in zip(shares.T, images, strict=True))
-        labels = sum(share[:, None] * y[order] for share, order in zip(shares.T, orders, strict=False))
-        mirrored = (torch.rand(x.shape, generator=rng) < flips).to(x.device)
+        labels = sum(share[:, None] * y[order.to(y.device)] for share, order in zip(shares.T, orders, strict=False))
+        mirrored = (torch.rand(x.shape, generator=rng, device=at) < flips).to(x.device)
         return torch.where(mirrored, 1 - mixed, mixed), labels
 
     return Mixing(mix, least=2 if k > 1 and not public else 1, public=public)

@@ -13,6 +13,7 @@ from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.reconstruction import Reconstruction
 from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, divide_memory
 from attacker.replay.replay import Replay
+from defenses.inputs import InputsSpec
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -166,3 +167,13 @@ def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
     replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
     told = replay.run()
     assert (told.done, told.failed) == (4, {})
+
+
+@pytest.mark.parametrize("defense", ["mixup", "instahide(2)"])
+def test_examples_are_mixed_by_a_generator_of_the_gpu(defense: str) -> None:
+    mixing = InputsSpec.parse(defense).build()
+    assert mixing is not None
+    x, y = torch.rand(4, 3, 8, 8, device="cuda"), torch.eye(4, device="cuda")
+    mixed, labels = mixing.mix(x, y, torch.Generator("cuda").manual_seed(0), None)
+    assert (mixed.device.type, mixed.shape) == ("cuda", x.shape)
+    assert torch.allclose(labels.sum(dim=1), torch.ones(4, device="cuda"))
