@@ -20,8 +20,8 @@ class AuditOutcome:
     """Summary of an audit.
 
     grade: the worst grade of the findings. recovered, examples: numbers of examples that the strongest attack recovered and
-    attacked. psnr: its mean PSNR in dB; None without images. accuracy: test accuracy of the global model after the last round;
-    None if it was not measured.
+    attacked; 0 without the true examples. psnr: its mean PSNR in dB; None without images, and without the true examples.
+    accuracy: test accuracy of the global model after the last round; None if it was not measured.
     """
 
     grade: Grade
@@ -68,8 +68,12 @@ def recommend_defense(recording: Recording) -> str:
 
 
 def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
-    """Return the summary of the audit of a run. grade, attacks: its results. run: folder of the run, for its metrics."""
-    strongest = find_strongest_attack(attacks)
+    """Return the summary of the audit of a run.
+
+    grade, attacks: its results; attacks that were not compared with the true examples are left out. run: folder of the run, for
+    its metrics.
+    """
+    strongest = find_strongest_attack([one for one in attacks if one.outcome])
     rows = read_metrics(run)
     accuracy = rows[-1].get("accuracy") if rows else None
     return AuditOutcome(

@@ -163,7 +163,8 @@ def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "
     changed = name_changed_run(run, change)
     err.print(f"what if: the same federation with {escape(change)}, in {escape(str(changed))}")
     federate(read(path, [("defense", change)]), changed, engine="local", resume=True)
-    again = make_audit(changed, seconds=seconds, truth=[changed / "truth"], replayed=_replay_shown, told=_print_plan)
+    truth = [changed / "truth"] if found.scored else []  # two grades compare only if both follow from the same evidence
+    again = make_audit(changed, seconds=seconds, truth=truth, replayed=_replay_shown, told=_print_plan)
     before, after = (describe_outcome(one.grade, one.attacks, folder) for one, folder in ((found, run), (again, changed)))
     return replace(found, what_if=MeasuredChange(change=change, before=before, after=after))
 

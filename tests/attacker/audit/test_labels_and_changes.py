@@ -1,6 +1,7 @@
 """Label counts read off updates, Flower apps as input, and the measured effect of a change."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -77,6 +78,20 @@ def test_a_change_is_run_again_and_its_effect_is_measured(run: Path) -> None:
     assert told["before"]["recovered"] > told["after"]["recovered"] == 0
     assert "What a change would do" in (run / "audit.html").read_text()
     assert (name_changed_run(run, change) / "recording").is_dir()
+
+
+def test_without_truth_a_change_is_measured_by_the_confidence_of_the_attacks(run: Path, tmp_path: Path) -> None:
+    untold = tmp_path / "untold"
+    shutil.copytree(run, untold, ignore=shutil.ignore_patterns("truth", "*what-if*"))
+    result = call(untold, "--budget", "1s", "--what-if", "gaussian(1.0)", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["attacks"]
+    assert not found["scored"]
+    before, after = (found["what_if"][key] for key in ("before", "after"))
+    assert before["grade"] == "severe"
+    assert after["grade"] in ("none found", "low")
+    assert (before["examples"], before["recovered"]) == (after["examples"], after["recovered"]) == (0, 0)
 
 
 def test_the_recommended_change_clips_at_the_median_norm(run: Path) -> None:
