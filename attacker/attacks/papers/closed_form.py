@@ -128,8 +128,8 @@ def cocktail_party(
 
     If the linear layer does not receive the images directly, its inputs (features) are separated instead, and then a search finds
     images with these features.
-    criterion: objective by which images are separated: likelihood (of sparse differences between pixels), or published, the
-    paper's loss. It has no effect on features. steps: iterations with criterion=published; likelihood ignores it.
+    criterion: objective of the separation: likelihood (of sparse differences between pixels, or of sparse features), or
+    published, the paper's loss, which is refused for features. steps: iterations with criterion=published; likelihood ignores it.
     restarts: number of random starts for either criterion; the one with the lowest loss is kept.
     refine: solve for exact examples by the zeros that ReLU causes in the gradient, starting from the separated ones.
     inversion_steps: iterations of the search for images with the separated features.

@@ -56,8 +56,8 @@ class Separated:
 class CocktailParty:
     """The separation of a batch behind a linear layer by independent component analysis.
 
-    criterion: the loss of the separation: "likelihood", or that of the paper, "published". If the layer does not see the images
-               directly, it is always "likelihood".
+    criterion: the loss of the separation: "likelihood", or that of the paper, "published", which needs a layer that sees the
+               images directly.
     steps:     iterations for "published", unused otherwise.
     restarts:  number of starts of the separation; the result with the lowest loss is kept.
     refine:    whether to compute exact examples from the separated ones by the zeros that ReLU causes in the gradient.
@@ -91,6 +91,11 @@ class CocktailParty:
     def _attack(self, case: Case, rng: Generator) -> Reconstruction:
         started, observed = perf_counter(), observe([case], knows_defense=False, device=self.device)
         first = find_input_layer(case.observations[0].model, observed.data)
+        if first is None and self.criterion == "published":
+            raise ValueError(
+                "criterion=published separates images, and this model has no linear layer with a bias that sees them directly; "
+                "use criterion=likelihood, which also separates features"
+            )
         layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
         rows = join_bias(layer, observed.gradient, 0)
         check_size(observed.examples, rows)

@@ -236,5 +236,9 @@ def test_what_it_cannot_separate_is_refused_with_the_reason() -> None:
         cocktail_party()([make_case(x, y, model=narrow)], rng=seeded())
     with pytest.raises(ValueError, match="unknown criterion 'best'"):
         cocktail_party(criterion="best")
+    models.admit(name := f"{__name__}:{rectified.__name__}")
+    behind = make_case(draw_images(4), torch.arange(4), model=ModelSpec(name=name))
+    with pytest.raises(ValueError, match=r"criterion=published separates images, .* use criterion=likelihood"):
+        cocktail_party(criterion="published", steps=1, inversion_steps=1)([behind], rng=seeded())
     rows = replace(make_case(x, y).observations[0], data=DataSpec(shape=(7,), num_classes=5))
     assert Need.IMAGES.value in find_unmet(cocktail_party(), Case((rows,)))
