@@ -417,6 +417,8 @@ def test_commands_repeat_the_attack_as_it_was() -> None:
     told = {"attack": "cpl", "spec": "cpl(init='dark', knows_defense=False)", "seed": 3, "oracles": ["labels"]}
     expected = "attacker replay 'my run' --attack cpl --set init=dark --set knows_defense=false --seed 3 --oracle labels"
     assert make_replay_command(Path("my run"), told) == expected
+    several = {**told, "oracles": ["images of the same class", "labels", "logits"]}  # the first is of the attack itself
+    assert make_replay_command(Path("my run"), several) == f"{expected} --oracle logits"
     assert (
         make_replay_command(Path("run"), {**told, "spec": "no ( python", "seed": 0, "oracles": []})
         == "attacker replay run --attack cpl"
