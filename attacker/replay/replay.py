@@ -204,8 +204,7 @@ class Replay:
         The message lists the clients or rounds that exist. found: rows of the chosen rounds and clients.
         """
         clients = self._clients - {row.client for row in found}
-        rounds = self._find_absent_rounds(found)
-        if not clients and rounds != self.rounds:
+        if not clients and self._find_absent_rounds() != self.rounds:
             return
         rows = self.recording.read_rows(on_damage=lambda error: None)
         if unknown := sorted(clients - {row.client for row in rows}):
@@ -215,9 +214,9 @@ class Replay:
             known = format_numbers(row.round for row in rows)
             raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
 
-    def _find_absent_rounds(self, found: Sequence[Row]) -> Rounds:
-        """Return the chosen rounds that no row of `found` has. found: rows of the chosen rounds and clients."""
-        return Rounds.of(self.rounds or ()) - {row.round for row in found}
+    def _find_absent_rounds(self) -> Rounds:
+        """Return the chosen rounds of which the recording has no row of the chosen clients, not even one that cannot be read."""
+        return Rounds.of(self.rounds or ()) - self.recording.list_observed_rounds(self._clients)
 
     def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
@@ -265,8 +264,9 @@ class Replay:
         for case in plan.cases:
             if case.reason:
                 self._record_failure(case.key, case.reason, replayed)
-        if absent := self._find_absent_rounds(self._rows[0]):
-            replayed.notes.append(f"the recording holds nothing of round {absent}")
+        if absent := self._find_absent_rounds():
+            of = "the chosen clients in " if self._clients else ""
+            replayed.notes.append(f"the recording holds nothing of {of}round {absent}")
         tasks = self._plan_tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
         for outcome in self._run_tasks(tasks, Meter(tasks, watch)):

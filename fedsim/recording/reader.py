@@ -117,8 +117,7 @@ class Recording:
         asked = Rounds.of(rounds)
         if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
-        found = index.query_index(self.folder, "SELECT DISTINCT round FROM observations")
-        return [number for (number,) in found if number in asked]
+        return [number for number in self.list_observed_rounds() if number in asked]
 
     def count_replies(self) -> list[Counts]:
         """Return the numbers of replies by status, round by round."""
@@ -166,6 +165,17 @@ class Recording:
     def list_rounds(self) -> list[int]:
         """Return all rounds with global weights, ascending."""
         return [row.round for row in self._read_sent_rows("ORDER BY round")]
+
+    def list_observed_rounds(self, clients: Iterable[str] = ()) -> list[int]:
+        """Return the rounds that the index has a row of, ascending, also of rows that `read_rows` cannot read.
+
+        clients: only rows of these; all by default.
+        """
+        names = sorted(clients)
+        where = " WHERE client IN (SELECT value FROM json_each(?))" if names else ""
+        values = [json.dumps(names)] if names else []
+        found = index.query_index(self.folder, f"SELECT DISTINCT round FROM observations{where} ORDER BY round", *values)
+        return [number for (number,) in found if type(number) is int]
 
     def read_observation(self, row: Row) -> Observation:
         """Read one observation. Raises DamagedFile, naming the file, if it differs from the index or does not fit the weights."""

@@ -167,6 +167,18 @@ def test_an_altered_row_is_named_and_the_others_are_attacked(run: Path, bad: str
     assert (elsewhere.skipped, elsewhere.failed) == (3, {})
 
 
+def test_a_round_is_absent_only_where_the_index_has_no_row_of_it(run: Path, bad: str) -> None:
+    both = frozenset({1, 2})
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        index.execute(f"DELETE FROM observations WHERE round = 2 AND client = '{bad}'")
+    assert replay(run, rounds=both).run().notes == []
+    alone = replay(run, rounds=both, clients=frozenset({bad})).run()
+    assert alone.notes == ["the recording holds nothing of the chosen clients in round 2"]
+    alter(run, "attempt", 0, "round = 2")
+    unread = replay(run, rounds=both).run()
+    assert (unread.notes, len(unread.failed)) == ([], 2)
+
+
 def test_the_command_line_shows_an_altered_row_as_failed(run: Path, bad: str) -> None:
     alter(run, "attempt", 0, f"round = 1 AND client = '{bad}'")
     told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
