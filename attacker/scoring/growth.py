@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fedsim.recording.files import read_json_lines, to_json_lines, write_bytes
+from fedsim.recording.files import MAX_LINES_BYTES, read_json_lines, to_json_lines, write_bytes
+from fedsim.recording.safe_files import parse_json, read_bytes
 
 GROWTH_FILE = "growth.jsonl"
 
@@ -43,13 +44,23 @@ class GrowthPoint:
 def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
     """Replace the rows of the attack `source` in a run's `growth.jsonl` by `cases`, which may be empty.
 
-    The file is not written if there are neither cases nor earlier rows of this attack.
+    All other lines are kept byte by byte, also damaged ones, which `read_growth` names. The file is not written if there are
+    neither cases nor earlier rows of this attack.
     """
     path, new = run / GROWTH_FILE, [asdict(case) for case in cases]
-    old = [asdict(case) for case in read_growth(run)] if os.path.lexists(path) else []
-    kept = [row for row in old if row["source"] != source]
+    content = read_bytes(run, GROWTH_FILE, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
+    old = [line + b"\n" for line in content.split(b"\n")[:-1]]
+    kept = [line for line in old if not _is_row_of(source, line)]
     if new or len(kept) < len(old):
-        write_bytes(path, to_json_lines(*kept, *new), below=run)
+        write_bytes(path, b"".join(kept) + to_json_lines(*new), below=run)
+
+
+def _is_row_of(source: str, line: bytes) -> bool:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and row.get("source") == source
 
 
 def read_growth(run: Path) -> list[CaseGrowth]:

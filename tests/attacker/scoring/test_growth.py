@@ -1,5 +1,7 @@
 """Tests of leakage against the number of recorded rounds: counts of cases that contain each other."""
 
+import json
+
 import pytest
 from test_joint_scores import Joint, joint  # noqa: F401
 
@@ -64,3 +66,18 @@ def test_rows_of_other_attacks_stay_and_damaged_ones_are_named(tmp_path) -> None
 def test_without_cases_of_several_rounds_nothing_is_written(tmp_path) -> None:
     write_growth(tmp_path, "cpl-1", [])
     assert not (tmp_path / "growth.jsonl").exists()
+
+
+def test_damage_in_the_rows_of_other_attacks_is_kept_and_hinders_no_scoring(joint: Joint) -> None:  # noqa: F811
+    path = joint.run / "growth.jsonl"
+    damaged = b'{"source": "agic-1"}\n{"source": "spans-1", "rou\n'
+    path.write_bytes(damaged)
+    write_growth(joint.run, "cpl-1", [])
+    assert path.read_bytes() == damaged
+    assert Scorer(joint.run, [joint.run / "truth"]).score(joint.folder)
+    assert path.read_bytes().startswith(damaged)
+    assert json.loads(path.read_bytes().removeprefix(damaged))["case"] == "joint"
+    write_growth(joint.run, "agic-1", [make_case(2, 2, 1, source="agic-1")])
+    assert b'{"source": "agic-1"}' not in path.read_bytes()
+    with pytest.raises(ValueError, match=r"growth\.jsonl: row 1 cannot be read"):
+        read_growth(joint.run)
