@@ -31,7 +31,7 @@ class LayerRank:
     weights:   |z|, weight constraints W x = z - b, one per output.
     virtual:   |V|, the paper's estimate of further constraints from earlier layers.
     index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
-    used:      unknowns that the network's output depends on; for a linear layer, all unknowns.
+    used:      unknowns that the network's output depends on.
     known:     weight constraints whose right-hand side is known; it is unknown where a ReLU's output is 0.
     rank:      independent equations, of both kinds together.
     alone:     upper bound on the rank of the gradient constraints alone.
@@ -200,9 +200,11 @@ def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
 
 def _count_linear(layer: Layer) -> Count:
     """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input after pooling."""
-    unknowns = prod(layer.inputs)
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
-    rank = prod(layer.taken) if pool is None else layer.inputs[0] * compute_pooled_rank(pool)
+    if pool is None:
+        unknowns = rank = prod(layer.inputs)
+    else:
+        unknowns, rank = layer.inputs[0] * int(pool.any(dim=0).sum()), layer.inputs[0] * compute_pooled_rank(pool)
     weights = min(layer.shape[0], rank)
     return Count(unknowns, rank, weights, weights, rank)
 

@@ -198,6 +198,18 @@ def test_values_that_a_stride_steps_over_are_lost_at_the_input_and_not_needed_fu
     assert not further.deficient_layers
 
 
+def test_values_that_pooling_before_a_linear_layer_drops_are_lost_at_the_input_and_not_needed_further_in() -> None:
+    first = convolutions(nn.AvgPool2d(2), shape=(2, 5, 5))  # of 5 x 5 values, 4 x 4 are pooled to 2 x 2
+    assert first.unused == 2 * (25 - 16)
+    assert (first.layers[0].used, first.layers[0].missing) == (2 * 16, 2 * (16 - 4))
+    further = convolutions(nn.Conv2d(2, 3, 4), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
+    assert (further.layers[1].used, further.layers[1].missing) == (3 * 16, 3 * (16 - 4))
+    single = convolutions(nn.AvgPool2d(1, 2), shape=(2, 5, 5))  # picks 3 x 3 values
+    assert not single.deficient_layers
+    assert not single.full
+    assert single.undetermined == single.unused == 2 * (25 - 9)
+
+
 def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
         inputs = []
@@ -207,8 +219,10 @@ def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetw
             given = layer.apply_weight(apply_maps(layer.before, x), torch.rand(layer.shape))
             x = apply_maps(layer.after, given)
         reached = torch.autograd.grad(x.sum(), inputs)
-        for mask, slopes in zip(find_used_values(network.chain), reached, strict=True):
+        layers = analyse_rank(network.chain, prove=0).layers
+        for mask, slopes, layer in zip(find_used_values(network.chain), reached, layers, strict=True):
             assert torch.equal(slopes[0] != 0, mask), network.words
+            assert layer.used == int(mask.sum()), network.words
 
 
 def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
