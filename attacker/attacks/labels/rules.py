@@ -134,13 +134,13 @@ def infer_labels(evidence: Evidence) -> Tensor:
 
     Without a fit, the counts of the bias's gradient are returned if the evidence lacks the head, or if the rows do not add up to
     0, because a defense added noise, sent only signs or left out entries. If there is no bias or its gradient was not sent, this
-    gradient is estimated from the rows and `Evidence.head`. With neither a bias nor the head, `infer_from_rows` is used.
+    gradient is estimated from the rows and `Evidence.head`. With neither that gradient nor the head, `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
     if evidence.head is not None and _has_zero_sum(evidence):
         return _expand_counts(_find_most_probable(evidence, evidence.head))
-    if evidence.head is None and evidence.bias is None:
+    if evidence.head is None and not _is_bias_sent(evidence):
         return infer_from_rows(evidence)
     return _expand_counts(_count_by_balance(evidence, _get_bias_gradient(evidence)))
 
@@ -236,15 +236,14 @@ def _is_bias_sent(evidence: Evidence) -> bool:
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
     """Return the gradient (K,) of the head's bias, or an estimate if the head has no bias or its gradient was not sent.
 
-    The estimate needs `Evidence.head`. Without it, a gradient that was not sent is returned as it is, all zeros; without a bias,
-    ValueError is raised.
+    The estimate needs `Evidence.head`, without which ValueError is raised.
     """
-    if evidence.bias is not None and (_is_bias_sent(evidence) or evidence.head is None):
+    if evidence.bias is not None and _is_bias_sent(evidence):
         return _add_negative_logit(evidence.gradient[evidence.bias])
     if evidence.head is None:
         raise ValueError(
-            "the last layer has no bias; set Evidence.head, which holds the layer's inputs for random examples, so that the "
-            "gradient that a bias would have can be estimated"
+            "the last layer has no bias, or its gradient was not sent; set Evidence.head, which holds the layer's inputs for "
+            "random examples, so that the gradient that a bias would have can be estimated"
         )
     return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 

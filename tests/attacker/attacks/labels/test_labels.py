@@ -81,15 +81,32 @@ def test_counts_of_a_batch_behind_a_clip_that_is_known(seed: int) -> None:
     assert torch.equal(infer_from_bias(evidence._replace(shortened=True)), y)
 
 
+def withhold_bias(evidence: Evidence) -> Evidence:
+    """Return the evidence as if the gradient of the head's bias had not been sent."""
+    assert evidence.bias is not None
+    unsent = torch.zeros_like(evidence.gradient[evidence.bias])
+    return evidence._replace(gradient={**evidence.gradient, evidence.bias: unsent})
+
+
 @pytest.mark.parametrize("outputs", [1, 10])
 def test_where_the_bias_was_not_sent_the_rows_are_used(outputs: int) -> None:
     loss, y = ("logistic", torch.tensor([1])) if outputs == 1 else ("cross_entropy", torch.tensor([7]))
-    evidence = evidence_of(network(nn.Sigmoid(), 3, outputs=outputs), torch.rand(1, 12), y, loss)
-    assert evidence.bias is not None
-    unsent = torch.zeros_like(evidence.gradient[evidence.bias])
-    withheld = evidence._replace(gradient={**evidence.gradient, evidence.bias: unsent})
+    withheld = withhold_bias(evidence_of(network(nn.Sigmoid(), 3, outputs=outputs), torch.rand(1, 12), y, loss))
     assert infer_labels(withheld).tolist() == y.tolist()
     assert infer_from_bias(withheld).tolist() != y.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_bias_was_not_sent_the_rows_of_several_examples_are_used(seed: int) -> None:
+    y = torch.tensor([1, 4, 8])
+    withheld = withhold_bias(evidence_of(network(nn.Sigmoid(), seed), torch.rand(3, 12), y))
+    assert withheld.head is None
+    assert infer_labels(withheld).tolist() == y.tolist()
+    single = withhold_bias(
+        evidence_of(network(nn.Sigmoid(), seed, outputs=1), torch.rand(2, 12), torch.tensor([0, 1]), "logistic")
+    )
+    with pytest.raises(ValueError, match="cannot infer the labels of 2 examples"):
+        infer_labels(single)
 
 
 @pytest.mark.parametrize("seed", range(5))
