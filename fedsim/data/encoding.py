@@ -1,6 +1,6 @@
 """Encoding of table columns for a model: numbers scaled to [0, 1] by public ranges, and one-hot categories."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -38,12 +38,14 @@ class KnownColumns:
         if both := sorted(set(self.ranges) & set(self.categories)):
             raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
         for name, given in self.ranges.items():
-            if isinstance(given, str) or len(given) != 2 or not all(map(_is_finite, given)) or not given[0] <= given[1]:
+            pair = isinstance(given, Sequence) and len(given) == 2 and all(map(_is_finite, given))
+            if not pair or not given[0] <= given[1]:
                 raise ValueError(
                     f"{self.file}: the range of column {name!r} must be [low, high], finite and with low <= high, got {given!r}"
                 )
         for name, values in self.categories.items():
-            if isinstance(values, str) or not values or len(set(map(str, values))) < len(values):
+            several = isinstance(values, Sequence) and not isinstance(values, str)
+            if not several or not values or len(set(map(str, values))) < len(values):
                 raise ValueError(
                     f"{self.file}: categories of column {name!r} must be a list of distinct values, at least one, got {values!r}"
                 )

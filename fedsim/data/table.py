@@ -56,9 +56,10 @@ def csv(
     for name in (*drop, *categorical, *ranges, *categories, *(given for given in (label, split) if given is not None)):
         _check_known(file, name, table)
     held_out, split = _find_held_out(file, table, split)
-    label = label if label is not None else [name for name in table if name != split and name not in drop][-1]
+    if label is None:
+        label = next((name for name in reversed(table) if name != split and name not in drop), "")
     inputs = [name for name in table if name not in (label, split, *drop)]
-    if label in (split, *drop) or not inputs:
+    if label in ("", split, *drop) or not inputs:
         raise ValueError(
             f"{path}: label {label!r}, split {split!r} and drop {list(drop)} must name different columns and leave at least one "
             "input column; change them"

@@ -10,7 +10,14 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsim.recording.files import make_private, write_bytes
@@ -95,17 +102,20 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 def make_client(key: Path, public: Path) -> None:
     """Write a client's private key to `key`, and the public key that the SuperLink gets to `public`.
 
-    If both files exist, they are kept. If only one exists, both are written anew.
+    An existing private key is kept, and the public key is computed from it. Raises ValueError if it is no key of this format.
 
     The format is OpenSSH's over the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`; Flower accepts no other.
     """
     make_private(key.parent)
     make_private(public.parent)
-    if key.exists() and public.exists():
-        return
-    pair = ec.generate_private_key(ec.SECP384R1())
-    write_bytes(key, pair.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    write_bytes(public, pair.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    if not key.exists():
+        made = ec.generate_private_key(ec.SECP384R1())
+        write_bytes(key, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    try:
+        kept = load_ssh_private_key(key.read_bytes(), password=None)
+    except ValueError as error:
+        raise ValueError(f"{key} is not a private key in OpenSSH's format; move it away to create a new one") from error
+    write_bytes(public, kept.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
 def _write_once(path: Path, content: Callable[[], bytes]) -> None:

@@ -99,8 +99,8 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
     Raises ValueError if `root` contains data already, or for invalid `days`.
     """
     layout = Layout(root.absolute())
-    splitting.split(experiment, layout.root)
     certificates.make_server(layout.root, hosts, days=days)
+    splitting.split(experiment, layout.root)
     for number in range(experiment.clients.count):
         certificates.make_client(layout.make_key_path(number), layout.keys / f"{number}.pub")
         for name in ("private", "truth"):

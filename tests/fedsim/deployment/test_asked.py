@@ -303,3 +303,9 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
         "theirs": "theirs",
     }
     assert not any(stages.iterdir())  # nothing is left behind
+
+
+def test_a_folder_is_prepared_after_an_invalid_number_of_days_was_corrected(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="between 1 and 825, got 900"):
+        prepare(tiny(), tmp_path / "federation", days=900)
+    assert prepare(tiny(), tmp_path / "federation").experiment.exists()

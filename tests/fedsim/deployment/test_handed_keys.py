@@ -101,6 +101,19 @@ def test_a_clients_key_is_one_that_flower_takes(tmp_path: Path) -> None:
     assert private.public_key() == told
 
 
+def test_a_client_keeps_its_private_key_if_the_public_one_is_lost(tmp_path: Path) -> None:
+    """The SuperLink and the recording know the client by this key."""
+    key, public = tmp_path / "key", tmp_path / "key.pub"
+    make_client(key, public)
+    before = key.read_bytes(), public.read_bytes()
+    public.unlink()
+    make_client(key, public)
+    assert (key.read_bytes(), public.read_bytes()) == before
+    key.write_text("no key")
+    with pytest.raises(ValueError, match="is not a private key in OpenSSH's format"):
+        make_client(key, public)
+
+
 def test_openssh_reads_a_clients_key(tmp_path: Path) -> None:
     make_client(tmp_path / "key", tmp_path / "key.pub")
     try:
