@@ -75,7 +75,7 @@ class Processes:
         return "\n".join(lines[-NUM_LAST_LINES:])
 
     def read_new_lines(self, name: str) -> list[str]:
-        """Return complete lines of output since the process was started, or since the last call."""
+        """Return the complete lines that a process has written since the last call for it, or since its start."""
         with self.find_log(name).open("rb") as log:
             log.seek(self._heard[name])
             said, newline, _ = log.read().rpartition(b"\n")
@@ -87,20 +87,20 @@ class Processes:
         return self._running[name].poll()
 
     def wait(self, name: str, timeout: float) -> int:
-        """Wait until a process exits and return its exit status. Raises Ended after `timeout` seconds."""
+        """Wait until a process exits and return its exit status. Raises Ended if it still runs after `timeout` seconds."""
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
             raise Ended(f"{name} has not exited after {timeout:g} seconds\n{self.read_last_lines(name)}") from None
 
     def check(self) -> None:
-        """Raise Ended if any process except the runner (`RUNNER_NAME`) has exited."""
+        """Raise Ended if a process has exited, except `RUNNER_NAME`, the command that exits when the run has finished."""
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
                 raise Ended(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
-        """Wait until the process `name` is healthy. Raises Ended if it is not healthy in time, or exits."""
+        """Wait until `healthy()` is True. Raises Ended if the process `name` exits before, or `timeout` seconds have passed."""
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.find_status(name)) is not None:
@@ -112,7 +112,7 @@ class Processes:
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """Send the signal `how` to a process and its child processes, and wait until the process exits.
 
-        It is killed after `KILL_SECONDS`. Child processes that are left when it has exited are killed, too.
+        A process that still runs after `KILL_SECONDS` gets SIGKILL, and so do child processes that are left when it has exited.
         """
         _send_signal(self._running[name], how)
         self._await_end(name)
@@ -125,9 +125,10 @@ class Processes:
         process.wait()
 
     def end_all(self) -> None:
-        """Stop all processes, the first one last, since the others sign off from it; kill those that do not exit in time.
+        """Stop all processes with SIGTERM. The one that was started first is stopped last, since the others sign off from it.
 
-        Each gets SIGTERM once, since a second signal would interrupt its cleanup.
+        Each gets SIGTERM only once, since a second signal would interrupt its cleanup. Processes that still run after
+        `KILL_SECONDS` get SIGKILL.
         """
         first, others = list(self._running)[:1], list(self._running)[1:]
         for name in reversed(others):
@@ -146,7 +147,10 @@ class Processes:
 
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Handle SIGTERM inside the context like Ctrl-C, with cleanup and exit status 143. In the main thread only."""
+    """Raise SystemExit(143) on SIGTERM within a `with` block, so that cleanup runs as after Ctrl-C.
+
+    In other threads than the main thread, nothing is changed, since Python allows signal handlers only there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -163,9 +167,10 @@ def handle_sigterm() -> Iterator[None]:
 
 
 def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
-    """Return whether `address`, HOST:PORT[/PATH], answers at its path, by default /health.
+    """Return whether an HTTP request to `address` is answered with status 200.
 
-    authority: certificate that must have signed the server's; None for no TLS.
+    address: HOST:PORT[/PATH]; the default path is /health. timeout: in seconds.
+    authority: file of the certificate that must have signed the server's; None for HTTP without TLS.
     """
     address = address if "/" in address else f"{address}/health"
     context = None if authority is None else ssl.create_default_context(cafile=authority)
@@ -179,7 +184,7 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
 
 
 def find_free_port() -> int:
-    """Return a port of this machine that is free at the moment."""
+    """Return a TCP port of 127.0.0.1 that no program uses at the moment."""
     with socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -187,7 +192,7 @@ def find_free_port() -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether the port is free at the moment."""
+    """Return whether a server could listen on the TCP port now."""
     with socket() as one:
         one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         try:
@@ -198,7 +203,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _make_path() -> str:
-    """Return PATH with the programs of this Python installation first."""
+    """Return the environment variable PATH with the folder of the Python interpreter first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 

@@ -37,14 +37,16 @@ def make_run_config(settings: str, out: Path, *, device: str, threads: int | Non
 
 
 def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_words: OnWords | None = None) -> None:
-    """Run on the SuperLink at `link`, to which clients are connected. Rounds are reported if the run's folder is on this machine.
+    """Run a federation on the SuperLink at `link`, to which the clients are already connected.
 
+    config:   the app's run config, see `make_run_config`.
+    on_round: called with the row of metrics of each finished round if the run's folder is on this machine.
     on_words: called with the server's messages about missing clients and replies, wherever the folder is.
     Raises DeploymentFailed. On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
     """
     if not is_healthy(link.address, link.authority):
         secure = "without TLS" if link.authority is None else f"with a certificate that {link.authority} signed"
-        raise DeploymentFailed(f"no SuperLink answers at {link.address} {secure}; is it running, and the address right?")
+        raise DeploymentFailed(f"no SuperLink answers at {link.address} {secure}; check that it runs and its address is right")
     home = Path(tempfile.mkdtemp(prefix="fedleak-"))
     try:
         with handle_sigterm(), Processes(home / "logs") as processes:
@@ -59,7 +61,7 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
 def run_to_end(
     link: Link, config: Config, home: Path, processes: Processes, watch: Callable[[], None], on_words: OnWords | None
 ) -> None:
-    """Run on the SuperLink at `link`, calling `watch` several times a second.
+    """Submit a run to the SuperLink at `link` and wait for its end, calling `watch` several times a second.
 
     A run that fails after the SuperLink was unreachable is continued from its last finished round, up to
     `MAX_CONTINUATIONS` times, since Flower loses what was being transferred when its SuperLink stops.
@@ -93,8 +95,10 @@ def run_natively(
 ) -> None:
     """Start a SuperLink and `count` clients on this machine, with TLS and keys, run the federation, and stop them.
 
-    All clients can load all data, as in a simulation, and write into the run's folder `out`. seed: seed of their secrets.
-    Raises DeploymentFailed and keeps the logs of all processes then.
+    All clients can load all data, as in a simulation, and write into the run's folder `out`.
+    seed: seed of the clients' secrets, from which each client draws its noise and other random choices; None draws the secrets
+          from the operating system.
+    Raises DeploymentFailed. If the federation failed, the message names the folder in which the logs of all processes are kept.
     """
     layout = Layout(Path(tempfile.mkdtemp(prefix="fedleak-")))
     certificates.make_server(layout.root)
@@ -129,7 +133,7 @@ def _make_party(layout: Layout, out: Path, number: int, count: int, seed: int | 
 
 
 class _Rounds:
-    """Reporter of the rounds that appear in a run's folder, each once."""
+    """Reporter of finished rounds: calls `on_round` once with the row of metrics of each round that appears in a run's folder."""
 
     def __init__(self, out: Path, on_round: OnRound | None) -> None:
         self.run, self.on_round = out, on_round

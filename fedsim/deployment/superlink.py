@@ -51,7 +51,10 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Return whether a path leads below `CONTROL_PATH`, in any spelling; doubtful paths count as such."""
+    """Return whether the path of a URL is `CONTROL_PATH` or below it; every path with ".." counts as such.
+
+    Upper case, repeated slashes and "." make no difference.
+    """
     parts = [part for part in path.lower().split("/") if part not in ("", ".")]
     return ".." in parts or parts[:2] == CONTROL_PATH.strip("/").split("/")
 
@@ -65,9 +68,9 @@ def _parse_address(end: Any) -> IPv4Address | IPv6Address | None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
-    """Split command-line arguments into the networks of `--control-from` and Flower's own options.
+    """Split command-line arguments into the networks after each `--control-from` and Flower's own options.
 
-    Raises ValueError for a text that is not a network.
+    Raises ValueError if `--control-from` is followed by anything but a network.
     """
     networks, rest, given = list[Network](), list[str](), iter(arguments)
     for word in given:

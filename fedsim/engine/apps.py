@@ -1,4 +1,4 @@
-"""Both Flower apps of a `FederationRun`. Only this module imports client, server and data sets."""
+"""Flower's ClientApp and ServerApp for a `FederationRun`."""
 
 from collections.abc import Callable
 from math import nan

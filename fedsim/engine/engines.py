@@ -42,11 +42,15 @@ def run(
 ) -> None:
     """Run a federation until it has finished.
 
+    engine:    "ray" for Flower's simulation, "local" for this process, one client after the other, or "deployment" for processes
+               that communicate over a network.
     superlink: an existing deployment. Without it, the engine "deployment" starts its own processes on this machine.
+    on_round:  called with the row of metrics of each round.
     on_words:  called with the messages of a deployment's server about missing clients and replies.
-    client_cpus, client_gpus: resources of one client on Ray; by default a GPU is shared by all clients that run at once.
-    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, EngineError if it
-    fails later, and OSError if the run cannot be written.
+    client_cpus, client_gpus: resources of one client on Ray. If `client_gpus` is None, all clients that run at once share the
+               GPUs equally.
+    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, EngineError if the
+    federation fails, and OSError if the run cannot be written.
     """
     set_verbosity(verbose)
     experiment.check()
@@ -73,7 +77,7 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
     """Return Ray's resources of one client, {"num_cpus": cpus, "num_gpus": gpus}.
 
     gpus: None shares the GPUs, if there are any, equally among as many clients as the CPUs can run at once.
-    Raises EngineError if this machine never has these resources; Flower would wait an hour.
+    Raises EngineError if this machine has fewer CPUs or GPUs than one client requires; Flower would wait for them for an hour.
     """
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
@@ -86,7 +90,10 @@ def _make_resources(cpus: float, gpus: float | None) -> dict[str, float]:
 
 
 def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
-    """Run the apps on Flower's Ray simulation. Raises OSError if the server cannot write, and EngineError if it fails."""
+    """Run the apps with `count` clients on Flower's Ray simulation. resources: of one client, see `_make_resources`.
+
+    Raises OSError if the server cannot write its files, and EngineError if the federation fails for another reason.
+    """
     from flwr.simulation import run_simulation
 
     level = logging.INFO if verbose else logging.ERROR
@@ -106,7 +113,7 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
 
 
 def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
-    """Run the apps in this process, one client after the other. Raises the same errors as `run_ray`."""
+    """Run the apps with `count` clients in this process, one client after the other. Raises the same errors as `run_ray`."""
     grid = LocalGrid(clients, count)
     context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})
     try:

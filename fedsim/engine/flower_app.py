@@ -35,7 +35,10 @@ def find_server_run(context: Context) -> FederationRun:
 
 
 def find_client_run(context: Context) -> FederationRun:
-    """Return the run from this client's configuration. Raises ValueError if the client agreed to another experiment."""
+    """Return this client's run, from the server's run config and the client's own node config.
+
+    Raises ValueError if the node config names the experiment that the client agreed to, and the server asks for another one.
+    """
     own = context.node_config
     seed = own.get("client-seed")
     if datasets.is_code(str(own.get("data", ""))):
@@ -78,10 +81,10 @@ def _build_run(
 
 
 def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
-    """Return the experiment in `settings`, the content of a TOML file, or if that is empty the one in the file at `path`.
+    """Return the experiment in `settings`, the content of a TOML file. If it is empty, read the file at `path` instead.
 
-    own: whether this process is the server or a simulation; then code that the file names is imported. It is False on a client,
-    which does not import code that a server names.
+    own: whether to import code that the file at `path` names, such as a user's model. It is True on the server and in a
+    simulation, and False on a client, since the server chooses the path.
     """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")

@@ -1,4 +1,4 @@
-"""Runs of a user's own Flower app from its folder, in this process, for the audit of a recorded app."""
+"""Execution of a user's own Flower app in this process. The app records itself, and `attacker audit` attacks that recording."""
 
 import sys
 import tomllib
@@ -24,8 +24,8 @@ def find_recorded(folder: Path) -> Path:
     config = _read_app(folder).get("config", {})
     if not isinstance(config.get(RECORDED_KEY), str):
         raise ValueError(
-            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config], so that the folder that the "
-            "app records to is unknown; add the key, or run the app with flwr run and name that folder instead of the app"
+            f"{folder / PROJECT_FILE} has no key {RECORDED_KEY!r} in [tool.flwr.app.config], which names the folder that the "
+            "app records to; add the key, or run the app with flwr run and name that folder instead of the app"
         )
     return folder / str(config[RECORDED_KEY])
 

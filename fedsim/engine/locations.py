@@ -17,7 +17,7 @@ class Places:
     private: a client's folder for identity, secret and state; if None, below the run's folder.
     truth:   a client's folder for the indices of the examples it used; if None, below the run's folder.
     public:  the folder of public facts about the data, such as shape and ranges. If it is None, the server loads the experiment's
-             data set. A client whose own data set is not of the kind "part" needs a copy of this folder.
+             data set. A client needs a copy of this folder, too, if its `data` is set and does not begin with "part:".
     """
 
     data: str | None = None
@@ -26,7 +26,11 @@ class Places:
     public: Path | None = None
 
     def load_dataset(self) -> Dataset | None:
-        """Return this party's own data set; None if it is the experiment's."""
+        """Return this party's data set; None if neither `data` nor `public` is set, so that it uses the experiment's data set.
+
+        With `public` only, as on a server, it has the public specification, no training examples, and held-out examples if they
+        are public. With both, it is the client's own data set with the public specification and class names.
+        """
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:
             return facts

@@ -49,7 +49,8 @@ class FederationRun:
     """An experiment, with the folders and devices on which one party (server, client or whole simulation) runs it.
 
     out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA if available.
-    client_seed: seed of the clients' secrets; None draws them from the system. It is never part of the experiment's file.
+    client_seed: seed of the clients' secrets, from which each client draws its noise and other random choices. None draws the
+                 secrets from the operating system. It is never part of the experiment's file.
     threads:     intra-op threads of one client; None does not change them.
     resume:      continue an unfinished run.
     places:      folders of this party; by default everybody has the data, and everything is in `out`.
@@ -81,13 +82,15 @@ class FederationRun:
         return self.places.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
-        """Return an array with the indices of each client's examples. This loads and splits the experiment's whole data set."""
+        """Load and split the experiment's whole data set, and return an array (n,) of training indices for each client."""
         return _split(self.experiment.to_toml())
 
     def count_examples(self) -> list[int]:
-        """Return the number of examples that each client trains on: of each pair of canaries, it uses one.
+        """Return the number of examples that each client trains on.
 
-        If the server has no data, the sizes are in no particular order of clients.
+        A canary is a pair of examples for an audit of leakage. The client trains on one of the two, so the other is not counted.
+        If `places.public` is set, as on a server without data, the sizes are read there, in ascending order.
+        Raises ValueError if that folder lists another number of clients than the experiment.
         """
         canaries = self.experiment.clients.canaries
         if self.places.public is None:
@@ -131,7 +134,7 @@ class FederationRun:
         training, canaries = self.experiment.training, self.experiment.clients.canaries
         if min(sizes) < canaries:
             raise ValueError(
-                f"clients.canaries = {canaries} takes {2 * canaries} examples of each client, two for each canary, and the "
+                f"clients.canaries = {canaries} takes {2 * canaries} examples of each client, since a canary is a pair, and the "
                 f"smallest client holds {min(sizes) + canaries}; lower clients.canaries to at most {(min(sizes) + canaries) // 2}"
             )
         if training.drop_last and min(sizes) < training.batch_size:
@@ -149,19 +152,20 @@ class FederationRun:
             raise ValueError(f"device {self.device!r} is not available on this machine; use cpu")
 
     def _require_mode(self, model: nn.Module, spec: DataSpec) -> Training:
-        """Return the training settings with a mode. Raises ValueError if none is stated and the network needs one.
+        """Return the training settings with a mode, "train" or "eval".
 
-        Only the network without its defense is checked: a network defense needs no stated mode, since its random blocks are in
-        training mode whenever a client trains.
+        Raises ValueError if no mode is stated and the network without its network defense computes differently in the two modes.
+        A network defense adds random blocks to the network. They need no stated mode, since they are in training mode whenever a
+        client trains.
         """
         named = self.make_model_spec()
         bare = models.build_layout(replace(named, network=""), spec) if named.network else model
         return models.require_mode(bare, self.experiment.training, spec)
 
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
-        """Take one local step on two examples if the experiment has a gradient defense, since it may not suit the network.
+        """Try the experiment's gradient defense, such as DP-SGD, in a local step on two examples; do nothing without one.
 
-        An error of the defense is raised unchanged.
+        Raises the error of the defense, unchanged, if it does not suit the network.
         """
         spec = GradientSpec.parse(self.experiment.gradient)
         if spec.step is not None:
@@ -170,9 +174,10 @@ class FederationRun:
                 train(model, weights, [_take_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
-        """Return whether this experiment is finished in `out`.
+        """Return whether this experiment is finished in `out`; False if it has not begun, or is unfinished and `resume` is set.
 
-        Raises ValueError if `out` holds another experiment, and `Unfinished` if this one was stopped before its last round.
+        Raises ValueError if `out` holds another experiment or other files, and `Unfinished` if this experiment was stopped before
+        its last round and `resume` is not set.
         """
         if not self.out.exists() or not any(map(_has_begun, self.out.iterdir())):
             return False
@@ -218,18 +223,22 @@ class FederationRun:
         return self._count_checkpoint_bytes() + (self._count_round_bytes() if wanted is None or number in wanted else 0)
 
     def count_megabytes(self) -> float:
-        """Return the approximate number of megabytes that the remaining rounds write, including checkpoints."""
+        """Return the approximate disk space in MB that the remaining rounds need for their recordings and two checkpoints."""
         first, stop, wanted = (count_rounds(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.parse_wanted().rounds
         ranges = (range(first, stop),) if wanted is None else wanted.ranges
         recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
     def parse_wanted(self) -> Wanted:
-        """Return the rounds and clients to record."""
+        """Return the rounds and clients to record, parsed from the experiment's settings."""
         return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:
-        """Create the run's folder with the resolved experiment. Raises ValueError if the folder is not empty."""
+        """Create the folder `out` if it does not exist, and write the experiment with all defaults to experiment.toml there.
+
+        Unless `places.public` is set, the client seed is stored as well. Raises ValueError if `out` holds a finished run, and the
+        errors of `is_done`.
+        """
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         check_run(make_private(self.out))
@@ -294,7 +303,7 @@ def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _split(experiment: str) -> list[NDArray[np.int64]]:
-    """Return an array with the indices of each client's examples. experiment: TOML text, so that the result can be cached."""
+    """Return an array of training indices for each client. experiment: TOML text, so that the result can be cached."""
     e = validate(tomllib.loads(experiment), source="experiment")
     examples = datasets.load(e.data.name, **e.data.arguments).train
     return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
