@@ -40,7 +40,10 @@ def pack(values: NDArray[Any]) -> Array:
 
 
 def read_array(array: Array) -> NDArray[Any]:
-    """Return what Flower's `array.numpy()` gives, read-only and without a copy. Raises ValueError for a wrong length."""
+    """Return the values that Flower's `array.numpy()` gives, without a copy if the header is the one that `numpy.save` writes.
+
+    Without a copy, the result is read-only. Raises ValueError if the length does not fit shape and type.
+    """
     with suppress(TypeError):  # raised for a type that NumPy does not have
         if array.stype == "numpy.ndarray" and array.data.startswith(head := _make_header(array.dtype, array.shape)):
             return np.frombuffer(array.data, np.dtype(array.dtype), offset=len(head)).reshape(array.shape)
@@ -49,7 +52,10 @@ def read_array(array: Array) -> NDArray[Any]:
 
 
 def _check_length(array: Array) -> None:
-    """Raise ValueError if the header of `array` claims more values than follow, before NumPy allocates memory for them."""
+    """Raise ValueError if the header of `array` states more or fewer bytes than follow it, or values that are Python objects.
+
+    This is checked before NumPy allocates memory for the values.
+    """
     buffer = BytesIO(array.data)
     version = np.lib.format.read_magic(buffer)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -106,7 +112,7 @@ def take_payload(content: RecordDict) -> Payload:
 
 
 def take_buffers(content: RecordDict) -> dict[str, Tensor]:
-    """Remove the buffers from a reply and return them; empty if there are none."""
+    """Remove the model's buffers (batch-norm statistics) from a reply and return them; an empty dict if there are none."""
     if BUFFERS_KEY not in content:
         return {}
     record = content[BUFFERS_KEY]
@@ -123,12 +129,12 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Return the size in bytes of all records of a message on the wire, including keys."""
+    """Return the size in bytes of all records of a message when sent, including the keys of their entries."""
     return sum(_count_record_bytes(record) for record in content.values())
 
 
 def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Return the size as Flower counts it, also for empty values, for which Flower fails."""
+    """Return the size in bytes as Flower counts it, also for empty values in a ConfigRecord, for which Flower fails."""
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
     filled = ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})

@@ -1,4 +1,4 @@
-"""Construction of models from specifications. Names in a manifest are data: they are checked first and never imported."""
+"""Construction of models from specifications. Code that a recording names is imported only if the user has allowed it."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -33,9 +33,9 @@ def imprint(
     centre: float = 0.0,
     spread: float = 1.0,
 ) -> nn.Sequential:
-    """Return a model behind the imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed").
+    """Return a built-in model behind the imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed").
 
-    base: name of a built-in model. bins, statistic, centre, spread: as in `fedsim.models.imprint.Imprint`.
+    base: name of the built-in model. bins, statistic, centre, spread: as in `fedsim.models.imprint.Imprint`.
     """
     if base not in BUILT_IN or base in ("imprint", "torchvision"):
         known = ", ".join(name for name in BUILT_IN if name not in ("imprint", "torchvision"))
@@ -47,7 +47,7 @@ def imprint(
     if isinstance(centre, bool) or not isinstance(centre, int | float) or not isfinite(centre):
         raise ValueError(f"model imprint: centre must be a finite number, got {centre!r}")
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < float("inf"):
-        raise ValueError(f"imprint: spread must be a number above 0, got {spread!r}")
+        raise ValueError(f"model imprint: spread must be a finite number above 0, got {spread!r}")
     module = Imprint(prod(shape), bins=bins, statistic=statistic, centre=centre, spread=spread)
     return nn.Sequential(module, BUILT_IN[base](shape, num_classes))
 
@@ -246,8 +246,8 @@ def _check_size(spec: ModelSpec, model: nn.Module) -> None:
 def _probe_outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
     """Return the number of logits per example, or text that describes the output if it is not a tensor (N, logits).
 
-    The number is found by a forward pass, except for this project's own networks: they check shapes themselves, so the number of
-    rows of the last linear layer is enough. This saves the second that PyTorch's first forward pass takes.
+    The number is found by a forward pass, except for built-in networks other than `torchvision`: they check shapes themselves, so
+    the number of rows of the last linear layer is enough. This saves the second that PyTorch's first forward pass takes.
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
         return dict(model.named_parameters())[find_head(model)[0]].shape[0]

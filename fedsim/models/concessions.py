@@ -1,4 +1,7 @@
-"""Remarks on what a network's training mode, batch norm, random numbers and imprint layers mean for attacks; loss checks."""
+"""Warnings for users of attacks on a network: what its batch norm, random numbers and imprint layers mean for their results.
+
+Also checks that the training mode is stated where it matters and that the loss suits the logits.
+"""
 
 from dataclasses import replace
 
@@ -77,9 +80,10 @@ def _has_batch_norm(network: nn.Module) -> bool:
 
 
 def _is_random(network: nn.Module, data: DataSpec) -> bool:
-    """Return whether a network in training mode computes two different outputs for the same input.
+    """Return whether a network has dropout, or in training mode computes two different outputs for the same input.
 
-    The comparison of outputs also detects random functions that are not modules.
+    The comparison of outputs also detects random functions that are not modules. A network on the meta device is searched for
+    dropout only. A network that fails on this random input is taken as not random.
     """
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules()):
         return True

@@ -17,9 +17,9 @@ from fedsim.recording.observation import ModelSpec
 
 
 def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Initialise lazy layers by a forward pass of zeros, take tokens as floats, and return logits.
+    """Change a foreign network in place so that it takes floats and returns logits, and return it.
 
-    See `take_tokens_as_floats` and `return_logits`.
+    Lazy layers are initialised by a forward pass of zeros (1, *shape). See `take_tokens_as_floats` and `return_logits`.
     """
     take_tokens_as_floats(model)
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):

@@ -1,8 +1,8 @@
 """The imprint module of a malicious server (Fowl et al. 2022, "Robbing the Fed: directly obtaining private data").
 
 It is inserted before the first layer. All its neurons measure one linear statistic of the image, and neuron i reacts if the
-statistic exceeds the i-th quantile of its distribution. The server reads single examples off differences of neighbouring neurons'
-gradients.
+statistic exceeds the i-th quantile of its distribution. The difference between the gradients of two neighbouring neurons gives
+the server the example whose statistic lies between their thresholds, if it is the only one of its batch there.
 """
 
 import math
@@ -35,6 +35,7 @@ STATISTICS: Mapping[str, tuple[Callable[[int], Tensor], torch.distributions.Dist
 class Imprint(nn.Module):
     """A linear layer with one direction and many thresholds, ReLU, and a linear layer back to the shape of the input.
 
+    size:      number of values of one input.
     bins:      number of neurons k. An example can be read if no other example of the batch lies between the same thresholds.
     statistic: average (of all normalised values) or cosine (a wave over the flattened image).
     centre, spread: location and scale of the statistic on public data of the same kind, by which the thresholds are shifted and

@@ -123,7 +123,10 @@ def lenet_cpl(
 
 
 def _compute_side(side: int, stride: int, pooled: object) -> int:
-    """Return the side length after one convolution: with this stride, or if `pooled` is true with stride 1 and 2x2 pooling."""
+    """Return the side length of the features after one convolution and, if `pooled` is true, its pooling.
+
+    With pooling, the convolution has stride 1 and 2x2 pooling follows; otherwise it has stride `stride`.
+    """
     return side // 2 if pooled else (side - 1) // stride + 1
 
 

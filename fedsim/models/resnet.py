@@ -8,9 +8,10 @@ from fedsim.models.shapes import check_bool, check_image
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes.
+    """Residual block: two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes.
 
-    batch_norm: after every convolution, which then has no bias. bias: of convolutions without batch norm.
+    batch_norm: whether batch norm follows every convolution; convolutions then have no bias.
+    bias:       whether convolutions without batch norm have a bias.
     """
 
     def __init__(self, before: int, after: int, *, stride: int, batch_norm: bool, bias: bool) -> None:

@@ -10,7 +10,10 @@ from fedsim.models.shapes import check_image, check_side
 
 
 def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return two 5x5 convolutions with ReLU and pooling, then linear layers of 512 and `num_classes` outputs without bias."""
+    """Return two 5x5 convolutions, each with ReLU and 2x2 pooling, then linear layers of 512 and `num_classes` outputs.
+
+    The convolutions have biases, and the linear layers have none.
+    """
     channels, height, width = check_image(shape, "lenet_rog")
     check_side((channels, height, width), 4, "lenet_rog")
     return nn.Sequential(
@@ -23,9 +26,9 @@ def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return three pairs of 3x3 convolutions, each followed by pooling, then linear layers of 1024 and `num_classes` outputs.
+    """Return three pairs of 3x3 convolutions, 2x2 pooling after each pair, and linear layers of 1024 and `num_classes` outputs.
 
-    The linear layers have no bias.
+    The convolutions have biases, and the linear layers have none.
     """
     channels, height, width = check_image(shape, "vgg7")
     check_side((channels, height, width), 8, "vgg7")
@@ -40,7 +43,7 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Return a ResNet-18 without biases: a 7x7 stem of stride 2 without pooling, and features averaged to 8x8."""
+    """Return a ResNet-18 without biases: 7x7 stem of stride 2 without pooling, average pooling to 8x8 before the linear layer."""
     return _make_resnet(shape, num_classes, blocks=(2, 2, 2, 2))
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 
 def check_image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
-    """Return `shape` as (C, H, W). Raises ValueError, naming `what`, if the data are rows."""
+    """Return `shape` as (C, H, W). Raises ValueError if it does not have three dimensions. what: the model, for the message."""
     if len(shape) != 3:
         raise ValueError(f"{what} takes images (C, H, W), and these data are rows of shape {shape}; use the model 'mlp'")
     return shape[0], shape[1], shape[2]
 
 
 def check_side(shape: tuple[int, int, int], side: int, what: str) -> None:
-    """Raise ValueError, naming `what`, if an image is smaller than `side` pixels in height or width."""
+    """Raise ValueError if an image has less than `side` pixels in height or width. what: the model, for the message."""
     if min(shape[1:]) < side:
         raise ValueError(
             f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}; use another model"

@@ -51,7 +51,11 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
 
 
 def _find_used_modules(start: ModuleType) -> Iterator[ModuleType]:
-    """Yield `start` and the modules whose code it can reach through its globals or its import statements."""
+    """Yield `start` and the modules that it uses, directly or indirectly, found by their globals and import statements.
+
+    Only modules of the package of `start`, and modules that are not installed, such as a user's files, are yielded and searched.
+    Modules of this project are not.
+    """
     package = start.__name__.partition(".")[0]
     seen, waiting = {start.__name__}, [start]
     while waiting:

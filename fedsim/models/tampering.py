@@ -66,7 +66,10 @@ def inspect_model(model: nn.Module) -> list[Tampering]:
 
 
 def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
-    """Yield the signs of tampering in weights by name, as in `inspect_model`. The last matrix is taken for the head."""
+    """Yield the signs of tampering in weights by parameter name, as in `inspect_model`.
+
+    The last weight with two dimensions is taken for that of the head, the last linear layer.
+    """
     matrices = {name: w.detach() for name, w in weights.items() if name.endswith("weight") and w.ndim >= 2}
     for name in matrices:
         weight = matrices[name].flatten(1).double()
@@ -81,7 +84,7 @@ def inspect_weights(weights: Mapping[str, Tensor]) -> Iterator[Tampering]:
 
 
 def is_large(weight: Tensor) -> bool:
-    """Return whether a layer has enough rows and columns for its rows to be compared."""
+    """Return whether a weight has at least `MIN_ROWS` rows and `MIN_COLUMNS` columns, enough for its rows to be compared."""
     return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
 
 
@@ -103,7 +106,10 @@ def _inspect_rows(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Ta
 
 
 def compute_parallel_share(weight: Tensor) -> float:
-    """Return the share of pairs of non-zero rows whose absolute cosine is above `PARALLEL_COSINE`; 0 for less than two rows."""
+    """Return the share of pairs of non-zero rows whose absolute cosine is above `PARALLEL_COSINE`; 0 for less than two rows.
+
+    Only the first `MAX_ROWS` rows are compared.
+    """
     rows = weight.flatten(1)[:MAX_ROWS].double()
     rows = rows[rows.norm(dim=1) > 0]
     if len(rows) < 2:
@@ -114,7 +120,10 @@ def compute_parallel_share(weight: Tensor) -> float:
 
 
 def _compute_mirrored_share(weight: Tensor) -> float:
-    """Return the share of rows in which half of the values are the other half times one negative factor, in any order."""
+    """Return the share of rows in which half of the values are the other half times a negative factor, in any order.
+
+    Each row may have another factor. Only the first `MAX_ROWS` rows are examined.
+    """
     rows = weight[:MAX_ROWS]
     half = rows.shape[1] // 2
     ordered = rows.sort(dim=1).values
@@ -125,7 +134,10 @@ def _compute_mirrored_share(weight: Tensor) -> float:
 
 
 def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield a sign of tampering if most filters of a convolution have one single non-zero value, so that they copy a channel."""
+    """Yield a sign of tampering if over `SUSPICIOUS_SHARE` of the filters have one single non-zero value.
+
+    Such a filter copies one channel of its input. Convolutions of 1x1, or with less than three filters, are not inspected.
+    """
     if weight[0, 0].numel() < 2 or len(weight) < 3:
         return
     share = float(((weight != 0).flatten(1).sum(dim=1) == 1).double().mean())
@@ -134,7 +146,10 @@ def _inspect_convolution(name: str, weight: Tensor) -> Iterator[Tampering]:
 
 
 def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
-    """Yield a sign of tampering if all rows of the head but one are zero, or smaller by a factor of a thousand."""
+    """Yield a sign of tampering if the norm of one row of the head's weight is over 1,000 times that of every other row.
+
+    Heads with less than three rows are not inspected.
+    """
     norms = weight.norm(dim=1)
     if len(norms) < 3 or not bool(norms.max() > 0):
         return
@@ -147,6 +162,7 @@ def _inspect_head(name: str, weight: Tensor) -> Iterator[Tampering]:
 def find_imprint(weights: Mapping[str, Tensor], inputs: int) -> ImprintLayer | None:
     """Return the first linear layer with `inputs` columns, a bias, and rows that are positive multiples of one vector.
 
+    The cosine of every row with the first one must be at least `PARALLEL_COSINE`, and there must be at least `MIN_ROWS` rows.
     None if there is no such layer.
     """
     for name, weight in weights.items():
