@@ -1,4 +1,4 @@
-"""Recordings on disk: observations of the server, written by the federation and read by the attacker."""
+"""Recordings on disk of what the server sends and receives in each round, written by the federation and read by attacks."""
 
 from fedsim.recording.codec import Payload
 from fedsim.recording.manifest import Manifest

@@ -82,7 +82,7 @@ def open_regular(path: Path) -> FileIO:
 def read_text(path: Path, *, limit: int = 2**24) -> str:
     """Read a UTF-8 text file that the user named.
 
-    Raises ValueError if it has more than `limit` bytes or is not a regular file.
+    Raises ValueError if it has more than `limit` bytes, is not a regular file, or is not valid UTF-8.
     """
     with open_regular(path) as file:
         content = file.read(limit + 1)
@@ -104,9 +104,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
-    """Raise ValueError for a zip archive, as torch.save writes it, with over `limit` bytes unpacked, or packed too much.
+    """Raise ValueError for a zip archive, as torch.save writes it, that has over `limit` bytes when unpacked.
 
-    An entry is packed too much if its compression ratio exceeds `MAX_RATIO`. Other files are not checked.
+    Also raises ValueError if an entry has a compression ratio above `MAX_RATIO`, its first `FREE_BYTES` not counted. A file that
+    is not a zip archive is not checked.
     """
     try:
         with ZipFile(file) as archive:
@@ -118,7 +119,10 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 
 
 def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
-    """Return a dict from the name of an array to its entry in an archive. Raises ValueError for files that are not arrays."""
+    """Return a dict from the name of each array to its entry in the archive.
+
+    Raises ValueError if an entry is not an array, two have the same name, or there are more than `MAX_ARRAYS`.
+    """
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:
         raise ValueError(f"holds {len(found)} arrays, but at most {MAX_ARRAYS} are read")
@@ -134,7 +138,10 @@ def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
 
 
 def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
-    """Raise ValueError if an entry exceeds the compression ratio `MAX_RATIO`, or all together exceed `limit` bytes."""
+    """Raise ValueError if the unpacked sizes of all entries together exceed `limit` bytes, or an entry is compressed too much.
+
+    Too much is a ratio above `MAX_RATIO`, the first `FREE_BYTES` of the unpacked entry not counted.
+    """
     total = 0
     for entry in entries:
         total += entry.file_size

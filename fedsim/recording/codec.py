@@ -50,7 +50,10 @@ def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError unless names and shapes are those of the weights, and each tensor is floating point if its weight is."""
+    """Raise ValueError unless names and shapes are those of the weights.
+
+    Also raises ValueError if one of a tensor and its weight is floating point and the other is not.
+    """
     check_names(got, weights)
     for name, tensor in got.items():
         with name_parameter(name):

@@ -16,7 +16,7 @@ class DiskFull(RuntimeError):
 
 
 def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
-    """Raise DiskFull if `needed` bytes do not fit on the disk of `folder`.
+    """Raise DiskFull if writing `needed` bytes to the disk of `folder` would leave less than `SPARE_BYTES` free.
 
     what: beginning of the message, subject and verb, such as "the run writes". mend: end of the message: what the user can do
           instead of freeing space.
@@ -37,7 +37,7 @@ def is_full_disk(words: str) -> bool:
 
 @contextmanager
 def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Raise DiskFull with advice in place of an error of the system or of SQLite about a full disk, within a `with` block."""
+    """Replace errors of the operating system or SQLite about a full disk, raised in a `with` block, by DiskFull with advice."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

@@ -47,8 +47,8 @@ MAX_LINE_BYTES = 2**24
 def hold_lock(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on the file `path` within a `with` block.
 
-    wait: whether to wait for another process that holds the lock; otherwise ValueError is raised. On systems without file locks,
-    nothing is locked.
+    wait: whether to wait while another process holds the lock. If it is False, ValueError is raised then.
+    On Windows, nothing is locked.
     """
     try:
         import fcntl
@@ -132,12 +132,12 @@ def write_bytes(path: Path, content: bytes, *, below: Path | None = None, settle
 
 
 def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
-    """Write `value` as indented JSON to `path` atomically."""
+    """Write `value` as indented JSON to `path` atomically. Raises ValueError for NaN and infinity."""
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", below=below)
 
 
 def to_json_lines(*values: Any) -> bytes:
-    """Return the values as JSON, one line per value."""
+    """Return the values as bytes: JSON with one line per value. Raises ValueError for NaN and infinity."""
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
@@ -168,14 +168,15 @@ def _find_last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
 
 
 def replace_json_lines(path: Path, *values: Any) -> None:
-    """Replace a file of JSON lines atomically."""
+    """Replace the content of `path` atomically by the values, as JSON with one line per value."""
     write_bytes(path, to_json_lines(*values))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file that `append_json_lines` wrote. An incomplete last line, left by a crash, is ignored.
+    """Read the rows of a file that `append_json_lines` wrote; none if the file does not exist.
 
-    Raises DamagedFile, naming the file and the line, if a line is not a JSON object.
+    An incomplete last line, left by a crash, is ignored. Raises DamagedFile, naming the file and the row (1-based), if a line is
+    not a JSON object or has more than `MAX_LINE_BYTES` bytes.
     """
     if not os.path.lexists(path):
         return []
