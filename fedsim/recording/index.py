@@ -1,4 +1,7 @@
-"""Reader of a recording's index. The recording may come from an untrusted source, so every value is checked."""
+"""Reader of a recording's index, a database with one row per round and one per reply of a client.
+
+The recording may come from an untrusted source, so every value is checked.
+"""
 
 import re
 import sqlite3
@@ -31,10 +34,12 @@ class Row:
 
     client, node, status, reason, bytes, metrics: as in `fedsim.recording.writer.Reply`.
     attempt:      1, and one more after each time that the run was resumed.
-    num_examples: number of distinct examples behind the update; None if unknown. In the database it is the reported number.
-    file:         path of the update, relative to the recording's folder; with `sha256` and `codec` None if nothing is stored.
-    received_at:  seconds since 1970.
-    reported:     number of examples that the client reported, from which `Recording` derives `num_examples`; None before that.
+    num_examples: number of distinct examples behind the update; None if unknown. In a row from `make_row` it is still the number
+                  that the client reported; `Recording.read_rows` replaces it.
+    file:         path of the update, relative to the recording's folder. `file`, `sha256` and `codec` are None if no update is
+                  stored.
+    received_at:  time at which the reply was recorded, in seconds since 1970.
+    reported:     number of examples that the client reported. It is None in a row from `make_row`, and in that of a secure sum.
     """
 
     round: int
@@ -72,7 +77,11 @@ class SentRow:
 
 
 def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return the result of an SQL query on the index in `folder`. Raises DamagedFile, naming it, if the index is invalid."""
+    """Return the rows, as tuples, that an SQL query finds in the index of the recording in `folder`.
+
+    values: values of the placeholders (?) in the query.
+    Raises DamagedFile, naming the index, if the index is invalid or the query takes too long.
+    """
     try:
         with open_image(folder) as image:
             return _query_image(image, query, values)
@@ -81,7 +90,7 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
 
 
 def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
-    """Build a row from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid."""
+    """Build a `Row` from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid."""
     if wrong := _find_invalid_column(*values):
         raise _make_error(folder, values, wrong, values[INDEX_COLUMNS.index(wrong)])
     row = dict(zip(INDEX_COLUMNS, values, strict=True))
@@ -90,9 +99,8 @@ def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
 
 
 def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
-    """Build a row from `values`: round, attempt, file, sha256 and cohort, in this order.
+    """Build a `SentRow` from `values`: round, attempt, file, sha256, and cohort as a JSON list of names, in this order.
 
-    attempt: number of the start of the run in which the round was made; 1 unless the run was resumed.
     Raises DamagedFile if a value is invalid.
     """
     round, attempt, file, sha256, text = values
@@ -115,7 +123,10 @@ def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
 
 
 def make_path(round: int, name: str) -> str:
-    """Return the path, from the recording's folder, of the reply of client `name` in a round; "global": of the weights sent."""
+    """Return the path, relative to the recording's folder, of the file with a client's reply in a round.
+
+    name: the client's name, or "global" for the file with the weights that the server sent.
+    """
     return f"rounds/{round:05d}/{name}.safetensors"
 
 
@@ -131,7 +142,9 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
             raise DamagedFile(
-                folder / INDEX_FILE, f"{shorten(client)} is not a valid name of a client: it has 1 to 64 of A-Z a-z 0-9 - _"
+                folder / INDEX_FILE,
+                f"{shorten(client)} is not a valid name of a client: a name has 1 to 64 of the characters A-Z a-z 0-9 - _, and "
+                "is not 'global' or 'sum'",
             )
 
 
@@ -143,7 +156,10 @@ def _find_invalid_column(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
-    """Return the first column with an invalid value, or "". Written for speed, since it runs for each row of large recordings."""
+    """Return the name of the first column with an invalid value; "" if all values are valid.
+
+    It is written for speed, since it runs for each row of large recordings.
+    """
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM_CLIENT):
@@ -207,7 +223,7 @@ def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tupl
     image.connection.set_progress_handler(lambda: next(steps) > most, PROGRESS_INSTRUCTIONS)
     found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
     if set(found) != _read_schema():
-        raise sqlite3.DatabaseError("holds other tables than the index of a recording has; copy the recording again")
+        raise sqlite3.DatabaseError("its tables are not exactly those of a recording's index; copy the recording again")
     return image.connection.execute(query, values).fetchall()
 
 

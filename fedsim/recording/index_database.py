@@ -1,4 +1,4 @@
-"""SQLite database of a recording's index, read and written without following planted links.
+"""Access to the SQLite database of a recording's index that follows no link which another user may have put there.
 
 SQLite opens files by path, so that anyone who may write to a folder could replace a file between its check and its use. Readers
 therefore query a private copy of the database that was read through descriptors. The writer requires a folder that only its own
@@ -65,9 +65,9 @@ COMMIT;
 
 
 class Image(NamedTuple):
-    """A private copy of an index, in memory.
+    """A private copy of an index, opened for queries. It is in memory unless it is larger than `MAX_MEMORY_BYTES`.
 
-    state: identifies the version of the file that was copied. size: of that file, in bytes.
+    state: values that identify the version of the index file from which the copy was made. size: size of that file in bytes.
     """
 
     state: tuple[object, ...]
@@ -82,8 +82,8 @@ _kept: list[Image] = []
 def open_image(folder: Path) -> Iterator[Image]:
     """Open a private copy of the index in `folder` within a `with` block. Queries cannot change the recording.
 
-    The index is read without following links. Raises DamagedFile if it is not a database, or is in a mode in which reading
-    changes it, and sqlite3.Error as SQLite does.
+    The index is read without following links. Raises DamagedFile if it is missing, is not a database, is in a mode in which
+    reading changes it, or is locked by a writer for `LOCK_SECONDS`. Raises sqlite3.Error if SQLite cannot read it.
     """
     with open_file(folder, INDEX_FILE, limit=MAX_BYTES) as file, _hold_shared_lock(file):
         state = _check_header(folder, file)
@@ -126,9 +126,10 @@ def make_index(folder: Path) -> None:
 
 
 def connect_to_write(folder: Path) -> sqlite3.Connection:
-    """Open the index in `folder` for writing.
+    """Return a connection to the index in `folder`, for writing.
 
-    Raises DamagedFile if SQLite opened another file than the index, and ValueError if other users may change the folder.
+    Raises ValueError if other users may change the folder. Raises DamagedFile if the index is missing or a link, if its journal
+    would do more than undo an interrupted commit, or if SQLite opened another file than the one that was checked.
     """
     path = folder / INDEX_FILE
     with open_folder(folder) as at:
@@ -150,7 +151,7 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raise DamagedFile if the index is a link, or if its journal would do more than undo an interrupted commit.
+    """Raise DamagedFile if the index is a symbolic or hard link, or its journal would do more than undo an interrupted commit.
 
     status: result of `os.fstat` for the index in `folder`.
     """
@@ -164,14 +165,16 @@ def _check_to_write(folder: Path, status: os.stat_result) -> None:
 
 
 def _check_owner(folder: Path, status: os.stat_result) -> None:
-    """Raise ValueError if the folder belongs to another user or is writable by others."""
+    """Raise ValueError if the folder belongs to another user, or its group or all users may write to it.
+
+    status: result of `os.fstat` for the folder. On Windows nothing is checked.
+    """
     if os.name != "posix":  # other systems have no POSIX owners and modes
         return
     if status.st_uid != os.geteuid():
         raise ValueError(
             f"{folder} belongs to user {status.st_uid}, who could replace files that user {os.geteuid()} writes; copy the run "
-            f"with "
-            "cp -r, or give it to this user with chown -R"
+            "with cp -r, or give it to this user with chown -R"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(f"{folder} can be changed by other users, who could replace its files; run chmod go-w {folder}")
@@ -197,7 +200,8 @@ def _is_open(status: os.stat_result, *, besides: int) -> bool:
 def _hold_shared_lock(file: FileIO) -> Iterator[None]:
     """Hold SQLite's shared lock on the file within a `with` block, so that no writer changes it.
 
-    On Windows, and on file systems without locks, nothing is locked. Raises ValueError if a writer holds it for `LOCK_SECONDS`.
+    On Windows, and on file systems without locks, nothing is locked. Raises ValueError if a writer holds its exclusive lock for
+    longer than `LOCK_SECONDS`.
     """
     try:
         import fcntl
@@ -227,20 +231,20 @@ def _hold_shared_lock(file: FileIO) -> Iterator[None]:
 def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
     """Return values that identify the current version of an index; they include the header, which counts commits.
 
-    Raises ValueError if the file is not a database, or is in a mode in which reading changes it.
+    Raises ValueError if the file is not a database, or is in write-ahead mode, in which reading changes it.
     """
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
         raise ValueError("is not an SQLite database; copy the recording again")
     if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX_FILE}-wal") or os.path.lexists(folder / f"{INDEX_FILE}-shm"):
-        raise ValueError("is in write-ahead mode, so that another program has written to it; copy the recording again")
+        raise ValueError("is in write-ahead mode, so another program has written to it; copy the recording again")
     try:
         journal = (folder / JOURNAL_FILE).lstat()
     except FileNotFoundError:
         beside: tuple[int, ...] = ()
     else:
         if not stat.S_ISREG(journal.st_mode):
-            raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file")
+            raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file; copy the recording again without it")
         beside = _read_state(journal)
     return str(folder), *_read_state(os.fstat(file.fileno())), *beside, start
 
@@ -309,10 +313,11 @@ def _copy_file(file: FileIO, to: Path) -> None:
 
 
 def _check_journal(file: FileIO, size: int, path: Path) -> None:
-    """Raise DamagedFile if the journal would do more than restore pages.
+    """Raise DamagedFile if the journal would do more than restore pages of the index.
 
-    A journal may end with the name of another file, which SQLite would delete, and it states the former size of the database, to
+    A journal may end with the name of another file, which SQLite would delete. It also states the former size of the database, to
     which SQLite would enlarge it.
+    file: the journal, at `path`. size: sum of the sizes of the index and the journal in bytes.
     """
     file.seek(0)
     start = memoryview(bytearray(28))
@@ -328,4 +333,7 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
         )
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:
-        raise DamagedFile(path, f"states that the index had {pages} pages, more than the index and this journal can hold")
+        raise DamagedFile(
+            path,
+            f"states that the index had {pages} pages, more than the index and this journal can hold; copy the recording again",
+        )

@@ -61,7 +61,8 @@ class Sent:
 class Recording:
     """A recording on disk: its manifest, its index, and its observations, loaded one at a time.
 
-    It may come from an untrusted source: invalid content raises DamagedFile, which names the file.
+    It may come from an untrusted source. Invalid content raises DamagedFile, which names the file; an invalid manifest raises
+    ValueError as soon as the recording is opened.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -70,7 +71,7 @@ class Recording:
         self._sent = lru_cache(maxsize=2)(self._try_read_sent)
 
     def compute_fingerprint(self) -> str:
-        """Return a SHA-256 digest (hexadecimal) of the manifest and of the first weights sent, which identifies the recording."""
+        """Return a SHA-256 digest (hexadecimal) of the manifest and the first round's weights. It identifies the recording."""
         first = "".join(row.sha256 for row in self._read_sent_rows("ORDER BY round LIMIT 1"))
         content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
         return hashlib.sha256(content + first.encode()).hexdigest()
@@ -82,8 +83,10 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> list[Row]:
-        """Return the rows of the index in the order of round and client, by default of all rounds and clients.
+        """Return the rows of the index in the order of round and client.
 
+        Their `num_examples` is the number that `Training.count_examples` derives from what the client reported.
+        rounds, clients: return only rows of these rounds and of clients with these names; None or empty for all.
         on_damage: callback for each invalid row, which is then skipped; without it, the first invalid row raises DamagedFile.
         """
         chosen, values = [], []
@@ -97,30 +100,29 @@ class Recording:
         rows: list[Row] = []
         for row in _read_undamaged(found, lambda line: index.make_row(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / INDEX_FILE, f"row {row.round}, {row.client!r} is out of order")
+                raise DamagedFile(self.folder / INDEX_FILE, f"row {row.round}, {row.client!r} is out of order, or occurs twice")
             rows.append(self._replace_count(row))
         return rows
 
     def _replace_count(self, row: Row) -> Row:
-        """Return the row with `num_examples` replaced by the number of distinct examples behind the update.
+        """Return the row with the reported number of examples in `reported`, and `num_examples` derived from it.
 
-        `Training.count_examples` derives that number from the client's report and the training settings, since a round
-        may use only part of the client's examples. The number that the client reported is kept in `reported`.
-        The row of a secure sum is returned unchanged.
+        `Training.count_examples` derives the number, since a round may use only part of the client's examples. The row of a
+        secure sum is returned unchanged.
         """
         if row.client == SUM_CLIENT:
             return row
         return replace(row, num_examples=self.manifest.training.count_examples(row.num_examples), reported=row.num_examples)
 
     def _limit_rounds(self, rounds: Iterable[int]) -> Iterable[int]:
-        """Return the selected rounds, for a query; of a huge selection, only those that the recording holds."""
+        """Return the selected rounds, to be listed in a query; of over `MAX_QUERIED_ROUNDS`, only those in the recording."""
         asked = Rounds.of(rounds)
         if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
         return [number for number in self.list_observed_rounds() if number in asked]
 
     def count_replies(self) -> list[Counts]:
-        """Return the numbers of replies by status, round by round."""
+        """Return the numbers of replies by status, one `Counts` per round in ascending order."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.query_index(
             self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round"
@@ -131,7 +133,10 @@ class Recording:
         ]
 
     def list_clients(self) -> list[str]:
-        """Return the sorted names of all clients in the index, also of those that never sent an update; no secure sum."""
+        """Return the sorted names of all clients in the index, also of those that never sent an update.
+
+        The name of the secure sum, `SUM_CLIENT`, is left out.
+        """
         found = [
             client for (client,) in index.query_index(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")
         ]
@@ -178,7 +183,12 @@ class Recording:
         return [number for (number,) in found if type(number) is int]
 
     def read_observation(self, row: Row) -> Observation:
-        """Read one observation. Raises DamagedFile, naming the file, if it differs from the index or does not fit the weights."""
+        """Read the observation of a row.
+
+        Raises DamagedFile, naming the file, if it is invalid, its checksum differs from the one in the index, or its tensors do
+        not fit the weights that the server sent. Raises ValueError if the row has no update to read, because the client failed or
+        was late, or its update is masked.
+        """
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
             raise DamagedFile(self.folder / INDEX_FILE, words) if row.status == "complete" else ValueError(words)
@@ -226,10 +236,9 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Observation]:
-        """Yield the observations of clients that sent an update, one at a time, in the order of `read_rows`.
+        """Yield the observations of clients that sent an update, and of secure sums, one at a time, in the order of `read_rows`.
 
-        Failed, late and masked replies are left out. rounds, clients: read only these; None for all.
-
+        Failed, late and masked replies are left out. rounds, clients: read only these; None or empty for all.
         on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
                    Without it, the first one raises DamagedFile.
         """
@@ -280,7 +289,7 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     payload, buffers = _split_buffers(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
-        raise ValueError(f"its tensors differ from the round's weights: it has {shorten(names[0])}")
+        raise ValueError(f"its tensors differ from the round's weights: it has buffer {shorten(names[0])}, which was not sent")
     for name, entry in buffers.items():
         with name_parameter(name):
             check_shape(entry, sent.buffers[name])
@@ -288,6 +297,6 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 
 def _split_buffers(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Split the tensors of a file into weights (or a payload) and buffers."""
+    """Return the weights (or the payload) and the buffers of a file, without the prefix of buffers' names, `BUFFER_PREFIX`."""
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
     return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -16,7 +16,7 @@ MAX_COUNT = 2**53
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Read the rows in order; none if there is no file.
+    """Return the rows of a run's `metrics.jsonl` in order; an empty list if the run has no such file.
 
     Raises DamagedFile, naming the row and the key, for a value that no server writes, such as a text with control characters.
     """

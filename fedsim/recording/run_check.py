@@ -23,7 +23,7 @@ RUN_ENTRIES = frozenset(
 )
 """Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""
 SHARED_FOLDERS = ("recording", "reconstructions")
-"""Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
+"""Names of links that `fedsim prepare` makes in the folders of server and scorer, to folders of the attacker."""
 SETTLED_SECONDS = 3.0
 """Age in seconds from which the time of a folder's last change proves that nothing was added since; file systems round it."""
 MAX_KNOWN_FOLDERS = 100_000
@@ -47,8 +47,8 @@ def check_run(folder: Path) -> None:
 def find_foreign(folder: Path) -> Iterator[DamagedFile]:
     """Yield an error for each symbolic link, hard link, pipe, socket and device in a run or a recording.
 
-    Links that `fedsim prepare` makes between the folders of a deployment are allowed. In a folder that is neither a run nor a
-    recording, only files that commands read or write are checked.
+    The links that `fedsim prepare` makes between the folders of server, attacker and scorer on one machine are allowed, see
+    `_find_link_target`. In a folder that is neither a run nor a recording, only files that commands read or write are checked.
     """
     try:
         with open_folder(folder) as at:
@@ -67,10 +67,11 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
 def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
     """Return where an entry of a run's folder leads if it is a link made by `fedsim prepare`; None for any other entry.
 
-    In a deployment, the server's folder of the run holds a link `recording`, and the scorer's a link `reconstructions`.
-    Both lead to the folder of the same name below `attacks/`, which belongs to the attacker.
+    `fedsim prepare` makes one folder of the run for each of server, attacker and scorer below a common root. The server's folder
+    holds a link `recording`, and the scorer's a link `reconstructions`. Both lead to the folder of the same name in
+    `attacks/RUN` below the root, which belongs to the attacker.
     folder: the run's folder. name: name of the entry. at: descriptor of the opened `folder`.
-    Returns the folder that the link leads to, and the deployment's root folder, above both.
+    Returns the folder that the link leads to, and the root.
     """
     try:
         led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
@@ -84,7 +85,7 @@ def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | N
 def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
     """Yield an error for each foreign entry (see `find_foreign`) of a folder, opened without following links below `below`.
 
-    depth: number of nested folders, counted from the run's entries; an entry deeper than `MAX_DEPTH` is an error.
+    depth: depth of `folder`, where the entries of the run's folder have depth 1. A folder deeper than `MAX_DEPTH` is an error.
     """
     try:
         with open_folder(folder, below=below) as at:

@@ -66,12 +66,13 @@ def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open a regular file for reading within a `with` block. name: path relative to `folder`, with '/' between folders.
 
     Links below `folder` are not followed, and '..' is not allowed; `folder` itself may be reached through a link.
-    Raises DamagedFile if there is no such file, or it has more than `limit` bytes, is a hard link, or is mostly sparse.
+    Raises DamagedFile if there is no such file, or it has more than `limit` bytes, is a hard link, or is mostly sparse. A
+    ValueError or OSError that is raised within the block becomes a DamagedFile for this file, too.
     """
     path = folder / name
     try:
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise ValueError("is not a plain path below its folder")
+            raise ValueError("is not a plain path below its folder: it must not contain '.', '..' or empty parts")
         with open_folder(path.parent, below=folder) as at, ExitStack() as stack:
             descriptor = _open_descriptor(stack, path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at)
             _check(descriptor, limit)
@@ -88,9 +89,10 @@ def open_file(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
 def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
     """Open `folder` as a descriptor, for functions that take `dir_fd`, within a `with` block.
 
-    below: folder below which links are not followed, by default `folder`; it may be reached through a link itself.
+    below: folder below which links are not followed; `folder` or one above it, by default `folder`. It may be a link itself.
     make:  whether to create missing folders, with access for their owner only.
-    Raises DamagedFile if part of the path is a link or not a folder, and OSError as `os.open` does.
+    Raises DamagedFile if a part of the path below `below` is a link or not a folder, ValueError if `folder` is not below `below`
+    or contains '..' there, and OSError as `os.open` does.
     """
     below = folder if below is None else below
     inner = _split_below(folder, below)
@@ -116,7 +118,8 @@ def open_folder(folder: Path, *, below: Path | None = None, make: bool = False) 
 def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
     """Open the regular file `name` in the folder with descriptor `at` for writing, and create it if it does not exist.
 
-    path: path of the file, for messages. Returns a descriptor. Raises DamagedFile for links and for anything but a regular file.
+    flags: flags of `os.open`, such as os.O_RDWR, that are added to its own. path: path of the file, for messages.
+    Returns a descriptor. Raises DamagedFile for a symbolic or hard link, and for anything but a regular file.
     """
     try:
         with name_errors(path):
@@ -134,7 +137,7 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
 
 
 def check_status(status: os.stat_result) -> None:
-    """Raise ValueError if a file is not a regular file, or is a hard link with further names."""
+    """Raise ValueError if the file with this status is not a regular file, or has several names (hard links)."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is not a regular file")
     if status.st_nlink > 1:
@@ -148,12 +151,15 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
     with open_file(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(f"has more than {limit} bytes, which no file written by a recorder has")
+            raise ValueError(f"has more than {limit} bytes, the limit for this file")
         return content
 
 
 def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
-    """Read a file of plain JSON. Raises DamagedFile, naming the file, as `open_file` and `parse_json` do."""
+    """Return the parsed content of a JSON file of at most `limit` bytes.
+
+    Raises DamagedFile, naming the file, if `open_file` refuses the file or `parse_json` its content, for example for NaN.
+    """
     try:
         return parse_json(read_bytes(path.parent, path.name, limit=limit))
     except DamagedFile:
@@ -164,9 +170,10 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 
 @contextmanager
 def open_tensors(path: Path, *, limit: int) -> Iterator[Any]:
-    """Open a safetensors file with `safetensors.safe_open`.
+    """Open a safetensors file within a `with` block, as `safetensors.safe_open` does, after the checks of `open_file`.
 
-    Raises DamagedFile, naming the file, if it cannot be opened safely.
+    limit: largest size of the file in bytes. Raises DamagedFile, naming the file, as `open_file` does, and SafetensorError if the
+    file is not a safetensors file.
     """
     with open_file(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
         yield tensors
@@ -195,16 +202,19 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def shorten(value: object, length: int = 80) -> str:
-    """Return the repr of a value, truncated to `length` characters for use in error messages."""
+    """Return the repr of a value for error messages; after `length` characters the rest is replaced by "..."."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _split_below(folder: Path, below: Path) -> tuple[str, ...]:
-    """Return the names of the folders on the path from `below` to `folder`. Raises ValueError if it contains '..'."""
+    """Return the names of the folders on the path from `below` to `folder`.
+
+    Raises ValueError if `folder` is not below `below`, or the path between them contains '..'.
+    """
     inner = PurePath(folder).relative_to(below).parts
     if ".." in inner:
-        raise ValueError(f"{folder} is not a plain path below {below}")
+        raise ValueError(f"{folder} is not a plain path below {below}: it must not contain '..'")
     return inner
 
 
@@ -229,14 +239,17 @@ def _check(descriptor: int, limit: int) -> None:
 
 
 def _has_holes(descriptor: int, size: int) -> bool:
-    """Return whether a file of `size` bytes has holes (SEEK_HOLE), since some network file systems do not count blocks."""
+    """Return whether a file of `size` bytes has holes, according to SEEK_HOLE.
+
+    The number of its blocks does not prove holes, since some network file systems do not count blocks.
+    """
     hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return hole < size
 
 
 def _describe_reason(error: OSError) -> str:
-    """Return the reason of a failed open as text; links get advice."""
+    """Return why a file could not be opened, as text; for a link, with advice what to do."""
     match error.errno:
         case errno.ELOOP:
             return f"is a symbolic link, which is not followed; {COPY_ADVICE}"
@@ -260,5 +273,5 @@ def _refuse_number(text: str) -> float:
 def _parse_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), -float("inf")):
-        raise ValueError(f"{shorten(text)} is too large for a number")
+        raise ValueError(f"{shorten(text)} is too large for a floating point number")
     return value

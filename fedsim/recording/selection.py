@@ -67,7 +67,8 @@ class Rounds(Set[int]):
 class Wanted:
     """The rounds and clients to record. None means all.
 
-    at_most: record this number of clients, the same in all rounds: the first, by round and then by name, that send an update.
+    at_most: record only this number of clients, the same in all rounds: those that are first to send an update. Of clients that
+             send their first update in the same round, those with the alphabetically first names are taken.
     """
 
     rounds: Rounds | None = None
@@ -117,15 +118,18 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
     names = frozenset(part.strip() for part in text.split(","))
     if wrong := sorted(name for name in names if not is_plain(name)):
         raise ValueError(
-            f"{wrong[0]!r} is not a valid client name (letters, digits, - and _): give a number of clients, their names, or 'all'"
+            f"{wrong[0]!r} is not a valid client name (1 to 64 letters, digits, - and _, and not 'global' or 'sum'): give a "
+            "number of clients, their names, or 'all'"
         )
     return names
 
 
 def complete_names(given: Iterable[str], known: Collection[str]) -> frozenset[str]:
-    """Return full client names, given names or unique beginnings of names. A text that no name begins with stays as it is.
+    """Return full client names, given names or unique beginnings of names.
 
-    Raises ValueError if several clients' names begin with the same given text.
+    A text in `given` that is itself in `known` stands for that client only, even if longer names begin with it. A text that no
+    name begins with stays as it is. known: names of all clients.
+    Raises ValueError if a text is no full name and the names of several clients begin with it.
     """
     chosen = set()
     for name in given:

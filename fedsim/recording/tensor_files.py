@@ -24,7 +24,10 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class TensorEntry(NamedTuple):
-    """A tensor's description in the header. start, end: range of its bytes, counted from the end of the header."""
+    """The description of a tensor in the header: its type, its shape, and where its bytes lie.
+
+    start, end: range of the tensor's bytes, counted from the end of the header; `end` is exclusive.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -102,7 +105,7 @@ def _parse_header(header: bytes, size: int) -> dict[str, TensorEntry]:
 
 
 def _check_entry(name: str, described: Any) -> TensorEntry:
-    """Check one tensor's description in the header. Raises ValueError if it is invalid."""
+    """Return the entry for one tensor's description in the header. Raises ValueError if the name or description is invalid."""
     words = f"tensor {shorten(name)}"
     if not name or len(name) > 512 or UNPRINTABLE_PATTERN.search(name):
         raise ValueError(f"{words}: a name must have 1 to 512 printable characters")

@@ -37,8 +37,10 @@ class Reply:
     node:    Flower's node id as text, since it exceeds the range of JSON numbers.
     status:  "complete" if it sent an update, "masked" if its update is only contained in the secure sum of its round, "failed" if
              it sent an error or a malformed message, "late" if it sent nothing in time.
-    payload: the update as sent; None if it failed, was late or is not recorded. reason: why a client failed or was late.
+    reason:  why the client failed or was late.
+    payload: the update as sent; None if the client failed or was late, or if its update is not to be recorded.
     buffers: buffers that the client sent with the update.
+    num_examples, metrics: number of examples and metrics that the client reported.
     bytes:   size of the reply on the wire.
     """
 
@@ -54,7 +56,11 @@ class Reply:
 
 
 def is_plain(client: str) -> bool:
-    """Return whether a client's name is safe as a file name. Clients choose their names, so any text may come."""
+    """Return whether `client` is a valid name of a client, and so safe as a file name: 1 to 64 of A-Z a-z 0-9 - _.
+
+    The names "global" and `SUM_CLIENT`, which a recording uses itself, are not valid. Clients choose their names, so any text may
+    come.
+    """
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM_CLIENT)
 
 
@@ -74,7 +80,7 @@ class Recorder:
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
     def record_sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Write the weights and buffers that the server sends in a round."""
+        """Write the weights and buffers that the server sends in a round. What an earlier round left uncommitted is dropped."""
         self._pending = {"rounds": [], "observations": []}
         path = self._make_round_folder(round) / "global.safetensors"
         sha256 = write_tensors(path, _join_tensors(weights, buffers or {}), below=self.folder, settle=False)
@@ -87,10 +93,13 @@ class Recorder:
         """
         if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
-                f"client {reply.client!r}: use only letters, digits, '-' and '_', and not the names 'global' and 'sum'"
+                f"client {reply.client!r}: use only letters, digits, '-' and '_', 1 to 64 of them, and not the names 'global' "
+                "and 'sum'"
             )
         if reply.num_examples is not None and not 0 <= reply.num_examples < MAX_EXAMPLES:
-            raise ValueError(f"client {reply.client}: num_examples must be 0 to {MAX_EXAMPLES}, got {reply.num_examples}")
+            raise ValueError(
+                f"client {reply.client}: num_examples must be at least 0 and below {MAX_EXAMPLES}, got {reply.num_examples}"
+            )
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._make_round_folder(round) / f"{reply.client}.safetensors"
@@ -106,8 +115,8 @@ class Recorder:
     def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
         """Add everything that was sent and received in a round to the recording, in one transaction.
 
-        cohort: names of all clients that were asked, also of those that did not answer. attempt: number of the start of the run,
-        which is above 1 after it was resumed.
+        cohort: names of all clients that were asked, also of those that did not answer.
+        attempt: 1, and one more after each time that the run was resumed.
         """
         rounds, observations = self._pending["rounds"], self._pending["observations"]
         for folder in (self._make_round_folder(round), self.folder / "rounds"):
@@ -142,7 +151,7 @@ class Recorder:
         return int(count)
 
     def list_clients(self) -> set[str]:
-        """Return the names of all clients in the recording so far."""
+        """Return the names of all clients in the recording so far, without that of the secure sum."""
         with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM_CLIENT}
 
@@ -158,7 +167,7 @@ def _to_printable(text: str) -> str:
 
 
 def _limit_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return at most `MAX_METRICS` metrics, with shortened names."""
+    """Return the first `MAX_METRICS` metrics by name, with names cut to `MAX_REASON` characters."""
     return {_to_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 
