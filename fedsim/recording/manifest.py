@@ -40,9 +40,11 @@ T = TypeVar("T")
 class Manifest:
     """The public settings of a run, which the server knows before the first message.
 
-    gradient, inputs: specifications of defenses that change how clients compute gradients or prepare examples.
-    secure_aggregation: False, or the parameters that all parties agreed on.
-    name: name of the run. created: time in ISO 8601, UTC. software: versions by package.
+    name:     name of the run. created: time in ISO 8601, UTC. software: versions by package.
+    defense:  defense that clients apply to their updates. codec: name of the codec that packs updates for the wire.
+    gradient: specification of the defense that changes how clients compute gradients; "plain" for none.
+    inputs:   specification of the defense that changes how clients prepare examples; "" for none.
+    secure_aggregation: the parameters of secure aggregation that all parties agreed on; False without secure aggregation.
     """
 
     name: str
@@ -60,10 +62,10 @@ class Manifest:
     def __post_init__(self) -> None:
         check_name(self.name)
         if not MODEL_PATTERN.fullmatch(self.model.name):
-            raise ValueError(f"{shorten(self.model.name)} is not a valid name of a model: use only letters, digits and _ . : -")
+            raise ValueError(f"{shorten(self.model.name)} is not a valid name of a model: use 1 to 200 letters, digits, _ . : -")
         if wrong := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
             raise ValueError(
-                f"software: {shorten(wrong[0])} is not a valid name or version: use only letters, digits and _ . + -"
+                f"software: {shorten(wrong[0])} is not a valid name or version: use 1 to 200 letters, digits, _ . + -"
             )
         if self.created and not CREATED_PATTERN.fullmatch(self.created):
             raise ValueError(f"{shorten(self.created)} is not a valid time of creation: write it as 2026-01-31T12:00:00Z")
@@ -113,7 +115,10 @@ def check_name(name: str) -> None:
 
 
 def make_name(text: str) -> str:
-    """Convert a text, such as the name of a folder, to a valid name of a run."""
+    """Return a valid name of a run, made of a text such as the name of a folder.
+
+    Each character that is not allowed becomes "_", and the text is cut to 200 characters. An empty text gives "run".
+    """
     return re.sub(r"[^\w .,:()+=@-]", "_", text)[:200] or "run"
 
 
@@ -133,8 +138,8 @@ def _from_json(cls: type[T], raw: Any) -> T:
     made = cls(**{name: _convert_value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
     if isinstance(made, DataSpec) and (prod(made.shape) > MAX_VALUES or made.num_classes > MAX_CLASSES):
         raise ValueError(
-            f"data of shape {shorten(made.shape)} with {made.num_classes} classes exceed the limits of {MAX_VALUES} values and "
-            f"{MAX_CLASSES} classes"
+            f"data of shape {shorten(made.shape)} with {made.num_classes} classes exceed the limits of {MAX_VALUES} values "
+            f"per example and {MAX_CLASSES} classes"
         )
     return made
 
@@ -163,15 +168,16 @@ def _convert_value(where: str, value: Any, hint: Any) -> Any:
 
 
 def check_plain(where: str, value: Any) -> Any:
-    """Return a value of parsed JSON unchanged.
+    """Return a value of parsed JSON unchanged, after checking all integers and texts in it.
 
-    where: name of the value for messages. Raises ValueError if the value contains a number above `MAX_NUMBER`, or a text that is
-    too long or not printable.
+    where: name of the value for messages.
+    Raises ValueError if an integer is above `MAX_NUMBER` in magnitude, or a text has over `MAX_TEXT` characters or unprintable
+    ones.
     """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE_PATTERN.search(value)):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")
     if type(value) is int and abs(value) > MAX_NUMBER:
-        raise ValueError(f"{where} must be at most {MAX_NUMBER}, got {shorten(value)}")
+        raise ValueError(f"{where} must be at most {MAX_NUMBER} in magnitude, got {shorten(value)}")
     if isinstance(value, list | dict):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             check_plain(where, item)

@@ -49,8 +49,8 @@ class Column:
 class DataSpec:
     """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
 
-    mean, std: normalisation of the model's input, one value per channel (images) or one for all columns (rows).
-    columns:   for tables, one entry per column.
+    mean, std: normalisation of the model's input: one value for the whole input or, for images, one per channel.
+    columns:   for tables, one entry per column of the model's input; may be empty.
     ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
                the rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
     """
@@ -79,7 +79,7 @@ class DataSpec:
 
     @property
     def size(self) -> int:
-        """Number of values of one example."""
+        """Return the number of values of one example."""
         return prod(self.shape)
 
     def _to_channels(self, values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -91,13 +91,13 @@ class DataSpec:
         return (x - self._to_channels(self.mean, x)) / self._to_channels(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Convert normalised model input back to values in [0, 1]."""
+        """Convert normalised model input back to the scale of the examples, [0, 1]. Values outside are not clamped."""
         return x * self._to_channels(self.std, x) + self._to_channels(self.mean, x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The model's architecture by name, which `fedsim.models` builds. It is public.
+    """The name and arguments of the model's architecture, which `fedsim.models` builds. They are public.
 
     network: a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none.
     """
@@ -115,13 +115,15 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Everything that an honest-but-curious server knows about one client in one round.
+    """Everything that an honest-but-curious server knows about one client in one round, or about the round's secure sum.
+
+    The secure sum is what the server learns under secure aggregation: the mean of the updates of all clients in the sum.
 
     round:        1-based communication round.
-    client:       pseudonym that the client sent, or Flower's node id if it sent none.
-    cohort:       the clients of that round, including this one.
+    client:       pseudonym that the client sent, or Flower's node id if it sent none; "sum" for the secure sum.
+    cohort:       the clients that were asked in that round, including this one; for the secure sum, the clients in it.
     num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
-                  (`Training.count_examples`); None if the client reports no number.
+                  (`Training.count_examples`); for the secure sum, the total over its clients; None if unknown.
     weights:      weights that the server sent to the client, by name.
     payload:      message that the client sent back.
     defenses:     defenses that clients apply to their updates. gradient, inputs: defenses that change how clients compute
@@ -153,7 +155,7 @@ class Observation:
 
     @property
     def key(self) -> str:
-        """Return the key of this observation, unique within its recording: round and client."""
+        """Return a text that identifies this observation within its recording: round and client, such as "00003-anna"."""
         return f"{self.round:05d}-{self.client}"
 
     @cached_property
@@ -166,11 +168,11 @@ class Observation:
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
-        """Return a bound of the rounding error of each coordinate of `update`, for clients that send whole weights.
+        """Return a bound of the rounding error of each coordinate of `update` by name; empty unless clients send whole weights.
 
-        Such a client rounds its weights once per local step, by at most half the gap between neighbouring floating point numbers
-        at the larger of the weight before and after training. The bound is this times the number of steps. That later gradients
-        are computed from rounded weights is no error, since the update contains them as they are.
+        A client that sends whole weights rounds them once per local step. Each rounding changes a weight by at most half the gap
+        between neighbouring floating point numbers, taken at the larger magnitude of the weight before and after training. The
+        bound is the number of steps times this half gap. If `num_examples` is unknown, one step per epoch is assumed.
         """
         if self.payload.codec != "weights":
             return {}

@@ -1,1 +1,1 @@
-"""Building blocks of the codecs: bit packing, tables of repeated values, and encoded positions."""
+"""Building blocks of the codecs, which pack updates for the wire: bit packing, tables of values, and encoded positions."""

@@ -14,12 +14,12 @@ Bits = NDArray[Any]
 
 
 def to_bits(tensor: Tensor) -> Bits:
-    """Return the bit patterns of a tensor in row-major order, without a copy if the tensor is contiguous.
+    """Return the bit patterns (N,) of a tensor's N entries in row-major order, as unsigned integers.
 
-    Raises ValueError for a type that a recording cannot hold.
+    They share the memory of a contiguous tensor on the CPU. Raises ValueError for a type that a recording cannot hold.
     """
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"a tensor of type {tensor.dtype} cannot be packed; convert it to a real, integer or bool type")
+        raise ValueError(f"a tensor of type {tensor.dtype} cannot be packed; use one of {', '.join(map(str, DTYPES))}")
     kind = f"u{tensor.element_size()}"
     if not tensor.numel():  # torch may not view an empty tensor as bytes
         return np.empty(0, kind)

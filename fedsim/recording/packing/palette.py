@@ -32,7 +32,8 @@ class Palette(NamedTuple):
 def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
     """Return the palette of `bits` (N,), or None if it has more than `most` values, or so many that it would save nothing.
 
-    The values are taken from a sample, and then every entry is compared with its presumed value, which is faster than sorting.
+    An empty tensor has no palette either. The values are taken from a sample, and then every entry is compared with its presumed
+    value, which is faster than sorting.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]

@@ -2,10 +2,9 @@
 
 index: each position as an integer of 8, 16, 32 or 64 bits, as N requires.
 mask:  one bit for each of the N positions.
-gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"). The upper bits of the ascending positions are coded
-as
-       unary gaps in `high`, the lower bits are stored in `low`. It takes about 2 + log2(N / K) bits per position, less than one
-       bit above the entropy of random positions.
+gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"). The upper bits of the ascending positions are
+       coded as unary gaps in `high`, and the lower bits are stored in `low`. It takes about 2 + log2(N / K) bits per position,
+       less than one bit above the entropy of random positions.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ POSITION_PARTS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:
-    """Encode at least one ascending position below `size` with the smallest of the three encodings.
+    """Encode ascending positions (K,) below `size`, at least one, with the smallest of the three encodings.
 
     Returns {"index": ...}, {"mask": ...} or, for gaps, {"high": ..., "low": ...}.
     """
@@ -49,18 +48,18 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 
 
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
-    """Return the positions that `pack` encoded. Raises ValueError if they do not ascend or are not below `size`."""
+    """Return the positions that `pack` encoded. Raises ValueError if there are none, they do not ascend or reach `size`."""
     if "index" in parts:
         found = parts["index"].numpy()
         if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
-            raise ValueError(f"has position {found.max()} among {size} values")
+            raise ValueError(f"has position {found.max()}, but positions must be below {size}")
         positions = found.astype(np.int64)
     elif "mask" in parts:
         positions = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
     else:
         positions = _decode_gaps(parts["high"], parts["low"], size)
     if not len(positions) or positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
-        raise ValueError(f"has {len(positions)} positions that do not ascend among {size} values")
+        raise ValueError(f"has {len(positions)} positions; there must be at least one, in ascending order, all below {size}")
     return positions
 
 
@@ -87,7 +86,7 @@ def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
 
 
 def _count_lower_bits(size: int, count: int) -> int:
-    """Return the number of lower bits per position in Elias-Fano coding; 0 if there are too many positions to save space."""
+    """Return the number of lower bits per position in Elias-Fano coding; 0 if over half of all positions are coded."""
     return max(0, (size // count).bit_length() - 1) if count else 0
 
 

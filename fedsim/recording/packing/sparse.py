@@ -31,9 +31,9 @@ SPARSE_PARTS = tuple(what | where for what in ({"values"}, *values.VALUE_PARTS) 
 def encode(update: Tensors) -> dict[str, Tensor]:
     """Encode an update as parts of each parameter.
 
-    Values are stored as `NAME/values`, or as `NAME/palette` and `NAME/codes` if few of them differ. Positions are stored as
-    `NAME/index`, as `NAME/mask`, or as `NAME/high` and `NAME/low`. A parameter is stored as `NAME/dense` if that is smaller, and
-    with empty values and no positions if all its entries are zero.
+    Values are stored as `NAME/values`, or as `NAME/palette` and `NAME/codes` if there are few distinct ones. Positions are stored
+    as `NAME/index`, as `NAME/mask`, or as `NAME/high` and `NAME/low`. A parameter is stored unpacked as `NAME/dense` if that is
+    smaller. If all entries of a parameter are zero, `NAME/values` is empty and no positions are stored.
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
@@ -42,7 +42,6 @@ def encode(update: Tensors) -> dict[str, Tensor]:
 
 
 def _encode_tensor(tensor: Tensor) -> dict[str, Tensor]:
-    """Encode one tensor, see `encode`."""
     bits = to_bits(tensor)
     at = np.flatnonzero(bits != 0)
     chosen = bits[at]

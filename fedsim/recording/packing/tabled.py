@@ -27,7 +27,10 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
-    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
+    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`.
+
+    most: largest number of values that a tensor's table may have; None for any number. A larger table raises ValueError, too.
+    """
     check_fit(packed, start, most)
     update = {}
     for name, parts in split_parts(packed).items():
@@ -41,7 +44,10 @@ def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = 
 
 
 def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
-    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
+    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights.
+
+    most: largest number of values that a tensor's table may have; None for any number.
+    """
     found = split_parts(described)
     check_names(found, weights)
     for name, parts in found.items():

@@ -15,7 +15,7 @@ VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 def encode_table(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
     """Return the bit patterns (N,) of entries of type `dtype` as {"palette": distinct values, "codes": packed indices into it}.
 
-    Without "codes" if there is one value only. Returns None if there are over `most` values or the encoding saves nothing.
+    If all entries are equal, "codes" is left out. Returns None if there are over `most` values or the encoding saves nothing.
     """
     found = palette.find_palette(bits, most)
     if found is None:
