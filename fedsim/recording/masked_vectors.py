@@ -1,4 +1,4 @@
-"""Masked vectors: what a server sees of one client under secure aggregation, random-looking integers and message sizes."""
+"""Masked vectors: the random-looking integers that a server receives from a client under secure aggregation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,10 +28,11 @@ MAX_NUMBER = 2**53
 class Masked:
     """The messages of one client in one round of secure aggregation, as the server sees them.
 
-    words:  (HEADER_WORDS + coordinates,) uint32, the masked vector; None if the client sent none.
-    mask_key, share_key: its public keys of the round, 32 bytes each.
-    sealed: sizes in bytes of the shares that it encrypted for its neighbours.
-    up, down: bytes sent by and to the client, by exchange, up to the last one that it took part in.
+    words:  masked vector (HEADER_WORDS + coordinates of the update,) of type uint32; None if the client sent none. The first
+            `HEADER_WORDS` entries are masked counts of examples and of clipped coordinates, see there.
+    mask_key, share_key: the client's public keys of the round, 32 bytes each, for masks and for the encryption of shares.
+    sealed: size in bytes of each encrypted message with shares of the client's secrets, one message per neighbour.
+    up, down: bytes sent by and to the client, by name of the exchange (`EXCHANGE_NAMES`), up to the last in which it took part.
     """
 
     words: Tensor | None = None

@@ -115,7 +115,7 @@ class Training:
 
     @property
     def step_size(self) -> int:
-        """Return the number of examples behind one optimiser step."""
+        """Return the number of examples of one optimiser step whose batches are full."""
         return self.batch_size * self.accumulation
 
     @property
@@ -136,11 +136,17 @@ class Training:
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
     def compute_rate(self, step: int) -> float:
-        """Return the learning rate of a local step, counted from 0."""
+        """Return the learning rate of a local step, counted from 0: `learning_rate` times the factor of `schedule`.
+
+        It does not include `round_decay`, which `fix_round` applies.
+        """
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
     def fix_round(self, number: int) -> "Training":
-        """Return the settings of one round (1-based), with that round's learning rate and `round_decay` 1."""
+        """Return the settings of one round (1-based): `round_decay` is applied to the learning rate, and then set to 1.
+
+        The learning rate is clamped to the range of float32, `MIN_FLOAT` to `MAX_FLOAT`.
+        """
         if self.round_decay == 1:
             return self
         try:
@@ -154,9 +160,12 @@ class Training:
         return any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
     def count_step_examples(self, num_examples: int) -> tuple[int, ...] | None:
-        """Return the number of examples of each optimiser step in one round, for a client with `num_examples`; None if unknown.
+        """Return the number of examples of each optimiser step in one round; None if unknown.
 
-        It is unknown if a client's steps continue beyond the end of its epoch, since any of the batches may be the short one.
+        num_examples: number of distinct examples that the client trains on in the round, see `count_examples`.
+        With `epochs`, all steps of an epoch but the last have `step_size` examples. With `steps`, the numbers are known for a
+        single step, or if `num_examples` fills all steps. Otherwise the client's epoch ends within the round, and any of its
+        batches may be the one that is not full.
         """
         if self.epochs is not None:
             if self.drop_last:

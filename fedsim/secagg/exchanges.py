@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 class Exchanges:
-    """One round. asked: dict from each client's node id to its Flower message, with the weights and the configuration."""
+    """One round of secure aggregation.
+
+    asked: dict from the node id of each client in the round to the Flower message for it, with the weights and the configuration.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Secure aggregation on the server, as a Flower `Grid`: each reply that the strategy receives holds the mean of all updates."""
+"""Secure aggregation on the server, as a Flower `Grid`.
+
+Each reply that the strategy receives holds the weights that it sent plus the mean of all updates.
+"""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -26,10 +29,12 @@ class SecureGrid(Around):
     weighted by numbers of examples, with `num-examples` 1. Any averaging strategy works. Clients that failed reply with an
     error, late clients do not reply. In a lost round, all clients that are not late reply with an error.
 
-    agreement: settings agreed with the clients, which read them from their own configuration. seed: draws the graphs.
-    observe:   called with each round before its replies are returned. Each exchange waits at most `timeout` seconds.
+    agreement: settings agreed with the clients, which read them from their own configuration.
+    seed:      seed of the random graphs of neighbours, which share masks.
+    observe:   called with the outcome of each round before its replies are returned.
     cohorts:   stores the clients of each sum, for rounds that are repeated.
-    Raises ValueError if more clients are asked at once than were agreed on.
+    The timeout of `send_and_receive`, in seconds, holds for each exchange. That method raises ValueError if more clients are
+    asked in one round than were agreed on.
     """
 
     def __init__(

@@ -76,9 +76,10 @@ def read_roster(content: RecordDict) -> Roster:
 
 
 def read_sealed(content: RecordDict) -> dict[int, bytes]:
-    """Return a dict from member number to encrypted shares.
+    """Return the encrypted shares in a message, by the number of a client.
 
-    In a server's message the number is that of the sender of the shares, in a client's answer that of their receiver.
+    In a server's message it is the number of the client that sent the shares, in a client's answer that of the client that is to
+    receive them. The server numbers the clients of a round from 1.
     """
     return _read_by_member(_find_record(content), "peers", "sealed")
 
