@@ -57,7 +57,7 @@ def csv(
         _check_known(file, name, table)
     held_out, split = _find_held_out(file, table, split)
     if label is None:
-        label = next((name for name in reversed(table) if name != split and name not in drop), "")
+        label = next((name for name in reversed(list(table)) if name != split and name not in drop), "")
     inputs = [name for name in table if name not in (label, split, *drop)]
     if label in ("", split, *drop) or not inputs:
         raise ValueError(
