@@ -164,8 +164,8 @@ class Training:
 
         num_examples: number of distinct examples that the client trains on in the round, see `count_examples`.
         With `epochs`, all steps of an epoch but the last have `step_size` examples. With `steps`, the numbers are known for a
-        single step, or if `num_examples` fills all steps. Otherwise the client's epoch ends within the round, and any of its
-        batches may be the one that is not full.
+        single step, or if `num_examples` fills all steps; it is then assumed that all batches are full. Otherwise the client's
+        epoch ends within the round, and any of its batches may be the one that is not full.
         """
         if self.epochs is not None:
             if self.drop_last:
@@ -181,8 +181,9 @@ class Training:
         """Return the number of distinct examples behind an update, given the number that the client reports.
 
         It is the setting `examples`, if given; None if that is missing and nothing is reported. Otherwise it is computed from the
-        reported size of the client's data set. With `steps`, it is at most `steps * step_size`; with `epochs` and `drop_last`,
-        only the examples that fill whole batches count, or all if they fill none.
+        reported size of the client's data set. With `steps`, it is that size or `steps * step_size`, whichever is smaller; if an
+        epoch ends within the round, the true number may be lower. With `epochs` and `drop_last`, only the examples that fill
+        whole batches count, or all if they fill none.
         """
         if self.examples is not None:
             return self.examples
