@@ -42,7 +42,8 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
     config:   the app's run config, see `make_run_config`.
     on_round: called with the row of metrics of each finished round if the run's folder is on this machine.
     on_words: called with the server's messages about missing clients and replies, wherever the folder is.
-    Raises DeploymentFailed. On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
+    Raises DeploymentFailed, also if Flower's command is not installed.
+    On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
     """
     if not is_healthy(link.address, link.authority):
         secure = "without TLS" if link.authority is None else f"with a certificate that {link.authority} signed"
@@ -52,7 +53,7 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_wo
         with handle_sigterm(), Processes(home / "logs") as processes:
             rounds = _Rounds(Path(str(config["out"])), on_round)
             run_to_end(link, config, home, processes, rounds.report_rounds, on_words)
-    except (NotReached, RunFailed, Ended) as error:
+    except (NotReached, RunFailed, Ended, FileNotFoundError) as error:
         raise DeploymentFailed(str(error)) from error
     finally:
         shutil.rmtree(home, ignore_errors=True)

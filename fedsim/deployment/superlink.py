@@ -68,16 +68,17 @@ def _parse_address(end: Any) -> IPv4Address | IPv6Address | None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
-    """Split command-line arguments into the networks after each `--control-from` and Flower's own options.
+    """Split command-line arguments into the networks of `--control-from`, which "=" may join to it, and Flower's own options.
 
     Raises ValueError if `--control-from` is followed by anything but a network.
     """
     networks, rest, given = list[Network](), list[str](), iter(arguments)
     for word in given:
-        if word != CONTROL_OPTION:
+        option, joined, value = word.partition("=")
+        if option == CONTROL_OPTION:
+            networks.append(read_network(value if joined else next(given, "")))
+        else:
             rest.append(word)
-            continue
-        networks.append(read_network(next(given, "")))
     return networks, rest
 
 

@@ -71,7 +71,8 @@ def test_the_option_is_taken_out_of_flowers() -> None:
         [ip_network(SERVER)],
         ["--port", "8000", "--insecure"],
     )
-    for wrong in (["--control-from"], ["--control-from", "server"], ["--control-from", "10.0.0.1/8"]):
+    assert split_arguments([f"--control-from={SERVER}", "--port=8000"]) == ([ip_network(SERVER)], ["--port=8000"])
+    for wrong in (["--control-from"], ["--control-from", "server"], ["--control-from=", "10.0.0.1/8"]):
         with pytest.raises(ValueError, match="write a network as"):
             split_arguments(wrong)
 
