@@ -231,12 +231,12 @@ def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, T
     least = torch.finfo(found.x.dtype).tiny
     shares = [one.weight.sqrt() / squared_norm(one.observed).sqrt().clamp(min=least) for one in found.compared]
 
-    def compute_residuals(x: Tensor) -> Tensor:
-        parts = []
+    def compute_residuals(x: Tensor) -> tuple[Tensor, ...]:
+        parts: list[Tensor] = []
         for one, share in zip(found.compared, shares, strict=True):
             made = one.simulate(x)
-            parts += [share * (made[name] - one.observed[name]).flatten() for name in one.observed]
-        return torch.cat(parts)
+            parts += [share * (made[name] - one.observed[name]) for name in one.observed]
+        return tuple(parts)
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(one.coordinates for one in found.compared)
     iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))

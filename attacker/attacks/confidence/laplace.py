@@ -11,8 +11,12 @@ PRIOR_VARIANCE = 0.06
 CG_ITERATIONS = 12
 """Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
 
-Residuals = Callable[[Tensor], Tensor]
-"""Maps examples (N, *shape) to the differences between their gradient and the observed one, (M,)."""
+Residuals = Callable[[Tensor], tuple[Tensor, ...]]
+"""Maps examples (N, *shape) to the differences between their gradient and the observed one, one tensor per parameter.
+
+They are not concatenated: the derivative of each part would be a vector of all parameters, and adding these up would dominate the
+time of deep networks.
+"""
 
 
 class Posterior:
@@ -27,7 +31,7 @@ class Posterior:
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]
         # multiply by J through a double vjp, since forward mode takes a second to load, and warns
-        self.push = vjp(lambda u: vjp(residuals, x)[1](u)[0], torch.zeros_like(self.left))[1]
+        self.push = vjp(lambda *u: vjp(residuals, x)[1](u)[0], *(torch.zeros_like(part) for part in self.left))[1]
 
     def estimate_error(self, rng: Generator) -> Tensor:
         """Return the mean posterior variance of each example, (N,), by Hutchinson's estimator (1990) with one random vector."""
@@ -41,7 +45,7 @@ class Posterior:
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
         """Return the product of v with the inverse of the covariance, times `variance`."""
-        bent: Tensor = self.pull(self.push(v)[0])[0]
+        bent: Tensor = self.pull(self.push(v))[0]
         return bent + self.share * v
 
     def _solve(self, target: Tensor) -> Tensor:
