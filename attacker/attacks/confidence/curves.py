@@ -49,6 +49,10 @@ class Curve:
             return f"its calibration curve needs the feature {missing[0]}, which was not computed"
         if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:
             return f"the feature {wrong[0]} of the answer is NaN or infinite"
+        return self.explain_other_facts(evidence)
+
+    def explain_other_facts(self, evidence: Mapping[str, Tensor]) -> str:
+        """Return which feature that is known before the attack was not calibrated, or "" if all were; others are not needed."""
         for name, (low, high) in self.facts.items():
             least, most = float(evidence[name].min()), float(evidence[name].max())
             if not low <= least <= most <= high:

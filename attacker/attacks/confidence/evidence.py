@@ -99,6 +99,7 @@ class SearchAnswer:
     linked:      for each row of x, certainty in [0, 1] that the places in several rounds at which the attack assumes this example
                  hold the same example; 1 for an example of one round.
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
+    given_up:    whether the search was stopped because it was hopeless.
     drift:       function that returns how much the gradient of x changes over the client's local steps if the attack treats them
                  as one step, 0-d: squared norm of the change, relative to that of the gradient. 0 otherwise.
     """
@@ -112,20 +113,25 @@ class SearchAnswer:
     linked: Tensor
     rng: Generator
     unfamiliar: str
+    given_up: bool
     drift: Callable[[], Tensor]
 
 
 def judge_search(found: SearchAnswer, route: str) -> Judged:
-    """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve."""
+    """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve.
+
+    The curvature of the gradient takes as long as many iterations of the search. It is not computed if the confidence does not
+    depend on it: if the curve does not apply to such a case, or the search was given up. No search that was given up in the
+    calibration would have succeeded, so that its answer gets the confidence of one without the gradient.
+    """
     x, examples = found.x, found.examples
     missed, noise, observed = _compute_shares(found)
     explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))
     if reason := _explain_unfamiliarity(found, missed):
         return build_undecided(examples, reason, explained)
-    try:
-        error, step = (t[:examples] for t in _measure_curvature(found, torch.maximum(missed, noise)))
-    except RuntimeError as failed:  # some layers have no third derivative, or memory is short
-        return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
+    if found.given_up:
+        words = "the confidence is that of an answer without the gradient, since the search was given up"
+        return replace(judge("prior alone", {}, explained, found.data), notes=(words,))
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + MAX_EXACT_MISFIT),
         "drift": torch.log10(found.drift() + 1e-4),
@@ -133,9 +139,15 @@ def judge_search(found: SearchAnswer, route: str) -> Judged:
         "equations": torch.tensor(observed / (len(x) * found.data.size)).clamp(1e-2, 1e2).log10(),
     }
     evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
+    evidence |= _measure_appearance(x[:examples].cpu(), found.data) | {"linked": found.linked[:examples]}
+    curve = find_curve(route, is_image=found.data.is_image)
+    if curve is not None and (reason := curve.explain_other_facts(evidence)):
+        return build_undecided(examples, reason, explained, evidence)
+    try:
+        error, step = (t[:examples] for t in _measure_curvature(found, torch.maximum(missed, noise)))
+    except RuntimeError as failed:  # some layers have no third derivative, or memory is short
+        return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
-    evidence |= _measure_appearance(x[:examples].cpu(), found.data)
-    evidence["linked"] = found.linked[:examples]
     return judge(route, evidence, explained, found.data)
 
 

@@ -109,6 +109,7 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
         linked=batch.links[i].confidence,
         rng=seed_generator(rng, batch.cases[i], "confidence"),
         unfamiliar="the search was interrupted" if interrupted else strange,
+        given_up=best.given_up,
         drift=partial(_measure_drift, batch, i, x, y, best.z),
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
 from attacker.attacks.confidence import estimate_probabilities, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
+from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -141,6 +142,26 @@ def test_more_examples_than_any_calibration_saw_leave_confidence_undecided(obser
     (found,) = cpl(steps=1)([case], rng=seeded())
     assert bool(found.confidence.isnan().all())
     assert any("confidence is undecided" in note and "examples" in note for note in found.notes)
+
+
+def test_the_curvature_is_not_computed_where_confidence_does_not_depend_on_it(
+    observe: Callable[..., object], image_case: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(evidence, "_measure_curvature", fail)
+    attack = inverting_gradients(steps=31).copy_with(stop=Stop(give_up=0.5, hopeless=0.0, unexplained=0.0))
+    case, _, _ = image_case()
+    (found,), (null,) = (one([case], rng=seeded()) for one in (attack, attack.null()))
+    assert torch.equal(found.confidence, null.confidence)
+    assert any("was given up" in note for note in found.notes)
+    model, data = ModelSpec(name="lenet_cpl"), DataSpec(shape=(3, 16, 16), num_classes=10)
+    (many,) = inverting_gradients(steps=2)([Case((observe(smooth_images(20), model=model, data=data),))], rng=seeded())
+    assert bool(many.confidence.isnan().all())
+    assert any("curve is for examples" in note for note in many.notes)
+    with pytest.raises(AssertionError):
+        inverting_gradients(steps=2)([case], rng=seeded())
 
 
 def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
