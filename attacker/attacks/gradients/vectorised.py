@@ -21,6 +21,7 @@ from attacker.attacks.simulation.gradients import (
     build_gradient,
     draw_test_problems,
     evaluate_test_problems,
+    explain_vmap_failure,
     is_close,
     sum_squares,
 )
@@ -63,10 +64,48 @@ def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem
     """Return a batched version of the gradient function `simulation.gradients.build_gradient`, or None if the network has none.
 
     It requires that parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and that
-    the examples of a batch do not interact. This is tested once per network, on two problems of two examples each.
+    the examples of a batch do not interact. This is tested once per network, on two problems of two examples each. Networks that
+    torch.func cannot transform, such as large transformers, get the gradients of one problem after the other, by autograd alone.
     """
     gradients = _build_unchecked(model, data, models.find_loss(loss))
-    return gradients if _is_consistent(gradients, model, data, loss) else None
+    if not _has_other_weights(model, data) and _is_consistent(gradients, model, data, loss):
+        return gradients
+    return _build_one_by_one(model, data, models.find_loss(loss)) if explain_vmap_failure(model, data, loss) else None
+
+
+def _build_one_by_one(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
+    """Return a gradient function that computes one problem after the other, with a graph through which they are differentiated.
+
+    `vmap` would run the same loop, but compute each gradient a second time for its derivative, see `call_opaquely`.
+    """
+
+    def compute_gradients(
+        weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS, precision: torch.dtype | None = None
+    ) -> StackedGradients:
+        searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        laid = {name: w.contiguous() for name, w in weights.items()}
+        each = []
+        for examples, labels in zip(x, y, strict=True):
+            own = {name: b.clone() for name, b in buffers.items()}  # a network may write to them
+            each.append(_compute_by_autograd(model, data, measure, (laid, own), (examples.contiguous(), labels), searched))
+        return {name: tuple(one[name] for one in each) for name in weights}
+
+    return compute_gradients
+
+
+def _compute_by_autograd(
+    model: nn.Module, data: DataSpec, measure: Loss, state: tuple[Weights, Weights], batch: tuple[Tensor, Tensor], searched: bool
+) -> Gradient:
+    """Return the gradient of one problem's mean loss by autograd alone.
+
+    state: weights and buffers. batch: examples and labels. searched: whether the gradient must be differentiable by the batch.
+    """
+    (weights, buffers), (x, y) = state, batch
+    with torch.enable_grad():
+        own = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        total = measure(run_forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
+        found = torch.autograd.grad(total, list(own.values()), create_graph=searched, materialize_grads=True)
+    return dict(zip(own, found, strict=True))
 
 
 def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
@@ -75,7 +114,8 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:
-            return _compute_single(weights, x[0], y[0], buffers, searched)
+            alone = _compute_by_autograd(model, data, measure, (weights, buffers), (x[0], y[0]), searched)
+            return {name: g[None] for name, g in alone.items()}  # recording calls takes longer
         taps = Taps(weights, len(x), precision)
         with torch.enable_grad():
             fed = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
@@ -86,17 +126,6 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
             outputs = torch.autograd.grad(total, edges, create_graph=searched, allow_unused=True)
         with torch.set_grad_enabled(searched):
             return _collect_gradients(weights, len(x), taps.found, outputs)
-
-    def _compute_single(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
-        """Return the gradients, with a first axis of 1, of a single small problem, by autograd alone: recording calls is slower.
-
-        searched: whether the gradients must be differentiable by x or y.
-        """
-        with torch.enable_grad():
-            own = {name: w.detach().requires_grad_() for name, w in weights.items()}
-            total = measure(run_forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
-            found = torch.autograd.grad(total, list(own.values()), create_graph=searched, materialize_grads=True)
-        return {name: g[None] for name, g in zip(own, found, strict=True)}
 
     return compute_gradients
 
@@ -126,6 +155,24 @@ def _add(one: Stack, other: Stack) -> Stack:
     if isinstance(one, tuple) or isinstance(other, tuple):
         return tuple(a + b for a, b in zip(one, other, strict=True))
     return one + other
+
+
+def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:
+    """Return whether the logits depend on weights whose use is not recorded, such as those of layer norm.
+
+    It takes one forward pass, which spares large networks the comparison of all gradients.
+    """
+    weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    taps = Taps(weights, 1)
+    x = torch.zeros(2, *data.shape, device=next(iter(weights.values())).device, requires_grad=True)
+    try:
+        with torch.enable_grad(), taps:
+            total = run_forward_pass(model, {**dict(model.named_buffers()), **weights}, data.normalise(x)).sum()
+            recorded = {name for tap in taps.found for name in tap.rules}
+            others = [w for name, w in weights.items() if name not in recorded]
+            return bool(others) and any(g is not None for g in torch.autograd.grad(total, others, allow_unused=True))
+    except (RuntimeError, ValueError, TypeError):  # as in `_is_consistent`
+        return True
 
 
 def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:

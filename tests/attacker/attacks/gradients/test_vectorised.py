@@ -206,6 +206,33 @@ def test_a_model_of_the_same_kind_without_such_a_thing_is_not() -> None:
     assert build_per_problem(Mixed("nothing"), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is not None
 
 
+class Counted(Mixed):
+    """A network that reads a number off its input, which `vmap` does not allow, and counts its calls."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return super().forward(x / x.detach().max().item())
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_model_that_vmap_cannot_map_is_called_once_per_problem(soft: bool) -> None:
+    data = DataSpec(shape=(1, 6, 6), num_classes=3)
+    model = Counted("layer norm").eval()
+    weights, _ = doubles(model)
+    x, y = guess(data, 2, soft)
+    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    gradients, wanted = at_once(model, data), (x, y) if soft else (x,)
+    before = Counted.calls
+    ours = stacked(gradients(weights, x, y))
+    slopes = torch.autograd.grad(sum(g.square().sum() for g in ours.values()), wanted)
+    assert Counted.calls == before + len(x)
+    assert all(agree(ours[key], theirs[key]) for key in weights)
+    expected = torch.autograd.grad(sum(g.square().sum() for g in theirs.values()), wanted)
+    assert all(agree(*pair) for pair in zip(slopes, expected, strict=True))
+
+
 def test_one_problem_alone_is_as_it_is_among_others() -> None:
     model, data, _ = built("lenet_dlg", *NETWORKS["lenet_dlg"])
     weights, _ = doubles(model)
