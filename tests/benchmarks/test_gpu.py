@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,10 @@ def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return three pieces, one of which fails, and a folder for their results."""
-    calls = {"first": "print('| a |'); print('|---|'); print('| 1 |')", "second": "raise SystemExit(3)", "third": "print('done')"}
+    result = (
+        "import json; print('| a |'); print('|---|'); print('| 1 |'); print(json.dumps({'benchmark': 'b', 'rows': [{'a': 1}]}))"
+    )
+    calls = {"first": result, "second": "raise SystemExit(3)", "third": result}
     found = [gpu.Piece(name=name, shows=name, command=f'-c "{code}"', dry=f'-c "{code}"') for name, code in calls.items()]
     monkeypatch.setattr(gpu, "PIECES", tuple(found))
     return tmp_path / "results"
@@ -77,7 +81,51 @@ def test_a_run_goes_on_with_what_is_not_done(
 def test_what_was_done_with_other_code_is_done_again(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
     monkeypatch.setattr(gpu, "read_commit", lambda: "another commit")
-    assert gpu.find_state(pieces, gpu.PIECES[0]) == "other code"
+    assert gpu.find_state(pieces, gpu.PIECES[0], dry=True) == "other code"
+
+
+def test_a_dry_run_does_not_count_as_a_run(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
+    assert gpu.find_state(pieces, gpu.PIECES[0], dry=True) == "done"
+    assert gpu.find_state(pieces, gpu.PIECES[0], dry=False) == "left"
+
+
+@pytest.mark.parametrize(
+    ("has_rows", "printed", "state"),
+    [
+        (True, '{"benchmark": "b", "rows": [{"a": 1}]}', ("done", "")),
+        (True, 'skipped: no reader\n{"benchmark": "b", "rows": []}', ("skipped", "no reader")),
+        (True, '{"benchmark": "b", "rows": []}', ("failed", "its table has no rows")),
+        (True, "| a |", ("failed", "it printed no result")),
+        (False, "..s\n2 passed, 1 skipped in 1.0s", ("done", "")),
+        (False, "SKIPPED [2] tests/a.py:3: no device\nSKIPPED [1] tests/a.py:9: no device\n3 skipped", ("skipped", "no device")),
+    ],
+)
+def test_a_piece_is_done_only_with_rows_or_passed_tests(has_rows: bool, printed: str, state: tuple[str, str]) -> None:
+    piece = gpu.Piece(name="any", shows="", command="", dry="", has_rows=has_rows)
+    assert gpu.judge_output(piece, printed) == state
+
+
+def test_a_piece_that_says_why_it_cannot_run_is_not_run_again(
+    pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import json; print('skipped: no reader'); print(json.dumps({'benchmark': 'b', 'rows': []}))"
+    monkeypatch.setattr(gpu, "PIECES", (gpu.Piece(name="one", shows="", command="", dry=f'-c "{code}"'),))
+    call(monkeypatch, "--dry-run", "--out", str(pieces))
+    assert "one: skipped (no reader)" in capsys.readouterr().out
+    call(monkeypatch, "--dry-run", "--out", str(pieces))
+    assert capsys.readouterr().out == "0 of 1 pieces are done; skipped are one\n"
+
+
+def test_the_processes_of_a_piece_are_stopped_with_it(pieces: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    inner = f"import time, pathlib; time.sleep(2); pathlib.Path('{late}').touch()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', \\\"{inner}\\\"])"
+    monkeypatch.setattr(gpu, "PIECES", (gpu.Piece(name="one", shows="", command="", dry=f'-c "{code}"'),))
+    monkeypatch.setattr(gpu, "DRY_SECONDS", 0.5)
+    call(monkeypatch, "--dry-run", "--out", str(pieces))
+    time.sleep(2)
+    assert not late.exists()
 
 
 def test_a_piece_that_takes_too_long_is_stopped_and_none_begins_that_may(

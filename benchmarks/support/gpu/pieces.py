@@ -9,7 +9,8 @@ NAME` runs this piece, done or not; it may be given more than once.
 
 Each piece is a separate process, stopped after nine minutes. Its output is written to `NAME.txt` in the folder of results, and
 its exit to `NAME.json`. A piece that was done with the same commit is skipped, so that an interrupted run continues where it
-stopped. `README.md` in that folder has all tables, with hardware, driver and versions.
+stopped. A benchmark is done only if it printed rows; a piece that cannot run here is "skipped", with the reason that it printed.
+`README.md` in that folder has all tables, with hardware, driver and versions.
 """
 
 import argparse
@@ -17,14 +18,18 @@ import json
 import os
 import platform
 import re
+import resource
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from support.contract import VERSIONED_PACKAGES, describe_machine
@@ -33,6 +38,8 @@ ROOT = Path(__file__).parents[3]
 PIECE_SECONDS = 540
 """Longest time of a piece."""
 DRY_SECONDS = 300
+ENDED_STATES = ("done", "skipped")
+"""States of pieces that are not run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +48,14 @@ class Piece:
 
     command: arguments of Python on a GPU, beginning with the script. dry: arguments of a dry run on a CPU.
     In both, `DATA` and `DEVICE` are replaced by this run's --data and --device; without --data, `--data DATA` is left out.
+    has_rows: whether the process prints a benchmark's result as one JSON object.
     """
 
     name: str
     shows: str
     command: str
     dry: str
+    has_rows: bool = True
 
     def list_arguments(self, *, dry: bool, data: Path | None, device: str) -> list[str]:
         """Return the command of the process: the Python interpreter and its arguments."""
@@ -70,7 +79,7 @@ def make_script(name: str, shows: str, call: str, *, dry: str | None = None) -> 
 def make_tests(name: str, shows: str, chosen: str) -> Piece:
     """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason. chosen: paths of tests, for pytest."""
     command = f"-m pytest -q -rs -p no:cacheprovider -m cuda {chosen}"
-    return Piece(name=name, shows=shows, command=command, dry=command)
+    return Piece(name=name, shows=shows, command=command, dry=command, has_rows=False)
 
 
 PIECES = (
@@ -141,13 +150,13 @@ def main() -> None:
     )
     if asked.list:
         for piece in PIECES:
-            print(f"{piece.name:<20} {find_state(out, piece):<10} {piece.shows}")
+            print(f"{piece.name:<20} {find_state(out, piece, dry=asked.dry_run):<10} {piece.shows}")
         return
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * asked.minutes
     for piece in PIECES:
-        wanted = piece.name in asked.only if asked.only else find_state(out, piece) != "done"
-        if not wanted:
+        ended = find_state(out, piece, dry=asked.dry_run) in ENDED_STATES
+        if piece.name not in asked.only if asked.only else ended:
             continue
         limit = DRY_SECONDS if asked.dry_run else PIECE_SECONDS
         if time.monotonic() + min(limit, estimate_seconds(out, piece)) > end:
@@ -155,34 +164,33 @@ def main() -> None:
             continue
         run(piece, out, limit, dry=asked.dry_run, data=asked.data, device=device)
         write_tables(out)
-    left = [piece.name for piece in PIECES if find_state(out, piece) != "done"]
-    print(f"{len(PIECES) - len(left)} of {len(PIECES)} pieces are done{': left are ' if left else ''}{', '.join(left)}")
+    states = {piece.name: find_state(out, piece, dry=asked.dry_run) for piece in PIECES}
+    skipped = [name for name, state in states.items() if state == "skipped"]
+    left = [name for name, state in states.items() if state not in ENDED_STATES]
+    print(
+        f"{len(PIECES) - len(left) - len(skipped)} of {len(PIECES)} pieces are done"
+        f"{'; skipped are ' if skipped else ''}{', '.join(skipped)}{': left are ' if left else ''}{', '.join(left)}"
+    )
 
 
 def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, device: str) -> None:
     """Run a piece; write its output to NAME.txt in `out`, and its exit status, time and versions to NAME.json.
 
-    limit: seconds after which the process is killed.
+    limit: seconds after which the process and those that it started are killed.
     """
-    words, started = piece.list_arguments(dry=dry, data=data, device=device), time.monotonic()
-    printed = out / f"{piece.name}.txt"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
+    words, printed = piece.list_arguments(dry=dry, data=data, device=device), out / f"{piece.name}.txt"
+    (out / f"{piece.name}.json").unlink(missing_ok=True)  # the output of an earlier run is overwritten
+    started, spent = time.monotonic(), _read_child_seconds()
     with printed.open("w") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
-        try:
-            status = process.wait(timeout=limit)
-            ended = "done" if status == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status, ended = process.wait(), "too long"
+        status = _run_process(words, file, limit)
+    state, reason = ("too long", "") if status is None else ("failed", "") if status else judge_output(piece, printed.read_text())
     told = {
         "piece": piece.name,
-        "state": ended,
+        "state": state,
+        "reason": reason,
         "status": status,
         "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(_read_child_seconds() - spent, 1),
         "command": shlex.join(["python", *words[1:]]),
         "code": read_commit(),
         "machine": describe_machine(),
@@ -191,15 +199,69 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
         "dry_run": dry,
     }
     (out / f"{piece.name}.json").write_text(json.dumps(told, indent=2) + "\n")
-    print(f"{piece.name}: {ended} after {told['seconds']} s", flush=True)
+    said = f"{state} ({reason})" if reason else state
+    print(f"{piece.name}: {said} after {told['seconds']} s, {told['cpu_seconds']} CPU-seconds", flush=True)
 
 
-def find_state(out: Path, piece: Piece) -> str:
-    """Return the state of a piece: done, failed, too long (stopped), other code (done at another commit), or left (not run)."""
+def _run_process(words: Sequence[str], file: IO[str], limit: float) -> int | None:
+    """Run a process with its output in `file`; return its status, or None if it was killed after `limit` seconds.
+
+    It is killed with the processes that it started, also if this one is interrupted.
+    """
+    process = subprocess.Popen(
+        words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=_make_environment(), start_new_session=True
+    )
+    try:
+        return process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _make_environment() -> dict[str, str]:
+    """Return the environment of a piece. All pieces share compiled modules, since compiling PyTorch's takes most of a dry run."""
+    path = f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    compiled = {"PYTHONPYCACHEPREFIX": str(ROOT / "runs" / "compiled-modules"), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, "PYTHONPATH": path, **(compiled if os.environ.get("PYTHONDONTWRITEBYTECODE") else {})}
+
+
+def _read_child_seconds() -> float:
+    """Return the CPU-seconds of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def judge_output(piece: Piece, text: str) -> tuple[str, str]:
+    """Return the state of a piece whose process ended with status 0, and the reason if it is not done.
+
+    It is "done" if it printed rows, or at least one test passed; "skipped" if it printed why not, and otherwise "failed".
+    """
+    lines = text.splitlines()
+    if not piece.has_rows:
+        last = lines[-1] if lines else ""
+        reasons = {found[1] for line in lines if (found := re.match(r"SKIPPED .*?: (.*)", line))}
+        return ("done", "") if " passed" in last else ("skipped", "; ".join(sorted(reasons)) or last)
+    result = next((json.loads(line) for line in reversed(lines) if line.startswith('{"benchmark"')), None)
+    if result is None:
+        return "failed", "it printed no result"
+    if result["rows"]:
+        return "done", ""
+    reason = next((line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")), "")
+    return ("skipped", reason) if reason else ("failed", "its table has no rows")
+
+
+def find_state(out: Path, piece: Piece, *, dry: bool) -> str:
+    """Return the state of a piece: done, skipped, failed, too long, other code (ended with another commit), or left (not done).
+
+    dry: whether the state of dry runs is asked for; others do not count then, nor do dry runs otherwise.
+    """
     told = _read_result(out, piece)
-    if told is None:
+    if told is None or told["dry_run"] != dry:
         return "left"
-    return "other code" if told["state"] == "done" and told["code"] != read_commit() else str(told["state"])
+    return "other code" if told["state"] in ENDED_STATES and told["code"] != read_commit() else str(told["state"])
 
 
 def estimate_seconds(out: Path, piece: Piece) -> float:
@@ -221,7 +283,8 @@ def write_tables(out: Path) -> None:
     for piece in PIECES:
         if (told := _read_result(out, piece)) is None:
             continue
-        lines += [f"## {piece.name}: {piece.shows}", "", f"{told['state']} in {told['seconds']} s on {told['date']}; "]
+        said = f"{told['state']} ({told['reason']})" if told.get("reason") else told["state"]
+        lines += [f"## {piece.name}: {piece.shows}", "", f"{said} in {told['seconds']} s on {told['date']}; "]
         lines[-1] += f"{told['machine']}; {', '.join(f'{name} {number}' for name, number in told['versions'].items())}; "
         lines[-1] += f"code {told['code']}{'; dry run on a CPU: its numbers mean nothing' if told['dry_run'] else ''}"
         lines += ["", f"    {told['command']}", "", *_find_table(out / f"{piece.name}.txt"), ""]
@@ -261,4 +324,5 @@ def read_commit() -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the running piece is killed as well
     main()
