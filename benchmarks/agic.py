@@ -57,7 +57,7 @@ def main() -> None:
 
 def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare equal weights with layer weights on single images."""
-    count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
+    count, steps = (1, 3) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = load_images(asked, "cifar10", count), _make_client(asked, "cifar10", count)
     cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
     rows = [_attack_cases(asked, make_search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
@@ -70,7 +70,7 @@ def measure_layers(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
 def measure_shapes(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Compare the layer-weight functions of AGIC's table I on batches of 4: weights from 1 to 2 or from 1 to 0.5 by depth."""
-    count, steps = (1, 5) if asked.quick else (2, 300)
+    count, steps = (1, 2) if asked.quick else (2, 300)
     found, of = load_images(asked, "cifar10", 4 * count), _make_client(asked, "cifar10", 4)
     cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
@@ -104,7 +104,7 @@ def measure_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     Between the two rounds, the global model is trained on other images. The attack is told that both rounds hold the same image.
     """
     large = asked.device != "cpu"
-    count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
+    count, steps, between = (1, 3, 1) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
     found = load_images(asked, "cifar100", count)
     federation = ResNetFederation(asked, found.data)
     first = [federation.observe_client(found, [i], round=1) for i in range(count)]
@@ -132,7 +132,7 @@ def measure_fedavg(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
     The attack treats the local steps as one step on one batch or, in a second row, simulates them one by one.
     """
-    count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
+    count, steps = (2, 2) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
     found = load_images(asked, "cifar10", count)
     rows = []
     for local in (1, count) if asked.quick else (1, 2, 4, 8):

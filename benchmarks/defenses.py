@@ -43,7 +43,7 @@ ATTACK_COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack,
 Results without a defense stand in the columns "ignoring". "CPL tuned" attacks secure sums only.
 """
 STRENGTH_NAMES = ("mild", "middle", "strong")
-NUM_ATTACKED, NUM_ATTACKED_QUICK = 16, 6
+NUM_ATTACKED, NUM_ATTACKED_QUICK = 16, 2
 """Number of updates of the first round that are attacked."""
 NUM_ATTACKED_SUMS = {2: 8, 4: 6, 6: 6, 8: 6}
 """Number of rounds whose sums are attacked, by the number of clients in each."""
@@ -97,6 +97,7 @@ class Bench:
         experiment = self._make_experiment(job)
         spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         identity = {"experiment": experiment, "attacks": describe_attacks(spec), "data": [self.data.part, self.data.name]}
+        identity |= {} if self.asked.device == "cpu" else {"device": self.asked.device}
         found = self.kept.find(identity, self.folder)
         if found is None and "kept" in self.asked.flags:
             raise NotMeasured(f"{job.name} was not measured yet; run without --kept")

@@ -46,7 +46,7 @@ def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
     Each is attacked with each of `LOCAL_STEP_SETTINGS`.
     """
-    steps, rows = (20 if asked.quick else 300), []
+    steps, rows = (5 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if asked.quick else 4
         found = load_images(asked, "cifar10", passing * count)

@@ -66,7 +66,7 @@ def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatch
 
 def choose_max_iterations(asked: Options) -> int:
     """Return the maximum number of iterations: 300, as in the paper, or 50 with --quick."""
-    return 50 if asked.quick else 300
+    return 10 if asked.quick else 300
 
 
 def choose_count(asked: Options, on_two_cores: int, quick: int = 1) -> int:

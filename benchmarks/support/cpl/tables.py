@@ -93,7 +93,7 @@ def of_one_image(seen: LocalClient, asked: Options) -> dict[str, GradientMatchin
     CPL and DLG have at most 300 iterations and three starts. Inverting Gradients has 4,800 iterations, so that it gets only one
     start on a CPU, and three on a GPU. With --quick, all have fewer.
     """
-    ours, quick = _choose_effort(asked), {"steps": 200} if asked.quick else {}
+    ours, quick = _choose_effort(asked), {"steps": 20} if asked.quick else {}
     others = {"restarts": 1 if asked.device == "cpu" else ours["restarts"]} | quick
     published = others | dict(presets.get_settings("inverting_gradients")["published"]) | quick
     attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
@@ -128,7 +128,7 @@ def measure_attributes(asked: Options) -> TableAndSummary:
     ours, rows = _choose_effort(asked), []
     for data in load_data_sets(asked, ("breast_cancer", "adult"), choose_count(asked, 10, quick=2)):
         originals = make_single_cases(data, make_paper_client(data, asked))
-        others = {"steps": 200 if asked.quick else 4800, "restarts": ours["restarts"]}
+        others = {"steps": 20 if asked.quick else 4800, "restarts": ours["restarts"]}
         attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
         attacks |= {"dlg": dlg(**ours), "inverting_gradients": inverting_gradients(tv=0.0, **others)}
         rows += originals.measure_attacks(attacks, asked)
@@ -183,7 +183,7 @@ def measure_spread(asked: Options) -> TableAndSummary:
 
 def measure_local_training(asked: Options) -> TableAndSummary:
     """Measure table 6: batch sizes, and local iterations on faces."""
-    rows, most = [], 20 if asked.quick else choose_max_iterations(asked)
+    rows, most = [], choose_max_iterations(asked)
     for size in (2,) if asked.quick else BATCH_SIZES:
         for name in ("lfw",) if asked.quick else DATA_SETS[:3]:
             rows += of_batch(asked, name, size)

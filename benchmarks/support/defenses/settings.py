@@ -51,7 +51,7 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}
     found = {}
     for name, (attack, arguments) in (SUM_ATTACKS if cohort else BATCH_ATTACKS if batch > 1 else SINGLE_EXAMPLE_ATTACKS).items():
-        arguments = {**arguments, "steps": 20} if quick and "steps" in arguments else arguments
+        arguments = {**arguments, "steps": 3} if quick and "steps" in arguments else arguments
         if entry is None or cohort or name not in DEFENSE_AWARE_ATTACKS:
             found[name] = AttackSpec(name=attack, arguments=arguments)
             continue

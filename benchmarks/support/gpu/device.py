@@ -122,7 +122,8 @@ def measure_speed(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     for count in counts:
         _, made = _make_cases(asked, network, count)
         for coarse in ways:
-            _run_search(asked, made, 2, coarse)  # loads code
+            if not asked.quick:
+                _run_search(asked, made, 2, coarse)  # loads code
             seconds = _measure_time(asked, made, iterations + 1, coarse) - _measure_time(asked, made, 1, coarse)
             row: ResultRow = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
             rows.append(row | {"iterations_a_second": count * iterations / seconds if seconds > 0 else None})
