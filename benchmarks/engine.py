@@ -286,7 +286,7 @@ def _measure_equal_settings(has_breaching: bool, asked: Options) -> tuple[list[R
         "breaching": lambda: torch.stack(_run_breaching(ENGINE_SETTINGS[1], cases, steps, tv=TV_WEIGHT, start=start)),
         "ours": lambda: _reconstruct(_make_equal_attack(steps, asked.seed), cases, asked),
         "ours, layer weights": lambda: _reconstruct(
-            replace(_make_equal_attack(steps, asked.seed), layers=weigh_by_depth(50)), cases, asked
+            _make_equal_attack(steps, asked.seed).copy_with(layers=weigh_by_depth(50)), cases, asked
         ),
     }
     if not has_breaching:

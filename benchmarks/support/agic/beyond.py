@@ -46,7 +46,7 @@ def _measure_local_epochs(asked: Options) -> tuple[list[ResultRow], ResultRow]:
 
     Each is attacked with each of `LOCAL_STEP_SETTINGS`.
     """
-    steps, rows = (5 if asked.quick else 300), []
+    steps, rows = (2 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if asked.quick else 4
         found = load_images(asked, "cifar10", passing * count)
@@ -76,12 +76,12 @@ def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, s
 
 def _measure_wrong_link(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     """Attack three rounds as rounds with the same image, although the second has another one, with several values of `robust`."""
-    count, steps = (1, 20) if asked.quick else (4, 300)
+    count, steps = (1, 2) if asked.quick else (4, 300)
     pool = load_images(asked, "cifar10", count + 1)
     federation, rounds = ResNetFederation(asked, pool.data, name="lenet_cpl"), []
     for number, shift in ((1, 0), (2, 1), (3, 0)):
         rounds.append([federation.observe_client(pool, [i + shift], round=number) for i in range(count)])
-        federation.train(asked, 30, pool)
+        federation.train(asked, 2 if asked.quick else 30, pool)
     found, rows = pool.take_first(count), []
     for said, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
         links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))

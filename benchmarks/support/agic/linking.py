@@ -31,7 +31,9 @@ def measure_linking(asked: Options) -> tuple[list[ResultRow], ResultRow]:
     rows: list[ResultRow] = []
     summary: ResultRow = {}
     for batch in (1, 4):
-        count, few, pre_steps = (4, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
+        count, few, pre_steps = (
+            (batch, batch, 1) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
+        )
         found = load_images(asked, "cifar100", count)
         by_features, seconds = _describe_rounds(asked, found, batch, "features", 1)
         for matching in ("assignment", "greedy"):

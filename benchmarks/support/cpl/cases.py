@@ -65,7 +65,7 @@ def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatch
 
 
 def choose_max_iterations(asked: Options) -> int:
-    """Return the maximum number of iterations: 300, as in the paper, or 50 with --quick."""
+    """Return the maximum number of iterations: 300, as in the paper, or 10 with --quick."""
     return 10 if asked.quick else 300
 
 
