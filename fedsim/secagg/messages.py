@@ -128,15 +128,21 @@ def read_publics(content: RecordDict) -> Publics:
 
 
 def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
-    """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours in `roster`."""
+    """Return a dict from the number of a member to the encrypted shares that the answering client sends to this member.
+
+    Raises ValueError unless the receivers are exactly the client's neighbours in `roster`.
+    """
     sealed = read_sealed(content)
     if sealed.keys() != roster.peers.keys():
-        raise ValueError("the shares are not for exactly its neighbours")
+        raise ValueError("the client's encrypted shares are not for exactly its neighbours")
     return sealed
 
 
 def read_words(content: RecordDict, length: int) -> Words:
-    """Return the masked vector (length,), read-only. Raises ValueError for anything else."""
+    """Return a client's masked vector as a read-only uint32 array (length,).
+
+    Raises ValueError or KeyError if the answer holds no such array.
+    """
     record = content[MASKED_KEY]
     if not isinstance(record, ArrayRecord) or WORDS_KEY not in record:
         raise ValueError("the answer contains no masked vector")
@@ -147,7 +153,10 @@ def read_words(content: RecordDict, length: int) -> Words:
 
 
 def read_opened(content: RecordDict, asked: Asked) -> Opened:
-    """Return the shares that a client reveals. Raises ValueError unless they are exactly those that were asked for."""
+    """Return the unencrypted shares that a client reveals to the server.
+
+    Raises ValueError unless they are shares of exactly the members in the server's request `asked`.
+    """
     record = _find_record(content)
     opened = Opened(_read_by_member(record, "summed", "seeds"), _read_by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
@@ -161,7 +170,7 @@ def read_opened(content: RecordDict, asked: Asked) -> Opened:
 
 
 def encode_state(me: Participant) -> ConfigRecord:
-    """Encode a client's private state for Flower's `Context.state`."""
+    """Return a client's private state as a record, which is stored in Flower's `Context.state` under `EXCHANGE_KEY`."""
     plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
     plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
     plain |= {"channels": [own.share for own in me.peers.values()], "holders": list(me.shares)}
@@ -170,7 +179,7 @@ def encode_state(me: Participant) -> ConfigRecord:
 
 
 def decode_state(state: RecordDict) -> Participant | None:
-    """Decode what `encode_state` encoded; None if there is no state."""
+    """Return the client's private state that `encode_state` stored in `state`; None if nothing is stored."""
     if EXCHANGE_KEY not in state:
         return None
     record: Mapping[str, Any] = _find_record(state)
@@ -183,7 +192,7 @@ def decode_state(state: RecordDict) -> Participant | None:
 def _find_record(content: RecordDict) -> ConfigRecord:
     record = content.get(EXCHANGE_KEY)
     if not isinstance(record, ConfigRecord):
-        raise ValueError("the message contains no record of secure aggregation")
+        raise ValueError(f"the message contains no record {EXCHANGE_KEY!r} of secure aggregation")
     return record
 
 
@@ -196,13 +205,13 @@ def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int
 
 def _check_numbers(value: object) -> list[int]:
     if not isinstance(value, list) or len(set(value)) != len(value):
-        raise ValueError("the list of members is invalid or names a member twice")
+        raise ValueError("the numbers of members are not a list, or one occurs twice")
     return [_check_number(number) for number in value]
 
 
 def _check_number(value: object) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is not a member's number")
+        raise ValueError(f"the number of a member must be an integer of at least 1, got {value!r}")
     return value
 
 

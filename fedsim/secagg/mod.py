@@ -19,12 +19,13 @@ from fedsim.secagg.protocol.terms import Agreement
 
 @dataclass(frozen=True, kw_only=True)
 class SecureParticipant:
-    """Settings of one client.
+    """A client's settings for secure aggregation.
 
-    agreement: the client's own copy; the server's version is ignored. pseudonym: name in its answers.
+    agreement: settings of the protocol, from the client's own configuration and not from the server.
+    pseudonym: the client's name in its answers.
 
-    Keys and masks always come from the operating system, also in a simulation with a client seed, because two vectors under one
-    mask reveal the difference of the updates. The sum does not depend on them.
+    Keys and masks always come from the operating system, even if a simulation draws the client's other secrets from a seed. Two
+    vectors under one mask would reveal the difference of two updates. The sum does not depend on the masks.
     """
 
     agreement: Agreement
@@ -32,13 +33,16 @@ class SecureParticipant:
 
 
 def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a mod that answers the exchanges of secure aggregation; only "collect" reaches the client app.
+    """Return a Flower mod that answers the four exchanges of secure aggregation in place of the client app.
 
-    Use it as the outermost mod.
+    Only the exchange "collect" calls the client app, to train. Messages that do not ask for training pass unchanged. Make it the
+    outermost mod, so that it masks what the other mods return.
 
-    part_of: returns the client's settings, or None for a client without secure aggregation, whose messages pass unchanged.
-    Keys and shares are stored only in Flower's `Context.state`, and only during a round.
-    Raises ValueError, which becomes an error reply, if the server asks for an unmasked update or asks out of order.
+    part_of: returns the client's settings, or None for a client that does not use secure aggregation.
+    Keys and shares are stored only in Flower's `Context.state`. They are deleted in the exchange "unmask", or replaced when the
+    next round begins.
+    The mod raises ValueError, which Flower turns into an error reply, if only one of server and client uses secure aggregation,
+    and if the server asks for exchanges out of order.
     """
 
     def answer(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -46,10 +50,9 @@ def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> C
         if message.metadata.message_type.partition(".")[0] != "train" or (part is None and stage is None):
             return call_next(message, context)
         if part is None or stage is None:
-            theirs, ours = ("not", "only") if stage is None else ("securely", "not")
+            theirs, ours = ("does not use", "uses") if stage is None else ("uses", "does not use")
             raise ValueError(
-                f"the server aggregates {theirs}, and this client takes part in secure aggregation {ours}; give both the same "
-                "experiment"
+                f"the server {theirs} secure aggregation, and this client {ours} it; give both the same experiment file"
             )
         known = messages.decode_state(context.state)
         content = RecordDict()
@@ -75,12 +78,13 @@ def make_secure_mod(part_of: Callable[[Context], SecureParticipant | None]) -> C
 def _begin_round(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
     """Return the client's state at the beginning of a round, with new keys.
 
-    known: state that the client stored last; None if there is none. context: name of the round and attempt, see `read_context`.
+    known: the state that the client stored last; None if there is none. context: name of the round and of the attempt at it,
+    such as "round 3, attempt 1".
     Raises ValueError if `known` has the same context, since a client takes part once in each attempt.
     """
     if known is not None and known.context == context:
         raise ValueError(
-            f"{context} has begun already, and a client takes part in it once; the server must give a repetition a new "
+            f"{context} has begun already, and a client takes part in it only once; the server must repeat a round with a new "
             "attempt number"
         )
     return participant.setup(context, part.agreement.threshold, draw_bytes)
@@ -89,16 +93,17 @@ def _begin_round(part: SecureParticipant, known: Participant | None, context: st
 def _check_context(known: Participant | None, message: Message) -> Participant:
     context = messages.read_context(message)
     if known is None or known.context != context:
-        raise ValueError(f"the server asks about {context}, for which this client has no keys, because it has not begun")
+        raise ValueError(f"this client has no keys for {context}, because it did not answer exchange 'setup' of this attempt")
     return known
 
 
 def _collect(
     part: SecureParticipant, me: Participant, message: Message, train: Callable[[], Message]
 ) -> tuple[RecordDict, Participant]:
-    """Train and return the content of the reply, with the masked update, and this client's new state.
+    """Train, and return the content of the reply, which holds the masked update, and the client's new state.
 
-    The content holds metrics only if `part.agreement.reveal` is set.
+    train: calls the client app. The content holds the metrics, with the number of examples, only if `part.agreement.reveal` is
+    set.
     """
     me = participant.receive(me, messages.read_sealed(message.content))
     start = message.content[records.WEIGHTS_KEY]

@@ -10,11 +10,14 @@ from fedsim.secagg.protocol.quantisation import Revealed
 
 @dataclass
 class SecureClient:
-    """The server's view of one client, completed exchange by exchange.
+    """What the server knows of one client in one round, filled in exchange by exchange.
 
-    pseudonym: None if it sent none. answered: exchanges that it answered. reason: why it failed; empty if it did not.
-    late:      whether it failed because no answer came in time. sealed: sizes in bytes of its encrypted shares.
-    up, down:  dicts from exchange to bytes on the wire. num_examples, metrics: unmasked, if clients reveal them.
+    node:      node id. pseudonym: None if the client sent none. answered: exchanges that it answered with a valid message.
+    reason:    why the client failed; empty if it did not. late: whether it failed because no answer came in time.
+    publics:   its public keys. words: its masked vector. Both are None before they are received.
+    sealed:    sizes in bytes of the encrypted shares that it sent.
+    up, down:  dicts from exchange to the size in bytes of the message from the client (up) or to the client (down).
+    num_examples, metrics: sent unmasked, if clients reveal them (`Agreement.reveal`).
     """
 
     node: int
@@ -33,12 +36,17 @@ class SecureClient:
 
 @dataclass(frozen=True)
 class SecureRound:
-    """One round. seen: clients that were asked, by node id. revealed: the sum; None if the round is lost, with the `reason`."""
+    """Result of one round.
+
+    seen:     dict from node id to what the server knows of the client, for all clients that were asked.
+    revealed: the decoded sum of the updates; None if the round is lost, that is, if no sum could be computed.
+    reason:   why the round is lost; empty if it is not.
+    """
 
     seen: Mapping[int, SecureClient]
     revealed: Revealed | None
     reason: str = ""
 
     def is_summed(self, node: int) -> bool:
-        """Return whether the vector of a client is in the sum."""
+        """Return whether the sum contains the vector of the client with node id `node`; False for all if the round is lost."""
         return self.revealed is not None and self.seen[node].words is not None

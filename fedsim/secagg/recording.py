@@ -1,4 +1,4 @@
-"""Recording of secure aggregation: masked vectors of the clients, and one observation of the sum."""
+"""Recording of secure aggregation: the masked vector of each client, and the sum as one more observation."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,12 +15,15 @@ from fedsim.strategies.recording_strategy import RecordingStrategy, make_distinc
 
 
 class SecureRecording(RecordingStrategy):
-    """A recording strategy for a `SecureGrid`, which takes the method `observe` as its argument and calls it in each round.
+    """A strategy that records rounds of secure aggregation.
 
-    Each client that was asked has a row in the index: "masked" if its vector is in the sum, "late" if it did not answer in time,
-    otherwise "failed". If the client is selected for recording, a file holds what it sent. The sum is one more observation, of
-    the
-    client "sum": the mean of the updates and the total number of examples.
+    Give its method `observe` to the `SecureGrid`, the Flower grid that runs the exchanges with the clients. The grid calls it in
+    each round.
+
+    In each recorded round, every client that was asked has a row in the index. Its status is "masked" if its vector is in the
+    sum, "late" if an answer did not come in time, and otherwise "failed". For clients selected for recording, a file holds what
+    they sent. The sum is recorded as one more observation, of a client named "sum": the mean of the updates and the total number
+    of examples.
     """
 
     _outcome: SecureRound | None = None
@@ -55,7 +58,10 @@ class SecureRecording(RecordingStrategy):
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
     def _record(self, server_round: int, reply: Reply) -> None:
-        """Record a reply; without a file if the client is not selected. All clients have a row, which shows who is in the sum."""
+        """Record a client's reply if the round is selected for recording.
+
+        If the client is not selected, only its row in the index is written, which shows whether it is in the sum.
+        """
         if self._is_written(server_round):
             self._recorder.record_reply(server_round, reply if self._is_kept(reply) else replace(reply, payload=None))
 
@@ -67,9 +73,9 @@ class SecureRecording(RecordingStrategy):
 
 
 def count_clipped(revealed: Revealed) -> dict[str, int]:
-    """Return two metrics of a round, keyed by name.
+    """Return two metrics of a round as a dict.
 
-    secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with any.
+    secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with any clipped.
     """
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 

@@ -1,1 +1,1 @@
-"""Secure aggregation without a framework: secret sharing, masks, participants and the aggregator."""
+"""The protocol of secure aggregation, independent of Flower: secret sharing, masks, and the parts of clients and server."""

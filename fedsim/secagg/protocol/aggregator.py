@@ -14,18 +14,22 @@ from fedsim.secagg.protocol.terms import Agreement
 
 
 class Lost(RuntimeError):
-    """Raised if a round has no sum; the message states the exchange and the reason."""
+    """Raised if the sum of a round cannot be computed; the message states at which exchange it failed, and why."""
 
 
 class Roster(NamedTuple):
-    """A member's part of the graph: its own number, and a dict from the numbers of its neighbours to their public keys."""
+    """What a member is told of the graph: its own number, and a dict from its neighbours' numbers to their public keys."""
 
     number: int
     peers: dict[int, Publics]
 
 
 class Asked(NamedTuple):
-    """Request to a member: the members in the sum and the dropped ones, among its neighbours and itself."""
+    """Request to one member for the shares that it holds, of its neighbours' secrets and its own.
+
+    summed:  members whose vectors are in the sum; wanted are shares of the seeds of their own masks.
+    dropped: members that sent no vector; wanted are shares of their private mask keys.
+    """
 
     summed: list[int]
     dropped: list[int]
@@ -34,8 +38,9 @@ class Asked(NamedTuple):
 class Aggregator:
     """State of one round on the server.
 
-    Each method takes a dict from member number to answer to one exchange, and returns the content of the next exchange. A member
-    without an answer has dropped out for the rest of the round. Raises Lost if too few are left.
+    Call the four methods once each, in their order. Each takes a dict from member number to that member's answer to one exchange,
+    and returns what the members are sent in the next exchange; the last method returns the sum. A member without an answer has
+    dropped out for the rest of the round. The methods raise Lost if the sum cannot be computed, such as with too few answers.
     """
 
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
@@ -47,12 +52,12 @@ class Aggregator:
         self._total: Words = np.zeros(0, np.uint32)
 
     def draw_rosters(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
-        """Process the public keys and draw a graph of the members; return each member's roster, the keys of its neighbours."""
+        """Draw the graph of neighbours, and return for each member its number and its neighbours' public keys."""
         self._check_enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
             raise Lost(
-                "two clients advertised the same public key at exchange 'setup', so one of them may impersonate the other: "
+                "two clients advertised the same public key at exchange 'setup', so that one may impersonate the other: "
                 "the round is lost"
             )
         self._publics = publics
@@ -62,7 +67,10 @@ class Aggregator:
         }
 
     def route_shares(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """Process the encrypted shares, a dict by sender and receiver; return them as a dict by receiver and sender."""
+        """Return the encrypted shares, given as {sender: {receiver: shares}}, as {receiver: {sender: shares}}.
+
+        Members that sent no shares have dropped out and are left out, also as receivers.
+        """
         self._check_enough(sealed, "share")
         self._shared = frozenset(sealed)
         self._check_neighbours(self._shared, "share")
@@ -72,14 +80,14 @@ class Aggregator:
         }
 
     def ask_shares(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
-        """Process the masked vectors (N,); return for each member the members of whose secrets it must reveal shares."""
+        """Add up the masked vectors (N,), and return for each member whose secrets it must reveal shares of."""
         self._check_enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._check_neighbours(self._summed, "collect")
         if not graph.is_connected(self._graph, self._summed):
             raise Lost(
                 f"the {len(vectors)} clients that answered at exchange 'collect' are not all connected by masks, so that "
-                "the sum of each part would be revealed; raise secure_aggregation.neighbours"
+                "the sum of each connected part would be revealed; raise secure_aggregation.neighbours"
             )
         self._total = np.zeros_like(next(iter(vectors.values())))
         for vector in vectors.values():
@@ -91,7 +99,7 @@ class Aggregator:
         }
 
     def unmask(self, opened: Mapping[int, Opened]) -> Words:
-        """Process the revealed shares; return the sum (N,) over all members that sent a vector."""
+        """Remove the masks with the revealed shares, and return the sum (N,) over all members that sent a vector."""
         self._check_enough(opened, "unmask")
         for member in sorted(self._summed):
             subtract_mask(self._total, self._recover_secret(member, {holder: own.seeds for holder, own in opened.items()}))
@@ -102,7 +110,7 @@ class Aggregator:
         return self._total
 
     def _remove_masks(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
-        """Remove from the sum the pairwise masks of `member`, which sent no vector, and its `neighbours`, which are in the sum.
+        """Remove from the sum the masks that `neighbours`, whose vectors are in it, share with `member`, which sent no vector.
 
         key: private mask key of `member`, recovered from shares.
         """
@@ -113,7 +121,7 @@ class Aggregator:
     def _recover_mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
         key = self._recover_secret(member, {holder: own.keys for holder, own in opened.items()})
         if derive_public(key) != self._publics[member].mask:
-            raise Lost(f"the shares at exchange 'unmask' give another key than member {member} advertised")
+            raise Lost(f"the shares revealed at exchange 'unmask' give another key than member {member} advertised")
         return key
 
     def _recover_secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
@@ -133,21 +141,21 @@ class Aggregator:
         if len(answered) < self.agreement.threshold:
             raise Lost(
                 f"only {len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the "
-                f"threshold is {self.agreement.threshold}: {_MEANS[stage]}"
+                f"threshold is {self.agreement.threshold}, so the round is lost: {_MEANS[stage]}"
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if too few clients answered around some member, since clients then refuse to answer further.
+        """Raise Lost if a member in `left` and its neighbours in `left` are together fewer than the threshold.
 
-        left: members that answered the exchange `stage`. Too few: a member of `left` and its neighbours in `left` are together
-        fewer than the threshold.
+        Such a member would refuse to answer the next exchange. left: members that answered the exchange `stage`.
         """
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:
                 raise Lost(
                     f"only {near} of the {len(self._graph[member]) + 1} clients that are member {member} or its neighbours "
-                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}: {_MEANS[stage]}"
+                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so the round is lost: "
+                    f"{_MEANS[stage]}"
                 )
 
 

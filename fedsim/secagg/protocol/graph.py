@@ -1,4 +1,4 @@
-"""Graph of neighbours: which members share masks."""
+"""Graph of neighbours: which members share pairwise masks and hold shares of each other's secrets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
@@ -10,8 +10,8 @@ Graph = Mapping[int, frozenset[int]]
 def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
     """Return a random graph in which each member has `neighbours` neighbours, or all others if there are no more.
 
-    Members are arranged in a circle in random order and linked to the nearest on both sides (Harary graph; Bell et al. 2020,
-    3.1). Raises ValueError unless `neighbours` is even and at least 2.
+    Members are arranged in a circle in random order, and each is linked to the nearest on both sides (Harary graph; Bell et al.
+    2020, 3.1). Raises ValueError unless `neighbours` is even and at least 2.
     """
     if neighbours < 2 or neighbours % 2:
         raise ValueError(f"neighbours must be even and at least 2, got {neighbours}")
@@ -23,8 +23,10 @@ def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
 
 
 def is_connected(graph: Graph, among: Collection[int]) -> bool:
-    """Return whether the subgraph of `among` is connected. Otherwise masks cancel within each component, and the server would
-    learn one sum per component."""
+    """Return whether the graph restricted to the members in `among` is connected.
+
+    If it is not, the masks cancel within each component, so that the server would learn one sum per component.
+    """
     left = set(among)
     reached = [left.pop()] if left else []
     while reached:

@@ -19,7 +19,7 @@ KEY_DOMAIN = "fedleak secure aggregation 1"
 
 
 def draw_bytes(count: int) -> bytes:
-    """Return random bytes of the operating system."""
+    """Return `count` random bytes from the operating system."""
     return secrets.token_bytes(count)
 
 
@@ -29,14 +29,15 @@ def derive_public(private: bytes) -> bytes:
 
 
 def check_public(public: bytes) -> None:
-    """Raise ValueError for an invalid public key or one of small order."""
+    """Raise ValueError if an X25519 public key is invalid or has small order, so that its shared secrets are predictable."""
     agree(bytes(KEY_BYTES), public, "check", "")
 
 
 def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
-    """Return the 32-byte key for `purpose` that the owners of two key pairs share. Raises ValueError for an invalid public key.
+    """Return the 32-byte key shared by the owners of two key pairs, from one's private and the other's public key.
 
-    The key is bound to `context`, which must name both parties in the same way on both sides.
+    The key differs for each `purpose` and `context`. Both owners must give the same `context`, which must name both of them.
+    Raises ValueError for an invalid public key.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
@@ -51,13 +52,16 @@ def _derive_key(secret: bytes, purpose: str, context: str) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: str, draw: Draw) -> bytes:
-    """Encrypt `text` and authenticate it together with `about`, which the receiver knows. The result begins with the nonce."""
+    """Return the nonce followed by the encrypted `text`, authenticated together with `about`, which is not sent.
+
+    about: description of the message; the receiver must give the same to `unseal`. draw: returns random bytes for the nonce.
+    """
     nonce = draw(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about.encode())
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
-    """Decrypt what `seal` encrypted. Raises ValueError if anything was changed."""
+    """Return the text that `seal` encrypted. Raises ValueError if `key`, `sealed` or `about` is not as in `seal`."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):

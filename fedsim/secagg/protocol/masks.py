@@ -14,19 +14,22 @@ CHUNK_WORDS = 1 << 16
 
 
 def add_mask(words: Words, seed: bytes) -> None:
-    """Add the mask of a 32-byte seed to `words` (N,) in place. Never use one seed for two vectors."""
+    """Add the mask generated from a 32-byte seed to `words` (N,), in place and modulo 2^32.
+
+    Never use one seed for two vectors, since their difference would be revealed.
+    """
     for part, mask in _iterate_stream(words, seed):
         part += mask
 
 
 def subtract_mask(words: Words, seed: bytes) -> None:
-    """Subtract the mask of a 32-byte seed from `words` (N,) in place."""
+    """Subtract the mask generated from a 32-byte seed from `words` (N,), in place and modulo 2^32."""
     for part, mask in _iterate_stream(words, seed):
         part -= mask
 
 
 def _iterate_stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
-    """Yield pairs: consecutive views of at most `CHUNK_WORDS` of `words`, and as many words of the key stream of `seed`."""
+    """Yield pairs: the next view of at most `CHUNK_WORDS` of `words`, and as many words of the key stream of `seed`."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     zeros, made = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)
     for start in range(0, len(words), CHUNK_WORDS):

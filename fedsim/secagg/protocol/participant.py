@@ -13,23 +13,27 @@ STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")
 
 
 class Publics(NamedTuple):
-    """Public keys of one client in one round: `mask` to agree on masks, `share` to encrypt shares."""
+    """Public keys of one client in one round: `mask` to agree on pairwise masks, `share` to encrypt shares."""
 
     mask: bytes
     share: bytes
 
 
 class Shares(NamedTuple):
-    """A client's shares of another client's secrets: the private key of its pairwise masks, and the seed of its own mask."""
+    """The shares that a client holds of the two secrets of one member.
+
+    key: share of the member's private mask key, from which its pairwise masks follow. seed: share of the seed of its own mask.
+    """
 
     key: bytes
     seed: bytes
 
 
 class Opened(NamedTuple):
-    """Shares that a client reveals, as dicts from the number of the member whose secret was split to the share.
+    """Shares that a client reveals to the server.
 
-    seeds: shares of the own-mask seeds of members in the sum. keys: shares of the private mask keys of members that dropped out.
+    seeds: dict from the number of a member in the sum to the share of the seed of this member's own mask.
+    keys:  dict from the number of a member that dropped out to the share of this member's private mask key.
     """
 
     seeds: Mapping[int, bytes]
@@ -42,10 +46,14 @@ class Participant:
 
     A peer of a client is a neighbour in the graph of masks: the two share a pairwise mask and hold shares of each other's
     secrets.
-    context: name of the round and the attempt, to which every key is bound. done: last exchange that it answered, see `STAGES`.
-    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. peers: public keys by peer number.
-    shares:  by member number, the shares that it holds of its peers' secrets, and a share of its own seed. It keeps no share of
-             its own mask key, which is only opened if it drops out.
+
+    context:   name of the round and of the attempt at it, to which every key is bound.
+    threshold: number of shares that determine a secret; if fewer members take part in an exchange, it is refused.
+    done:      the exchange that it answered last, one of `STAGES`.
+    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number.
+    peers:     dict from a peer's number to its public keys.
+    shares:    dict from a member's number to the shares that this client holds of its secrets: one entry for each peer that
+               sent them, and one for itself. The latter has no share of its mask key, which is revealed only if it drops out.
     """
 
     context: str
@@ -64,16 +72,21 @@ class Participant:
 
 
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
-    """Begin a round with new keys. The public keys are sent to the server."""
+    """Return a client's state at the beginning of a round, with new keys; its `publics` are the answer to the server.
+
+    draw: returns random bytes of a given length.
+    """
     mask_key, share_key, seed = (draw(KEY_BYTES) for _ in range(3))
     return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split this client's mask key and seed among its peers and itself.
+    """Split this client's private mask key and its seed into shares for its peers and itself.
 
-    number: this client's own number. peers: public keys by peer number. draw: returns random bytes of a given length.
     Returns the new state, and a dict from peer number to the encrypted shares that this peer is to hold.
+
+    number: this client's own number. peers: dict from a peer's number to its public keys. draw: returns random bytes of a given
+    length.
     Raises ValueError if this client and its peers are fewer than the threshold, if a number is below 1 or occurs twice, or if two
     public keys are equal: one party could then hold the shares of two members.
     """
@@ -98,10 +111,11 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
 
 
 def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
-    """Decrypt the shares that the peers sent and return the state with them. The client may then mask and send its vector.
+    """Return the state with the decrypted shares that the peers sent, after which the client may mask and send its vector.
 
-    Raises ValueError for too few peers, for shares of unknown peers, for shares that cannot be decrypted, and if this client has
-    sent a vector already.
+    sealed: dict from the number of the peer that sent them to encrypted shares.
+    Raises ValueError if too few peers sent shares, if a sender is not a peer, if shares cannot be decrypted or have a wrong
+    length, and if this client has sent a vector already.
     """
     _check_stage("share", "collect", me)
     _check_enough(me, len(sealed) + 1, "collect")
@@ -117,9 +131,11 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 
 
 def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
-    """Add all masks to `words` (N,), modulo 2^32, in place.
+    """Mask `words` (N,) in place, and return the new state and the same array.
 
-    It works only once: two vectors under the same keys reveal their difference.
+    Modulo 2^32, it adds the client's own mask and the masks shared with peers of larger number, and subtracts those shared with
+    peers of smaller number. Raises ValueError if this client has masked a vector in this round already, since two vectors under
+    the same masks would reveal their difference.
     """
     _check_stage("share", "collect", me)
     add_mask(words, me.seed)
@@ -130,10 +146,12 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
 
 
 def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
-    """Return shares of the seeds of members in the sum, and of the keys of members that dropped out; then forget all secrets.
+    """Return a state without secrets, and the shares of members' secrets that the server needs to remove masks from the sum.
 
-    Raises ValueError if both are requested for one member, since together they reveal its update. It is also raised if too few
-    members are in the sum, or this client is not.
+    summed: numbers of members in the sum, of whose seeds shares are returned. dropped: numbers of members that sent no vector, of
+    whose private mask keys shares are returned.
+    Raises ValueError if a member is in both, since both shares together reveal its update. It is also raised if a member sent
+    this client no shares, if this client is not in the sum, and if fewer members than the threshold are.
     """
     _check_stage("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)
@@ -154,13 +172,13 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
 
 
 def derive_pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
-    """Return the seed of the mask that two members share, from the private key of one and the public key of the other."""
+    """Return the seed of the mask that two members share, from the private mask key of one and the public one of the other."""
     ends = sorted((derive_public(private).hex(), public.hex()))
     return agree(private, public, "mask", "/".join((context, *ends)))
 
 
 def _derive_channel_key(me: Participant, peer: int, *, outward: bool) -> bytes:
-    """Return the key that encrypts messages from this client to a peer, or with `outward` false those from the peer."""
+    """Return the key that encrypts shares sent to `peer` if `outward` is true, or else those received from it."""
     ends = [me.publics.share.hex(), me.peers[peer].share.hex()]
     return agree(me.share_key, me.peers[peer].share, "share", "/".join((me.context, *(ends if outward else ends[::-1]))))
 

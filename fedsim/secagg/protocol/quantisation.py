@@ -1,4 +1,4 @@
-"""Quantisation of updates to 32-bit words whose sum cannot overflow, and the weighted mean of the sum."""
+"""Quantisation of updates to 32-bit words whose sum over clients cannot overflow, and the weighted mean from that sum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Revealed:
-    """Content of a sum.
+    """What the sum over all clients reveals.
 
-    mean: mean of the updates, by name, in float64, weighted by numbers of examples. num_examples: total over all clients.
-    clipped, clipped_clients: number of clipped coordinates over all clients, and of clients with any.
+    mean:            mean of the updates, weighted by numbers of examples: dict from name to float64 array.
+    num_examples:    total over all clients.
+    clipped:         number of clipped coordinates over all clients.
+    clipped_clients: number of clients with clipped coordinates.
     """
 
     mean: dict[str, NDArray[np.floating]]
@@ -32,8 +34,9 @@ class Revealed:
 class Quantiser:
     """A map from updates to whole numbers that can be summed over clients.
 
-    A coordinate is clipped to [-clip, clip], scaled to [-target_range, target_range], multiplied by the weight of the update (its
-    number of examples, at least 1), and rounded. The error of the weighted mean is at most half of `clip / target_range`.
+    A coordinate is clipped to [-clip, clip], scaled to [-target_range, target_range], multiplied by the client's weight (its
+    number of examples, at least 1), and rounded. Rounding changes the weighted mean by at most half of `clip / target_range`.
+
     clients: largest number of clients in a sum. max_weight: largest weight.
     Raises ValueError if clients * max_weight * target_range exceeds `MAX_SUM`, so that a sum could overflow.
     """
@@ -52,10 +55,14 @@ class Quantiser:
             )
 
     def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
-        """Return an update as words (HEADER_WORDS + coordinates,), its tensors in alphabetical order.
+        """Return an update as a uint32 array (HEADER_WORDS + number of coordinates,).
 
-        shapes: shapes of the weights by name; a tensor that is missing in `update` counts as zero. weight: number of examples.
-        Raises ValueError for a weight out of range, other names or shapes, and values that are not finite.
+        The header words are the weight, the number of clipped coordinates, and 1 if any was clipped, else 0. Then come the
+        coordinates, with the tensors in alphabetical order of their names.
+
+        shapes: shapes of the weights by name; a tensor that is missing in `update` counts as zero. weight: the client's number of
+        examples. Raises ValueError if `weight` is not from 1 to `max_weight`, if `update` has a name or a shape that is not in
+        `shapes`, and for values that are not finite.
         """
         if not 1 <= weight <= self.max_weight:
             # the message omits the number, because it is sent to the server, which must not learn it
@@ -90,11 +97,14 @@ class Quantiser:
         return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond
 
     def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
-        """Decode the sum over `clients` clients. Raises ValueError if it cannot be a sum of encoded updates."""
+        """Return what the sum of the encoded updates of `clients` clients reveals, such as their weighted mean.
+
+        Raises ValueError if the sum of a header word is impossible for that many clients. Coordinates are not checked.
+        """
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
             raise ValueError(
-                f"the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is lost"
+                f"the header of the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is lost"
             )
         step = self.clip / self.target_range / num_examples
         mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _find_slices(shapes).items()}

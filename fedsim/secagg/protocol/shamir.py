@@ -12,9 +12,12 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> dict[int, bytes]:
-    """Return a dict from point to share: the value there of a random polynomial of degree `threshold - 1` that is `secret` at 0.
+    """Return a dict from each point to its share of `secret`.
 
-    secret: 32 bytes. points: distinct, from 1. draw: randomness. Raises ValueError for anything else.
+    A share is the value, at its point, of a random polynomial of degree `threshold - 1` whose value at 0 is the secret.
+
+    secret: 32 bytes. threshold: from 1 to the number of points. points: distinct, at least 1. draw: returns random bytes of a
+    given length. Raises ValueError for other arguments.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
@@ -29,13 +32,14 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret from at least `threshold` of its shares, a dict from point to share.
 
-    Raises ValueError if they are too few or malformed, or if they cannot be shares of one secret: the first and the last
-    `threshold` of them by point give different results, or one that is too large. These two checks do not find every mixture.
+    Raises ValueError if they are too few or have a wrong length, or if they cannot be shares of one secret: those at the lowest
+    and at the highest `threshold` points give different results, or the result does not fit in 32 bytes. These two checks do not
+    find every mixture of shares of different secrets.
     """
     if len(shares) < threshold:
         raise ValueError(f"only {len(shares)} shares were given, and {threshold} are needed")
     if wrong := [point for point, share in shares.items() if len(share) != SHARE_BYTES or point < 1]:
-        raise ValueError(f"the share at point {wrong[0]} is malformed")
+        raise ValueError(f"the share at point {wrong[0]} does not have {SHARE_BYTES} bytes, or its point is below 1")
     points = sorted(shares)
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     found = {_interpolate_at_zero(tuple(some), values) for some in (points[:threshold], points[-threshold:])}
@@ -46,7 +50,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def _draw_element(draw: Draw) -> int:
-    """Draw a uniform element of the field."""
+    """Return a uniformly random element of the field, an integer from 0 to FIELD_ORDER - 1."""
     while True:
         drawn = int.from_bytes(draw(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - 521)
         if drawn < FIELD_ORDER:
@@ -61,13 +65,13 @@ def _evaluate(polynomial: Sequence[int], x: int) -> int:
 
 
 def _interpolate_at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
-    """Return the value at 0 of the polynomial through `points`."""
+    """Return the value at 0 of the polynomial that has the given values at `points`, in the field."""
     return sum(weight * values[point] for weight, point in zip(_compute_weights(points), points, strict=True)) % FIELD_ORDER
 
 
 @lru_cache(maxsize=256)
 def _compute_weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients at 0."""
+    """Return the Lagrange coefficients of `points` at 0, in the field."""
     weights = []
     for point in points:
         above = below = 1

@@ -1,4 +1,4 @@
-"""Configuration of secure aggregation, and the agreement that follows from it for a federation."""
+"""Configuration of secure aggregation by the user, and the complete settings that follow from it for a federation."""
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
@@ -18,12 +18,13 @@ MIN_LEVELS = 127
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Public settings that server and clients agree on.
+    """Complete settings of secure aggregation, which are public and equal on the server and all clients.
 
     clients:    number of clients asked in each round.
     threshold:  number of clients that must answer every exchange. It is also the number of shares that determine a secret; fewer
                 shares tell nothing about it.
-    neighbours: number of other clients with which each client shares masks; even. If there are fewer other clients, all of them.
+    neighbours: number of other clients with which each client shares masks and secrets; even. If there are fewer other clients,
+                it shares them with all.
     clip, target_range, max_weight: see `Quantiser`.
     reveal:     whether clients also send their number of examples and their metrics unmasked.
     """
@@ -42,13 +43,13 @@ class Agreement:
         around = min(self.neighbours + 1, self.clients)
         if not 2 <= self.threshold <= around:
             raise ValueError(
-                f"secure_aggregation.threshold must be from 2 to {around}, which is how many clients hold shares of a secret "
-                f"(itself and up to {self.neighbours} neighbours of {self.clients} clients), got {self.threshold}"
+                f"secure_aggregation.threshold must be from 2 to {around}, the number of clients that hold shares of a secret "
+                f"(its owner and up to {self.neighbours} neighbours, of {self.clients} clients), got {self.threshold}"
             )
         _ = self.quantiser
 
     def list_warnings(self) -> list[str]:
-        """Return what these settings do not protect against, as sentences that the server prints at its start."""
+        """Return sentences on what these settings do not protect against, which the server prints when it starts."""
         around = min(self.neighbours + 1, self.clients)
         found = [
             "secure aggregation hides updates only from a server that follows the protocol. Public keys are not authenticated: "
@@ -67,7 +68,7 @@ class Agreement:
         return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a manifest."""
+        """Return the settings as plain data, for the manifest of a run."""
         return asdict(self)
 
 
@@ -77,9 +78,11 @@ class Terms:
 
     threshold:  see `Agreement`; by default n // 2 + 1, where n = min(neighbours + 1, clients) hold shares of a secret.
     neighbours: see `Agreement`.
-    clip:       coordinates of an update are clipped to [-clip, clip]; their number is reported.
-    bits:       bits per coordinate, including the sign; by default as many as fit into 32 for these clients and weights.
-    max_weight: largest number of examples of a client; by default `batch_size * steps`, or 1000 if clients train epochs.
+    clip:       coordinates of an update are clipped to [-clip, clip]; the number of clipped ones is reported.
+    bits:       bits per coordinate, including the sign. By default, coordinates are rounded as finely as is possible without
+                overflow of the 32-bit sums, which need not be a whole number of bits.
+    max_weight: largest number of examples that a client may have; by default `batch_size * steps`, or 1000 if clients train
+                whole epochs.
     reveal:     see `Agreement`.
     """
 
@@ -100,11 +103,17 @@ class Terms:
         if type(self.clip) not in (int, float) or not (isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be positive and finite, got {self.clip!r}")
         if type(self.reveal) is not bool:
-            raise ValueError(f"reveal must be true or false (whether clients send metrics in clear), got {self.reveal!r}")
+            raise ValueError(
+                "reveal must be true or false (whether clients send their number of examples and metrics unmasked), got "
+                f"{self.reveal!r}"
+            )
 
     @classmethod
     def parse(cls, value: Any) -> "Terms | None":
-        """Parse `true`, `false` or a table; return None for `false`. Raises ValueError, naming the key, for anything else."""
+        """Return the settings for `true` (all defaults) or a table, and None for `false`.
+
+        Raises ValueError for any other value, and for unknown keys and invalid values in the table.
+        """
         if isinstance(value, cls):
             return value
         if value is False:
@@ -118,11 +127,12 @@ class Terms:
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
-        """Return the agreement for a federation with `clients` clients per round, with all defaults filled in.
+        """Return the complete settings for a federation with `clients` clients per round, with all defaults filled in.
 
-        central: whether the strategy clips updates and adds noise on the server, which is an error.
-        Raises ValueError for this and for anything else that secure aggregation rules out: a strategy that needs single updates,
-        shared buffers, a `max_weight` below batch_size * steps, and sums that overflow.
+        strategy: name of Flower's strategy. central: whether it clips updates and adds noise on the server.
+        Raises ValueError for settings that contradict secure aggregation: `central`, a strategy that needs single updates, shared
+        buffers, a `max_weight` below batch_size * steps, fewer than 2 clients, a threshold above the number of share holders, and
+        sums that overflow unless coordinates are rounded very coarsely.
         """
         check_strategy(strategy)
         if central:
@@ -132,7 +142,8 @@ class Terms:
             )
         if training.buffers == "shared":
             raise ValueError(
-                "training.buffers = 'shared' sends batch-norm statistics in clear, beside a masked update; use 'none' or 'local'"
+                "training.buffers = 'shared' would send batch-norm statistics unmasked, beside a masked update; use 'none' or "
+                "'local'"
             )
         most = training.batch_size * training.steps if training.steps else None
         weight = self.max_weight or most or MAX_WEIGHT
@@ -150,7 +161,7 @@ class Terms:
 
 
 def check_strategy(name: str) -> None:
-    """Raise ValueError for a strategy that needs more than the weighted mean, such as each client's update."""
+    """Raise ValueError if a strategy needs more than the weighted mean of the updates, such as each client's update."""
     if name not in AVERAGING_STRATEGIES:
         raise ValueError(
             f"strategy {name} acts on each client's own update, and with secure aggregation the server sees nothing but their "

@@ -158,7 +158,7 @@ def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., An
     def run_of(name: str, secure: bool) -> FederationRun:
         return FederationRun(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
 
-    for secure, words in ((False, "the server aggregates not"), (True, "the server aggregates securely")):
+    for secure, words in ((False, "the server does not use secure"), (True, "the server uses secure aggregation")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
         with pytest.raises(EngineError, match="no client ever answered"):
             engine.run_local(make_server_app(lambda _, run=server: run), make_client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]

@@ -45,7 +45,7 @@ def test_what_is_left_out_follows_from_the_federation() -> None:
         ({"bits": 1}, "bits must be a whole number from 2 to 31, got 1"),
         ({"bits": 32}, "bits must be a whole number from 2 to 31, got 32"),
         ({"max_weight": 0}, "max_weight must be a whole number from 1"),
-        ({"reveal": 1}, r"reveal must be true or false \(whether clients send metrics in clear\), got 1"),
+        ({"reveal": 1}, r"reveal must be true or false \(whether clients send .* unmasked\), got 1"),
         ({"revel": True}, "unknown key 'revel'; known: threshold, neighbours, clip, bits, max_weight, reveal"),
         (3, "expected false, true or a table of threshold.*, got 3"),
         ("yes", "expected false, true or a table of threshold.*, got 'yes'"),
