@@ -1,4 +1,7 @@
-"""Truth: the dataset indices that each client trained on, in order of use. Only scoring reads it."""
+"""Truth of a run: the data set indices of the examples that each client trained on, in order of use.
+
+Only scoring reads it; attacks do not.
+"""
 
 import hashlib
 import json
@@ -20,20 +23,20 @@ CANARIES_SUFFIX = ".canaries.json"
 
 @dataclass(frozen=True)
 class Used:
-    """The examples of one client in one round: for each step, indices into the training examples in order of use."""
+    """The examples that one client used in one round: for each step, their indices in the training set, in order of use."""
 
     steps: tuple[tuple[int, ...], ...]
 
     @property
     def examples(self) -> tuple[tuple[int, int, int], ...]:
-        """Return (batch, position, index) of every example used, in order; batches count from 1, positions from 0."""
+        """Return (batch, position in the batch, index) of every example used, in order; batches from 1, positions from 0."""
         return tuple((b, p, index) for b, step in enumerate(self.steps, start=1) for p, index in enumerate(step))
 
 
 class TruthWriter:
-    """Writer of one client's truth, the indices of the examples it used, to a file of its own.
+    """Writer of one client's truth: the indices of the examples that it used.
 
-    Clients in different processes therefore never write to the same file.
+    Each client has a file of its own, so that clients in different processes never write to the same file.
     """
 
     def __init__(self, folder: Path, client: str) -> None:
@@ -42,28 +45,34 @@ class TruthWriter:
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
         """Append the indices of the examples that the client used in one attempt of a round, one row per step.
 
-        attempt: 1, and one more after each time that the server resumed the run.
+        attempt: 1 plus the number of times that the server resumed the run.
         """
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
 
     def write_canaries(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write the pairs of examples of which the client uses one each, unless they are written already."""
+        """Write the client's canary pairs (indices of two examples, of which it uses one), unless they are written already."""
         path = self._path.with_suffix(CANARIES_SUFFIX)
         if not path.exists():
             write_json(path, {"pairs": [list(pair) for pair in pairs]})
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
-    """Write the description of the data set that indices refer to, unless it exists."""
+    """Write `dataset.json`, which describes the data set that the indices refer to, unless it exists.
+
+    described: returns the description; called only if it is needed.
+    """
     path = make_private(folder) / "dataset.json"
     if not path.exists():
         write_json(path, described())
 
 
 def compute_digest(folders: Sequence[Path]) -> str:
-    """Return a digest of the contents of folders of truth, independent of their paths and their order."""
+    """Return a digest of the used examples (`*.jsonl`) and `dataset.json` in folders of truth.
+
+    It does not depend on the paths of the folders or their order. Files of canaries do not count.
+    """
     each = []
     for folder in folders:
         names = sorted(name for name in os.listdir(folder) if name == "dataset.json" or name.endswith(".jsonl"))
@@ -72,33 +81,36 @@ def compute_digest(folders: Sequence[Path]) -> str:
 
 
 class TruthReader:
-    """Reader of the files that `TruthWriter` writes."""
+    """Reader of a folder of truth, which `TruthWriter` and `describe_dataset` write.
+
+    Raises ValueError if the folder has no valid `dataset.json`.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         path = self.folder / "dataset.json"
         if not os.path.lexists(path):
-            raise ValueError(f"{self.folder} holds no truth, the examples that clients trained on: it has no dataset.json")
+            raise ValueError(f"{self.folder} holds no truth (which examples clients trained on), because it has no dataset.json")
         self.dataset: dict[str, Any] = read_json(path)
         if not isinstance(self.dataset, dict):
             raise DamagedFile(path, "is not a JSON object; copy the file that the clients wrote")
         self._steps = lru_cache(maxsize=None)(self._read_steps)
 
     def check_described(self) -> None:
-        """Raise DamagedFile if `dataset.json` lacks name, arguments or content hash of the data set."""
+        """Raise DamagedFile if `dataset.json` lacks the name, the arguments or the content hash of the data set."""
         if wrong := [key for key, kind in DATASET_KEYS.items() if not isinstance(self.dataset.get(key), kind)]:
             words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)
 
     def read_used(self, round: int, attempt: int, client: str) -> Used:
-        """Return the examples that a client used in one attempt of a round. Raises KeyError if the client wrote none."""
+        """Return the examples that a client used in one attempt at a round. Raises KeyError if none are written."""
         steps = self._steps(client).get((round, attempt))
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
         return Used(tuple(steps[step] for step in sorted(steps)))
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canaries: pairs of data set indices; it trained on one example of each. Empty if it has none."""
+        """Return a client's canary pairs: data set indices of two examples, of which it used one. Empty if it has none."""
         path = self.folder / f"{os.path.basename(client)}{CANARIES_SUFFIX}"
         if not os.path.lexists(path):
             return ()
@@ -109,9 +121,9 @@ class TruthReader:
         return tuple((a, b) for a, b in pairs)
 
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
-        """Return a dict from (round, attempt) to a dict from the number of each step, from 1, to its indices in order of use.
+        """Return a client's used examples as {(round, attempt): {step, from 1: indices in order of use}}.
 
-        A message that was delivered twice counts once.
+        If a step is written twice, because a message was delivered twice, the last one counts.
         """
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"

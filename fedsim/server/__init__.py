@@ -1,4 +1,4 @@
-"""The server: its Flower app, and the recording of other Flower apps."""
+"""The server: its Flower app, and `record`, which records the training of other Flower apps."""
 
 from fedsim.strategies.record import record
 

@@ -45,16 +45,16 @@ RESUME_HINT = "continue later with --resume"
 class ServerSettings:
     """Settings of the server.
 
-    folder:   folder of the run. manifest: public facts. strategy: builds Flower's strategy, around which the recording is
-    wrapped.
-    evaluate: maps weights and buffers by name to metrics on held-out data. The function holds these data; nothing else here does.
-    seed:     draws the initial weights, the clients of each round, the noise of central differential privacy, and the graphs of
-              secure aggregation. rounds: number of rounds of the run.
+    folder:   folder of the run. manifest: public facts about the experiment, stored in the recording.
+    strategy: returns a new Flower strategy, which the server wraps in a strategy that records.
+    evaluate: maps weights and buffers by name to metrics on held-out data, which only this function holds.
+    seed:     seed of the initial weights, the choice of clients in each round, the noise of central differential privacy, and the
+              graphs of secure aggregation. rounds: number of rounds of the run.
     clients:  number of clients that must be connected before each round. timeout: seconds to wait for them and for the replies.
     wanted:   rounds and clients to record. needs: maps a round to the approximate number of bytes that it writes to disk.
-    privacy:  maps a round to the privacy guarantee up to it, as fields of its row of metrics (`Accounts.make_row`).
-    secure:   settings of secure aggregation that all parties agreed on; None without it. on_round: called with each round's row
-              of metrics.
+    privacy:  maps a round to the privacy guarantee after it, as fields of its row of metrics (`Accounts.make_row`).
+    secure:   settings of secure aggregation, which the clients have too; None without secure aggregation.
+    on_round: called with the row of metrics of each round, after the round is committed.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class ServerSettings:
 
 
 def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerApp:
-    """Return the Flower ServerApp with the settings that `settings_of` returns for a run."""
+    """Return a Flower ServerApp that runs a federation with the settings that `settings_of` returns for Flower's context."""
     app = ServerApp()
 
     @app.main()
@@ -88,7 +88,11 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
 
 
 class FederationServer:
-    """One federation on the server. A round is committed when its checkpoint is written; an uncommitted round can be undone."""
+    """One federation on the server, new or resumed.
+
+    A round is committed when its checkpoint is written. What the server wrote after the last committed round is undone when it
+    resumes.
+    """
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:
         self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
@@ -117,7 +121,10 @@ class FederationServer:
             logging.getLogger("flwr").warning("%s", words)
 
     def _open(self, folder: Path) -> Recorder:
-        """Open the recording to continue, or create one. Raises ValueError if the existing one cannot be continued."""
+        """Open the recording in `folder` to continue it, or create one if there is none.
+
+        Raises ValueError if the recording belongs to another experiment, or if it has rounds but there is no checkpoint.
+        """
         if not (folder / "manifest.json").exists():
             return Recorder(folder, self.settings.manifest)
         there, ours = Manifest.read(folder / "manifest.json"), self.settings.manifest
@@ -127,15 +134,16 @@ class FederationServer:
         if self.found is None and (rounds := recorder.count_rounds()):
             raise ValueError(
                 f"{self.state / checkpoint.CHECKPOINT_FILE} is missing, and {folder} holds {rounds} "
-                "rounds: they can be attacked, but the run cannot be resumed; choose another --out for a new run"
+                "rounds: they can be attacked, but the run cannot be resumed; choose another --out to start a new run"
             )
         return recorder
 
     def run(self) -> None:
-        """Run from the first round that is not committed to the last one.
+        """Run all rounds after the last committed one.
 
         Raises ValueError if the number of clients connected at the beginning is not `settings.clients`, TimeoutError if fewer are
-        connected later after `settings.timeout` seconds of waiting, and EmptyRunError if no client answered in any round.
+        connected later after `settings.timeout` seconds of waiting, OSError if a client's disk is full, and EmptyRunError if no
+        client answered in any round or nothing was recorded.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
@@ -160,9 +168,12 @@ class FederationServer:
             log.warning("%s%s", FAILURE_PREFIX, words)
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
-        """Undo what is not committed.
+        """Delete what was written after the last committed round, and restore strategy and random generators.
 
-        Return the global arrays, the number of committed rounds, and the number of this attempt.
+        The random generators of a new run are seeded.
+
+        Returns the global arrays (weights and buffers), the number of committed rounds, and the number of this start of the run,
+        from 1.
         """
         found = self.found
         done = found.round if found else 0
@@ -206,5 +217,5 @@ class FederationServer:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """Return `value` with None in place of numbers that JSON cannot represent."""
+    """Return None for an infinite or NaN float, which JSON cannot represent, and any other value unchanged."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Waiting for clients with a time limit and a warning; Flower's strategies wait forever and silently."""
+"""Waiting for clients with a time limit and a warning, because Flower's strategies wait forever and silently."""
 
 import logging
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ POLL_SECONDS = 0.5
 
 
 class Attended(Around):
-    """A grid whose `get_node_ids` waits, for at most `patience` seconds, until `clients` nodes are connected.
+    """A Flower grid whose `get_node_ids` waits, for at most `patience` seconds, until `clients` nodes are connected.
 
-    It logs a warning while it waits. Raises TimeoutError, with advice on how to continue, if clients are still missing.
+    It logs a warning when it begins to wait, and raises TimeoutError if clients are still missing at the end.
     """
 
     def __init__(self, inner: Grid, clients: int, *, patience: float) -> None:
@@ -45,10 +45,10 @@ class Attended(Around):
 
 
 def wait_for_all(grid: Grid, clients: int) -> None:
-    """Wait for clients before the server begins or resumes a run.
+    """Wait for at most `CONNECT_SECONDS` until `clients` nodes are connected, before the server begins or resumes a run.
 
-    Raises ValueError unless exactly `clients` nodes are connected after at most `CONNECT_SECONDS`. Clients that are missing later
-    raise TimeoutError instead, see `Attended`.
+    Raises ValueError if the number of connected nodes is then not exactly `clients`. If clients are missing in a later round,
+    `Attended` raises TimeoutError instead.
     """
     deadline = monotonic() + CONNECT_SECONDS
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:

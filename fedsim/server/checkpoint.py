@@ -24,12 +24,13 @@ CHECKPOINT_FILE = "server.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyMemory:
-    """State of a strategy between rounds.
+    """The attributes of a strategy, and of the strategies that it wraps, between two rounds.
 
-    values:  dict from the path of an attribute, such as "inner.name", to {"kind": "plain", "value": ...}; for an attribute with
-             arrays, to {"kind": type, "keys": keys of its arrays}.
+    values:  dict from the path of an attribute, such as "inner.name", to its value. For a number, text, None, or a list of them,
+             it is {"kind": "plain", "value": ...}; for arrays, {"kind": their container, "keys": keys of the arrays}, where the
+             container is "record" (of Flower), "array", "list" or "dict".
     tensors: dict from "path/key" of an array to the array.
-    unsaved: paths of attributes of other types, which cannot be saved, each with its type.
+    unsaved: attributes of other types, which cannot be saved: their paths with their types. With any, a run cannot be resumed.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -41,9 +42,10 @@ class StrategyMemory:
 class ServerCheckpoint:
     """State from which the server continues after `round`.
 
-    attempt:    number of starts of the run. arrays: global weights and buffers, by name, in order.
-    memory:     state of the strategy. pseudonyms: dict from node id to known pseudonym.
-    generators: states of the global random generators, from which Flower draws clients and central noise.
+    attempt:    number of times that the run was started. arrays: global weights and buffers by name, in the order in which they
+                are sent.
+    memory:     state of the strategy. pseudonyms: dict from node id to the pseudonym that the client sent.
+    generators: states of the global random generators of Python and NumPy, from which Flower draws clients and central noise.
     """
 
     round: int
@@ -54,7 +56,7 @@ class ServerCheckpoint:
     pseudonyms: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Replace the checkpoint in `folder` atomically, which commits the round."""
+        """Write the checkpoint to `folder`, atomically in place of the previous one; then the round is committed."""
         tensors = {f"arrays/{name}": t for name, t in self.arrays.items()}
         tensors |= {f"memory/{name}": t for name, t in self.memory.tensors.items()}
         facts = {
@@ -71,7 +73,7 @@ class ServerCheckpoint:
 
     @classmethod
     def read(cls, folder: Path) -> "ServerCheckpoint | None":
-        """Read the checkpoint in `folder`; None if there is none. Raises ValueError, naming the file, if it is invalid."""
+        """Return the checkpoint in `folder`; None if there is none. Raises ValueError, naming the file, if it is invalid."""
         path = folder / CHECKPOINT_FILE
         if not os.path.lexists(path):
             return None
@@ -88,7 +90,10 @@ class ServerCheckpoint:
 
 
 def count_rounds(folder: Path) -> int | None:
-    """Return the number of committed rounds in `folder`; None if the run never began. Reads no tensors."""
+    """Return the number of committed rounds from the checkpoint in `folder`, without its tensors; None if there is none.
+
+    Raises ValueError, naming the file, if the checkpoint is invalid.
+    """
     path = folder / CHECKPOINT_FILE
     if not os.path.lexists(path):
         return None
@@ -105,14 +110,14 @@ def _make_error(path: Path, error: Exception) -> ValueError:
 
 
 def read_generators() -> dict[str, Any]:
-    """Return the states of the global random generators as plain data."""
+    """Return the states of the global random generators of Python (`random`) and NumPy as plain data."""
     version, words, gauss = random.getstate()
     state: Any = np.random.get_state()
     return {"random": [version, list(words), gauss], "numpy": [state[0], state[1].tolist(), *state[2:]]}
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Restore the states that `read_generators` returned."""
+    """Set the global random generators to the states that `read_generators` returned."""
     version, words, gauss = states["random"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = states["numpy"]
@@ -120,7 +125,7 @@ def restore_generators(states: Mapping[str, Any]) -> None:
 
 
 def read_strategy(strategy: Strategy) -> StrategyMemory:
-    """Return the state of `strategy` and of the strategies that it wraps."""
+    """Return the attributes of `strategy` and of the strategies that it wraps."""
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     unsaved: list[str] = []
@@ -138,9 +143,9 @@ def read_strategy(strategy: Strategy) -> StrategyMemory:
 
 
 def restore_strategy(strategy: Strategy, memory: StrategyMemory) -> None:
-    """Restore a saved state in a newly built strategy.
+    """Set the attributes of a newly built strategy to those in `memory`.
 
-    Raises ValueError if the state is incomplete, because an attribute could not be saved (`memory.unsaved`).
+    Raises ValueError if an attribute could not be saved (`memory.unsaved`).
     """
     if memory.unsaved:
         raise ValueError(
@@ -174,7 +179,10 @@ def _list_attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str
 
 
 def _find_arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the container type of an attribute, and a dict from key to array; None if it holds no arrays."""
+    """Return the container of the arrays in an attribute, as in `StrategyMemory.values`, and a dict from key to array.
+
+    Returns None if the attribute is neither an ArrayRecord, nor an array, nor a list or dict of arrays only.
+    """
     if isinstance(value, ArrayRecord):
         return "record", {key: array.numpy() for key, array in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Check of a finished federation from the files that its server wrote. A run in which no client ever answered has failed."""
+"""Check of a finished run from the files that its server wrote. A run in which no client ever answered has failed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,35 +12,39 @@ FAILURE_PREFIX = "not everything succeeded: "
 
 
 class EmptyRunError(RuntimeError):
-    """Raised if a run reached its last round without recording anything; the message states the reason and what to do."""
+    """Raised if a run ended and no client ever answered or nothing was recorded; the message states why and what to do."""
 
 
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:
-    """Check the run in `folder` (`metrics.jsonl`, `recording`) after its last round.
+    """Check the run in `folder` after its last round, by its `metrics.jsonl` and its `recording`.
 
-    tell: called with one line about missing replies, if there are any.
+    tell: called with one line on how many replies are missing and why the first is, if any are.
     Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
     rounds = [row for row in read_metrics(folder) if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
     words = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
-    again = f"then {_explain_clearing(folder)}, and run again: no round is left to resume"
     if rounds and not answers:
-        raise EmptyRunError(f"no client ever answered: {words}; correct the cause, {again}")
+        raise EmptyRunError(
+            f"no client ever answered: {words}; correct the cause, then {_explain_clearing(folder)}, and run again: no round is "
+            "left to resume"
+        )
     if words:
         tell(words)
     if rounds and not recording.list_clients():
         raise EmptyRunError(
-            f"nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these, {again}"
+            "nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these, then "
+            f"{_explain_clearing(folder)}, and run again: no round is left to resume"
         )
 
 
 def find_failures(folder: Path) -> str:
-    """Return a sentence on what went wrong in the finished run in `folder`, or "" if nothing did.
+    """Return a sentence on the first of these failures found in the finished run in `folder`, or "" if there is none.
 
-    Failures are: replies that failed or did not come in time; a loss on held-out data that is NaN after the last round; and a run
-    in which no recorded update is finite.
+    1. Replies failed or did not come in time.
+    2. The loss on held-out data, finite at the beginning, is NaN or infinite after the last round.
+    3. Every recorded update has NaN or infinite values.
     """
     rounds = read_metrics(folder)
     if missing := sum(row["missing"] for row in rounds if row["round"]):
@@ -62,10 +66,10 @@ def _is_finite(observation: Observation) -> bool:
 
 
 def _explain_clearing(folder: Path) -> str:
-    """Return instructions to delete the run's files, so that it can start again.
+    """Return an instruction on how the user deletes the files of the run in `folder`, to start it again.
 
-    In a deployment, `recording` in the run's folder is a link, and both that folder and the link's target are mounted, so that
-    only their contents may be deleted.
+    In a deployment, `recording` in the run's folder is a symbolic link. In containers, the folder and the link's target are mount
+    points, so that only their contents can be deleted.
     """
     link = folder / "recording"
     if link.is_symlink():
@@ -74,6 +78,9 @@ def _explain_clearing(folder: Path) -> str:
 
 
 def _read_first_reason(recording: Recording) -> str:
-    """Return the reason of the first missing reply in one line. A client wrote it, so it may contain anything."""
+    """Return, as one line that continues a sentence, why the first missing reply failed.
+
+    The reason may be a client's own words, so it is not to be trusted.
+    """
     reason = next((row.reason for row in recording.read_rows() if row.status in ("failed", "late")), "")
     return f"the first: {' '.join(reason.split())}" if reason.strip() else "why is not recorded: see the clients' logs"

@@ -14,10 +14,11 @@ from fedsim.strategies.wrapper import Wrapper
 
 
 class Averaging(Wrapper):
-    """A strategy that hides buffers from `inner` and restores the dtypes of all tensors.
+    """A strategy that lets `inner` aggregate only the parameters, averages buffers itself, and keeps the dtypes of all tensors.
 
-    Buffers are averaged by `num-examples`, and integers are rounded. A server optimiser such as FedAdam could make a variance
-    negative. Some of Flower's strategies convert float32 to float64.
+    Buffers are averaged with the clients' `num-examples` as weights; integers are rounded. They are hidden from `inner` because a
+    server optimiser such as FedAdam could make a variance negative. Dtypes are restored because some of Flower's strategies
+    convert float32 to float64.
 
     buffers: names of the tensors that are buffers.
     """
@@ -68,7 +69,7 @@ class Averaging(Wrapper):
 def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
     """Return the weighted mean of tensors, in dtype `kind`; for integer dtypes it is rounded.
 
-    shares: pairs of a weight and a tensor. Weights need not sum to 1.
+    shares: pairs of a weight and a tensor. The weights are divided by their sum.
     """
     pairs = list(shares)
     total = sum(share for share, _ in pairs)

@@ -1,7 +1,7 @@
-"""Central differential privacy with Flower's wrappers, which clip each update on the server and add noise to the mean.
+"""Central differential privacy with Flower's strategies, which clip each update on the server and add noise to the mean.
 
-They protect against observers of the global model. They do not protect against the server, which sees and records every update
-before clipping.
+It protects against observers of the global model. It does not protect against the server, which sees and records every update
+before it is clipped.
 """
 
 import math
@@ -21,9 +21,11 @@ Flowers = flower.DifferentialPrivacyServerSideFixedClipping | flower.Differentia
 
 
 def clip_fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
-    """Wrap `inner` so that every update is clipped to one norm (McMahan et al. 2018), for `drawn` clients per round.
+    """Wrap `inner` so that every update is clipped to a fixed norm, and noise is added to the mean (McMahan et al. 2018).
 
-    noise_multiplier: z, not negative; the noise on the mean of m received updates has standard deviation z * clipping_norm / m.
+    drawn:            number of clients per round.
+    noise_multiplier: z, not negative. Inside `Central`, the noise on the mean of m received updates has standard deviation
+                      z * clipping_norm / m.
     clipping_norm:    largest L2 norm of an update (local minus global weights); positive.
     """
     _check(noise_multiplier, clipping_norm)
@@ -40,15 +42,16 @@ def clip_adaptively(
     norm_learning_rate: float = 0.2,
     clipped_count_stddev: float | None = None,
 ) -> Flowers:
-    """Wrap `inner` for `drawn` clients per round so that the clipping norm adapts to the updates (Andrew et al. 2021).
+    """Wrap `inner` so that updates are clipped to a norm that adapts to them, and noise is added (Andrew et al. 2021).
 
-    noise_multiplier:     as in `clip_fixed`, for the mean and the count of clipped clients together: the mean gets a little more
+    drawn:                number of clients per round.
+    noise_multiplier:     as in `clip_fixed`, for the mean and the number of clipped updates together: the mean gets a little more
                           noise, so that both cost as much privacy as the mean alone in `clip_fixed`.
-    clipping_norm:        norm of the first round.
-    clipped_quantile:     target share of clipped clients, in [0, 1]; the norm grows after a round in which a larger share is
-                          clipped, and shrinks after one with a smaller share.
+    clipping_norm:        norm of the first round; positive.
+    clipped_quantile:     target share, in [0, 1], of updates that are clipped (in the paper, the quantile is the share of updates
+                          that are not). The norm grows after a round in which a larger share is clipped, and else shrinks.
     norm_learning_rate:   positive; each round multiplies the norm by exp(norm_learning_rate * (clipped share - target share)).
-    clipped_count_stddev: standard deviation of the noise on the number of clipped clients; by default drawn / 20.
+    clipped_count_stddev: standard deviation of the noise on the number of clipped updates; by default drawn / 20.
     """
     _check(noise_multiplier, clipping_norm)
     if not 0 <= clipped_quantile <= 1:
@@ -67,9 +70,10 @@ CENTRAL_KINDS = {"fixed": clip_fixed, "adaptive": clip_adaptively}
 
 
 def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
-    """Wrap `inner` with the noise of the table `strategy.central`, for `drawn` clients per round.
+    """Wrap `inner` so that updates are clipped and noise is added as in the table `strategy.central` of an experiment.
 
-    Raises ValueError for unknown keys and for values out of range.
+    drawn: number of clients per round. central: the table, with `kind` ("fixed" by default, or "adaptive") and the arguments of
+    `clip_fixed` or `clip_adaptively`. Raises ValueError for unknown keys and for values out of range.
     """
     if not isinstance(central, Mapping):
         raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
@@ -82,11 +86,11 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
 
 
 class Central(Wrapper):
-    """A wrapper that corrects Flower's central noise so that it meets its guarantee.
+    """A wrapper of Flower's strategies for central differential privacy that corrects their noise, so that the guarantee holds.
 
     - All clients have the same weight. Weights by number of examples would let one client exceed the sensitivity.
-    - The noise is scaled for the clients that actually answered, and for the clipping norm that was in use.
-    - A client that failed does not discard the round, as it would in Flower.
+    - The noise is scaled for the number of clients that answered, and for the clipping norm that was used on their updates.
+    - If a client fails, the others are still aggregated, whereas Flower would discard the round.
     """
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -104,7 +108,11 @@ class Central(Wrapper):
         return self._complete(aggregated, norm, len(answered)), metrics
 
     def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
-        """Add the missing noise if the next round's norm, for which Flower drew the noise, is smaller than `norm`."""
+        """Return `aggregated` with the noise added that is missing for the clipping norm `norm`; None if it is None.
+
+        With an adaptive norm, Flower scales the noise for the next round's norm. Noise is missing if that norm is smaller than
+        `norm`, which was used in this round. answered: number of aggregated clients.
+        """
         wrapped: Any = self.inner
         missing = norm**2 - wrapped.clipping_norm**2
         if aggregated is None or missing <= 0 or not wrapped.noise_multiplier:
@@ -114,9 +122,10 @@ class Central(Wrapper):
 
 
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
-    """Change one entry of a client's weights in `arrays` slightly, in place, if they equal the global weights `start`.
+    """Change one entry of a client's weights in `arrays` slightly, in place, if the norm of the update is computed as 0.
 
-    Flower divides by the norm of the update, so it must not be 0. The change is about the smallest that gives a positive norm.
+    Flower divides by this norm. The update is `arrays` minus the global weights `start`; its norm is also 0 if squares underflow.
+    The change is about the smallest that gives a positive norm.
     """
     if _compute_length(records.read_array(array) - records.read_array(start[key]) for key, array in arrays.items()):
         return
@@ -131,7 +140,7 @@ def _lengthen(arrays: Any, start: ArrayRecord) -> None:
 
 
 def _compute_length(update: Iterable[Any]) -> float:
-    """Return the norm as Flower computes it, with squares in the dtype of the tensor, which may underflow."""
+    """Return the L2 norm of an update as Flower computes it, with squares in the dtype of each tensor, which may underflow."""
     return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
 
 

@@ -1,4 +1,4 @@
-"""Registry of Flower's aggregation strategies: those that need nothing but an update from each client."""
+"""Flower's aggregation strategies by name: those that need nothing but an update from each client."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ STRATEGY_NAMES = (
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:
-    """Return Flower's aggregation strategy `name` for `clients` clients, of which `fraction` are drawn per round.
+    """Return Flower's aggregation strategy `name` for `clients` clients, of which the share `fraction` is drawn in each round.
 
-    arguments: the arguments of Flower's class. Besides them, `central` is a table of settings for differential privacy
-               on the server, which clips updates and adds noise to their mean; see `fedsim.strategies.central`.
+    arguments: arguments of Flower's class. In addition, `central` may be a table of settings for differential privacy on the
+               server, which clips updates and adds noise to their mean; see `fedsim.strategies.central.wrap`.
     Raises ValueError for an unknown name, and for arguments that follow from `clients` and `fraction`.
     """
     if name not in STRATEGY_NAMES:
@@ -39,7 +39,7 @@ def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Stra
         "min_available_nodes": clients,
     }
     if fixed := sorted(set(arguments) & set(sampling)):
-        raise ValueError(f"strategy.{fixed[0]} follows from clients.count and clients.fraction; set those")
+        raise ValueError(f"strategy.{fixed[0]} follows from clients.count and clients.fraction; set those instead")
     central = arguments.pop("central", None)
     factory = getattr(flower, name)
     bound: Strategy = factory(**bind_arguments(f"strategy {name}", factory, given={**sampling, **arguments}))

@@ -1,4 +1,4 @@
-"""Strategies of Flower's older interface (`flwr.server.strategy`, with `configure_fit`), whose messages a recording can take."""
+"""Recording of strategies of Flower's older interface (`flwr.server.strategy`, with `configure_fit`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
@@ -20,17 +20,18 @@ FAILED_REPLY = 1
 
 
 def is_older(strategy: object) -> bool:
-    """Return whether an object is a strategy of Flower's older interface."""
+    """Return whether an object has the methods `configure_fit` and `aggregate_fit` of Flower's older interface."""
     return hasattr(strategy, "configure_fit") and hasattr(strategy, "aggregate_fit")
 
 
 def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", network: nn.Module) -> None:
-    """Replace the hooks of an older strategy by hooks that also report to `watched`; what it computes does not change.
+    """Make an older strategy also pass its messages to `watched`, by replacing its `configure_fit` and `aggregate_fit` in place.
 
-    The hook `configure_fit` raises ValueError if the weights sent do not fit the network.
+    What the strategy computes does not change. The new `configure_fit` raises ValueError if the weights sent do not fit
+    `network`.
 
-    watched: recorder of messages, whose own inner strategy is `messages`. network: the network that is trained, which names the
-    arrays: the older interface sends them as a list.
+    watched: strategy that records, with `messages` as its inner strategy. network: the network that is trained; its state dict
+    gives the names of the arrays, which the older interface sends as a list without names.
     """
     configure, aggregate = strategy.configure_fit, strategy.aggregate_fit
     names = ArrayNames(network)
@@ -54,7 +55,10 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
 
 
 class ArrayNames:
-    """Names of the arrays that the older interface sends as a list, in the order of the state dict or of the parameters alone."""
+    """Names of the arrays that the older interface sends as a list.
+
+    The list may have the order of the state dict, of the state dict without `num_batches_tracked`, or of the parameters alone.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         state = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -66,7 +70,7 @@ class ArrayNames:
         ]
 
     def name_arrays(self, parameters: Parameters) -> ArrayRecord:
-        """Return the arrays as a record with their names. Raises ValueError if they fit the network in none of the orders."""
+        """Return the arrays as a record with their names. Raises ValueError if their shapes fit none of the three orders."""
         arrays = parameters_to_ndarrays(parameters)
         shapes = [array.shape for array in arrays]
         for order in self._orders:
@@ -86,21 +90,25 @@ class ArrayNames:
 
 
 class SentMessages(Strategy):
-    """The messages of the current round, as a strategy of the newer interface: it sends them and ignores what comes back."""
+    """The messages that an older strategy sends in the current round, as a strategy of the newer interface.
+
+    Its `configure_train` returns them; its other methods do nothing.
+    """
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self._numbers: dict[str, int] = {}
 
     def number_client(self, client: ClientProxy) -> int:
-        """Return the node id of a client, or if Flower's server has none, its number from 1 in the order of first appearance."""
+        """Return a client's node id. If Flower's server has none, return its number, from 1 in order of first appearance."""
         node = getattr(client, "node_id", None)
         return int(node) if node is not None else self._numbers.setdefault(client.cid, len(self._numbers) + 1)
 
     def list_replies(self, results: Any, failures: Any, names: ArrayNames) -> list[Message]:
-        """Return one reply for every client that was asked. A client without a result gets an error.
+        """Return one message for every client that was asked: its reply, or an error if it has no result.
 
-        Exceptions in `failures` do not name their client, so the error of each missing client lists all of them.
+        results, failures: arguments of Flower's `aggregate_fit`. Exceptions in `failures` do not name their client, so that the
+        error of each client without a result lists all of them. Results of clients that were not asked are left out.
         """
         asked = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}
@@ -151,5 +159,5 @@ def _make_failure(sent: Message, reason: str) -> Message:
 
 
 def _take_numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the metrics that are numbers; a recording has no place for text or bytes."""
+    """Return the metrics that are numbers, since a recording cannot store booleans, text or bytes."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}

@@ -40,29 +40,31 @@ def record(
     rounds: str = "all",
     clients: str = "all",
 ) -> AnyStrategy:
-    """Record everything that `strategy` receives in `out`, and return the strategy, whose behaviour does not change.
+    """Make a Flower strategy record the weights it sends and the replies it receives, and return the strategy itself.
+
+    What the strategy computes does not change.
 
     strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that. One of
               the older flwr.server.strategy is recorded as well, for clients of type NumPyClient that send their weights as a
               list in the order of the state dict, with or without buffers.
-    out:      folder of the run. Relative paths start in the folder of this process. With `flwr run` that is where the local
-              SuperLink was started, which keeps running: a later `flwr run` from another folder records in the first one. The
-              full path is logged.
+    out:      folder of the run, in which the recording is written. A relative path starts in the working directory of this
+              process. With `flwr run`, that is the folder in which the local SuperLink was started. The SuperLink keeps running,
+              so that a later `flwr run` from another folder still records in the first one. The full path is logged.
     model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
-              (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
-              sent.
-    training: local training of the clients, which attacks rely on. It is not sent to them.
+              (shape, num_classes). Its state dict must have the names that the server sends; the server need not send buffers.
+    training: how the clients train, which attacks rely on. It is not sent to them.
     data:     shape, number of classes and normalisation of the clients' examples.
-    defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`, such as "gaussian(std=0.01)".
-    gradient, inputs: defenses of the clients' gradients and inputs, written like gradient="dp_sgd(max_norm=1, noise=1.1)".
+    defense:  how the clients change their updates before they send them, such as "gaussian(std=0.01)", if they use
+              `fedsim.client.update_mod`.
+    gradient, inputs: how the clients change their gradients and inputs, such as gradient="dp_sgd(max_norm=1, noise=1.1)".
     rounds:   rounds to record, such as "1-20" or "1-3,7".
     clients:  clients to record: "all", names such as "3f2a,77b0", or a number. "5" stands for five clients, the same in all
               rounds: the first, by round and then by name, that send an update.
 
-    When it is called, it logs what attacks will assume about the updates, with the reasons.
+    Calling `record` logs what attacks will assume about the updates, with the reasons.
 
     Raises TypeError if `strategy` is not a Flower strategy, and ValueError if `out` holds a recording already or a name is
-    unknown. When the strategy sends a round's weights, it raises ValueError if `model` is not the network that it sends, or if it
+    unknown. Later, when a round begins, the strategy raises ValueError if the weights that it sends do not fit `model`, or if it
     sends different weights to different clients.
     """
     _check_interface(strategy)
@@ -114,7 +116,7 @@ def record(
 
 
 class _Own(Wrapper):
-    """A strategy with its original hooks, which `record` replaced."""
+    """The user's strategy with its original `configure_train` and `aggregate_train`, which `record` replaces."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
@@ -128,7 +130,7 @@ class _Own(Wrapper):
 
 
 class _Watched(Wrapper):
-    """A strategy that starts the recording after checking that the named network is the one that is sent."""
+    """A strategy that starts recording with the first round, if the weights that are sent fit the network the user named."""
 
     def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], RecordingStrategy]) -> None:
         super().__init__(inner)
@@ -151,7 +153,7 @@ class _Watched(Wrapper):
                 if sent is not arrays and dict(sent) != dict(arrays):
                     raise ValueError(
                         f"node {message.metadata.dst_node_id} is sent other weights than the global ones, but a recording "
-                        "stores one set of weights per round; use a strategy that sends the same weights to all clients"
+                        "stores only one set of weights per round; use a strategy that sends the same weights to all clients"
                     )
         return messages
 
@@ -177,14 +179,14 @@ def _describe_shape(name: str, shape: tuple[int, ...] | None) -> str:
 def _check_new(folder: Path, where: str) -> None:
     if (folder / "recording").exists():
         raise ValueError(
-            f"{folder} holds a recording already{where}; choose another folder, or remove it with `fedsim delete {folder}`"
+            f"{folder}{where} holds a recording already; choose another folder, or remove it with `fedsim delete {folder}`"
         )
 
 
 def _explain_relative(out: Path | str) -> str:
     return (
-        f" ({str(out)!r} is relative and starts in the folder of this process; `flwr run` uses that in which the local SuperLink "
-        "was started, also for later runs)"
+        f" ({str(out)!r} is relative and starts in the folder of this process; with `flwr run`, that is where the local "
+        "SuperLink was started, also for later runs)"
     )
 
 

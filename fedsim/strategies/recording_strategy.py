@@ -1,4 +1,4 @@
-"""Strategy of an honest-but-curious server: aggregates like the strategy that it wraps, and records every message."""
+"""Strategy of an honest-but-curious server: aggregates like the strategy that it wraps, and records weights and replies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,15 +20,17 @@ that answered and of `missing` ones, and under "bytes" `up` and `down` of each c
 
 
 class RecordingStrategy(Wrapper):
-    """A wrapper that records the replies to any Flower strategy.
+    """A wrapper of any Flower strategy that records the weights it sends and the clients' replies.
 
-    inner:    strategy that samples clients and aggregates; it receives replies with whole weights, as Flower's strategies expect.
-    recorder: destination of observations. wanted: rounds and clients to record; None for all.
+    inner:    strategy that samples clients and aggregates. It receives replies with whole weights instead of updates, as Flower's
+              strategies expect.
+    recorder: writer of the recording. wanted: rounds and clients to record; None for all.
     buffers:  names of the buffers that the server sends.
-    foreign:  whether clients may send whole weights, as other Flower apps do. Their replies are forwarded unchanged, even if
-              malformed. Otherwise a malformed reply counts as failed.
-    types:    dtypes of the clients' network by parameter name. Some of Flower's strategies send float64: clients round this to
-              their dtype, and so the sent weights are recorded in the dtype given here.
+    foreign:  whether clients may send whole weights instead of updates, as those of other Flower apps do. `inner` receives such
+              replies unchanged, even if they are malformed. It receives no other malformed reply. All malformed replies are
+              recorded as failed.
+    types:    dtypes of the clients' network by parameter name, in which the sent weights are recorded. Some of Flower's
+              strategies send float64, which clients round to their own dtype.
     """
 
     def __init__(
@@ -105,7 +107,10 @@ class RecordingStrategy(Wrapper):
         return replace(self._replies.read(message), node=str(node))
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
-        """Record a reply and drop its payload, so that only one update is in memory at a time."""
+        """Record a client's reply if its round and the client are selected, and return the reply without its update.
+
+        Only one update is thus in memory at a time.
+        """
         reply = replace(reply, client=client)
         if self._is_written(server_round) and self._is_kept(reply):
             self._recorder.record_reply(server_round, reply)
@@ -128,9 +133,10 @@ class RecordingStrategy(Wrapper):
 
 
 def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
-    """Return a dict from the node id of the client that was asked to its reply; clients without a reply are left out.
+    """Return the replies as a dict from the node id of the client that was asked; clients without a reply are left out.
 
-    A SuperLink answers for a missing client under another node id. Such a reply is matched by the id of the message it answers.
+    A SuperLink answers in place of a missing client, under another node id. Such a reply is assigned to the client by the id of
+    the message that it answers. sent: metadata of the messages that were sent.
     """
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
@@ -142,7 +148,10 @@ def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[
 
 
 def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
-    """Return a dict from node id to distinct name. If two clients send the same pseudonym, the second is named by its node id."""
+    """Return a dict from node id to name, in which no name occurs twice.
+
+    named: pairs of pseudonym and node id. Of clients with the same pseudonym, all but the first are named by their node id.
+    """
     taken: set[str] = set()
     names: dict[int, str] = {}
     for client, node in named:

@@ -26,11 +26,11 @@ T = TypeVar("T")
 class ReplyReader:
     """Reader for the replies of one round.
 
-    start:    arrays that the clients were sent. buffers: names of the buffers among them.
-    key:      name of the record that holds the client's whole weights when the strategy reads the message.
+    start:    weights and buffers that the clients were sent. buffers: names of the buffers among them.
+    key:      name under which the client's whole weights are stored in the message, for the strategy that aggregates.
     examples: name of the metric with the number of examples.
     foreign:  whether clients may send whole weights, as in other Flower apps, instead of an update packed by `fedsim.client`.
-    types:    dtypes of the clients' network by name; for a name that is missing, the dtype in `start`.
+    types:    dtypes of the clients' network by name; for a name that is missing, the dtype in `start` counts.
     """
 
     start: ArrayRecord
@@ -41,9 +41,10 @@ class ReplyReader:
     foreign: bool = False
 
     def read(self, message: Message) -> Reply:
-        """Return the reply that `message` holds, and change the message in place to hold whole weights, as strategies expect.
+        """Return the reply that `message` holds, and replace a packed update in the message by whole weights, for the strategy.
 
-        An error or a malformed message gives a reply with status "failed".
+        Unless `foreign` is set, the message also loses all metrics but the number of examples. For an error or a malformed
+        message, a reply with status "failed" is returned.
         """
         node = str(message.metadata.src_node_id)
         if message.has_error():
@@ -78,7 +79,7 @@ class ReplyReader:
         return Payload(tensors=tensors, codec="weights"), buffers
 
     def _take_update(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
-        """Return the payload and the buffers of a client; replace them in `content` by plain weights."""
+        """Return a client's encoded update and its buffers, and replace them in `content` by the whole weights."""
         payload, buffers = records.take_payload(content), records.take_buffers(content)
         codec = find_codec(payload.codec)
         self._check_names(split_parts(payload.tensors) if codec.packs else payload.tensors)
@@ -98,12 +99,12 @@ class ReplyReader:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
     def _read_shapes(self) -> dict[str, Tensor]:
-        """Return a float32 tensor on the meta device, which has only a shape, for each weight in `start` that is not a buffer."""
+        """Return the shapes of the weights in `start` without buffers, to decode updates: float32 tensors on the meta device."""
         shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def _check_names(self, update: Iterable[str]) -> None:
-        """Raise ValueError if an update contains a buffer."""
+        """Raise ValueError if one of the tensor names in an update is that of a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
                 f"{mixed[0]!r} is a buffer, but the client sent it as part of the update; add {mixed[0].rpartition('.')[2]!r} to "
@@ -111,7 +112,7 @@ class ReplyReader:
             )
 
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Raise ValueError if names, shapes or dtypes do not fit what was sent to the clients."""
+        """Raise ValueError unless names, shapes and kinds (floating-point, integer, boolean) are those of the tensors sent."""
         got = {name: (tuple(t.shape), _name_kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
         sent = {
             name: (tuple(array.shape), _name_kind(self.types[name]) if name in self.types else _find_kind(array))
@@ -126,12 +127,12 @@ class ReplyReader:
 
 
 def is_packed(content: RecordDict) -> bool:
-    """Return whether a reply holds an update as this project's clients send it."""
+    """Return whether a reply holds an update packed by `fedsim.client`, instead of whole weights."""
     return records.PAYLOAD_KEY in content and records.CODEC_KEY in content
 
 
 def read_pseudonym(message: Message) -> str | None:
-    """Return the client's pseudonym, if it sent one that is a valid file name and cannot be a node id."""
+    """Return the pseudonym that a client sent; None if it sent none, or one that is no valid file name or may be a node id."""
     record = message.content.get(records.CLIENT_KEY) if message.has_content() else None
     name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
     if not isinstance(name, str) or not is_plain(name) or (name.isdigit() and len(name) >= NODE_DIGITS):
@@ -140,7 +141,7 @@ def read_pseudonym(message: Message) -> str | None:
 
 
 def to_whole(count: float) -> int:
-    """Return a number of examples as an int. Raises ValueError unless it is whole, at least 1 and below `MAX_EXAMPLES`."""
+    """Return a number of examples as an int. Raises ValueError unless it is an integer from 1 to `MAX_EXAMPLES` - 1."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
         raise ValueError(
             f"the client's number of examples in its metrics must be a whole number from 1 to {MAX_EXAMPLES - 1}, got {count}"
@@ -162,7 +163,7 @@ def _take_count(metrics: dict[str, float], key: str) -> int | None:
 
 
 def _describe(layout: tuple[tuple[int, ...], str] | None) -> str:
-    """Return shape and kind of a tensor as text."""
+    """Return a tensor's shape and kind (floating-point, integer or boolean) as text; None stands for a missing tensor."""
     return "no such tensor" if layout is None else f"shape {layout[0]} with {layout[1]} values"
 
 
@@ -186,7 +187,7 @@ def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) 
 
 
 def _add_update(start: Array, update: Tensor) -> Array:
-    """Return the weights of one tensor after an update, in their own dtype."""
+    """Return `start` plus `update`, in the dtype of `start`."""
     before = records.read_array(start)
     return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
 
@@ -194,7 +195,7 @@ def _add_update(start: Array, update: Tensor) -> Array:
 def _get_only(found: Mapping[str, T], what: str) -> T:
     """Return the only value of `found`, whatever its key. Raises ValueError if there is not exactly one.
 
-    what: name of such a value in the message.
+    what: noun for such a value in the error message.
     """
     if len(found) != 1:
         raise ValueError(f"a client's reply must contain exactly one {what}, got {len(found)}")

@@ -1,4 +1,4 @@
-"""Local training of a client: order of batches, optimiser steps, and privacy accounting."""
+"""Local training of a client: order of its examples, optimiser steps, and privacy accounting."""
 
 from fedsim.training.local import Batch, Trained, evaluate, train
 

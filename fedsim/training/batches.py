@@ -1,4 +1,4 @@
-"""Order of examples: which ones a client uses in which step.
+"""Order of a client's examples: which of them it uses in which optimiser step.
 
 With `training.steps`, an unfinished epoch continues in the next round. With `training.epochs`, each round begins a new epoch.
 """
@@ -16,21 +16,21 @@ BatchIndices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position of a client in its data: number of finished epochs, and of examples used in the current one."""
+    """Position of a client in its data: `epoch` epochs are finished, and `position` examples of the current one are used."""
 
     epoch: int = 0
     position: int = 0
 
 
 def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> tuple[BatchIndices, list[tuple[int, int]]]:
-    """Return the examples that a client trains on, and its canary pairs. The client uses one example of each pair.
+    """Return the indices of the examples that a client trains on, and its canary pairs, of which it uses one example each.
 
-    Pair i consists of `mine[2 * i]` and `mine[2 * i + 1]`; everybody may know it. Coin i, which only the client knows, decides
-    which one is used; the other one is never used. An audit guesses the coins from what the server saw.
+    Pair i consists of `mine[2 * i]` and `mine[2 * i + 1]`, and is public. Coin i is the client's secret and decides which example
+    of the pair is used; the other one is never used. An audit guesses the coins from what the server saw.
 
-    mine: indices of the client's examples. canaries: number of pairs. coins: fair coins, one per pair; 0 chooses the first
-    example. The result begins with the chosen examples, then come those that are in no pair. Raises ValueError if `mine` is too
-    short.
+    mine: indices of the client's examples. canaries: number of pairs. coins: fair coins (0 or 1), one per pair; 0 chooses the
+    first example. The returned indices begin with the chosen examples; then come those that are in no pair. Raises ValueError if
+    `mine` has fewer than `2 * canaries` examples.
     """
     if 2 * canaries > len(mine):
         raise ValueError(f"clients.canaries = {canaries} takes {2 * canaries} examples, and a client has {len(mine)}; lower it")
@@ -42,9 +42,10 @@ def choose_versions(mine: BatchIndices, canaries: int, coins: BatchIndices) -> t
 def draw_batches(
     cursor: Cursor, size: int, training: Training, order: Callable[[int], BatchIndices]
 ) -> tuple[list[BatchIndices], Cursor]:
-    """Return the batches of one round, as positions 0 .. size - 1 of the client's examples, and the cursor for the next round.
+    """Return the batches of one round, as positions (0 .. size - 1) among the client's examples, and the cursor after the round.
 
-    order: maps the number of an epoch to the order of its examples, which is the client's secret.
+    size: number of the client's examples. order: maps the number of an epoch, from 0, to the positions (size,) in the order in
+    which this epoch uses them; it is the client's secret.
     Raises ValueError if `training.drop_last` is set and `size` examples do not fill one batch.
     """
     if training.drop_last and size < training.batch_size:

@@ -27,7 +27,8 @@ UNUSED_GENERATOR = Generator()
 class Trained:
     """Result of local training.
 
-    update: local minus global weights, by name. loss: mean over the examples used, each evaluated before its own step.
+    update:  local minus global weights, by name.
+    loss:    mean over the examples used, each evaluated with the weights before the step that uses it.
     buffers: batch-norm statistics after training, by name; empty if the model has none.
     """
 
@@ -47,21 +48,23 @@ def train(
     rule: GradientRule = PLAIN_RULE,
     rng: Generator | None = None,
 ) -> Trained:
-    """Take one optimiser step on each batch (x, y), starting from `weights`. Arguments are not changed.
+    """Take one optimiser step on each batch (x, y), starting from `weights`, and return the update.
 
-    The update of SGD is accumulated separately from the weights, so that one step gives exactly `-learning_rate * gradient`. The
-    difference of two nearby float32 weights would lose most of the digits of a small update.
+    No tensor in the arguments is changed, but `model` is put in the mode `training.mode`.
+
+    The update of SGD is accumulated separately from the weights, so that one plain step gives exactly
+    `-learning_rate * gradient`. The difference of two nearby float32 weights would lose most of the digits of a small update.
 
     buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
              statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. With
              "eval" it uses the running ones, which stay unchanged.
-    rule:    computes each gradient and may draw random numbers from `rng`; every rule but the plain one needs `rng`. Random
-             blocks of the network (see `defenses.networks`) draw in both modes, from PyTorch's global generator.
+    rule:    computes each gradient and may draw random numbers from `rng`. Every rule but the plain one needs `rng`. Random
+             blocks of the network (see `defenses.networks`) are active in both modes and draw from PyTorch's global generator.
 
-    Raises ValueError if a buffer is missing, or `rng` is.
+    Raises ValueError if `buffers` are given but incomplete, or if `rng` is missing.
     """
     if rng is None and rule is not PLAIN_RULE:
-        raise ValueError("the defense may draw random numbers; give rng, a torch.Generator")
+        raise ValueError("the defense of the gradient may draw random numbers; give rng, a torch.Generator")
     model.train(training.mode == "train")
     start_drawing(model)
     loss_function, optimiser = find_loss(training.loss), _make_optimiser(weights, training)
@@ -83,7 +86,10 @@ def _make_forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callabl
 
 
 class _Optimiser(Protocol):
-    """An optimiser of local training. update: local minus global weights, one tensor per weight; empty before the first step."""
+    """An optimiser of local training.
+
+    update: local minus global weights, one tensor per weight; empty before the first step.
+    """
 
     update: tuple[Tensor, ...]
 
@@ -102,7 +108,10 @@ def _make_optimiser(weights: Weights, training: Training) -> _Optimiser:
 
 
 def _clip_gradient(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
-    """Return the gradient scaled to at most this norm, like torch.nn.utils.clip_grad_norm_; unchanged if `norm` is None."""
+    """Return the gradient scaled so that its norm over all tensors is at most `norm`; unchanged if `norm` is None.
+
+    The result is that of torch.nn.utils.clip_grad_norm_.
+    """
     if norm is None:
         return gradient
     whole = torch.nn.utils.get_total_norm(gradient)
@@ -110,7 +119,7 @@ def _clip_gradient(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Te
 
 
 class _SGD:
-    """SGD with momentum and weight decay, equal to torch.optim.SGD, applied to the update instead of the weights."""
+    """SGD with momentum and weight decay as in torch.optim.SGD, which accumulates the update instead of changing weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
         self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0
@@ -142,7 +151,7 @@ class _SGD:
 
 
 class _Adam:
-    """Adam or AdamW of torch.optim, applied to copies of the weights."""
+    """Adam or AdamW of torch.optim, which change copies of the weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
         self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0
@@ -176,11 +185,12 @@ def evaluate(
     buffers: Weights = NO_BUFFERS,
     chunk: int = 512,
 ) -> dict[str, float]:
-    """Return {"loss": mean loss, "accuracy": accuracy} on held-out examples, in evaluation mode.
+    """Return {"loss": mean loss, "accuracy": accuracy} of `weights` on the held-out examples (x, y), in evaluation mode.
 
-    buffers: global batch-norm statistics; empty for the model's own. If clients train in mode "train" and statistics are not
-             shared, there are no global ones. Batch norm then uses the statistics of the held-out examples, in equal parts of at
-             most `chunk` examples, and the result depends on `chunk`.
+    buffers: global batch-norm statistics; empty for the model's own. They are not used if clients train in mode "train" and do
+             not share statistics. Batch norm then uses the statistics of the held-out examples themselves.
+    chunk:   largest number of examples that are evaluated at once, in parts of about equal size. Without shared statistics, batch
+             norm uses those of each part, so that the result depends on `chunk`.
     """
     model.eval()
     if training.mode == "train" and training.buffers != "shared":
@@ -195,7 +205,10 @@ def evaluate(
 
 
 def _find_buffers(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
-    """Return a dict of the buffers of `model`: those given, or its own if none are. Raises ValueError if some are missing."""
+    """Return the batch-norm statistics for `model` by name: `buffers`, or the model's own if `buffers` is empty.
+
+    Raises ValueError if `buffers` is not empty but lacks some.
+    """
     names = list_buffers(model)
     if missing := [name for name in names if buffers and name not in buffers]:
         raise ValueError(f"buffers lack {', '.join(missing)}; give all of the model's, or none for its own")

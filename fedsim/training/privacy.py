@@ -1,12 +1,12 @@
-"""Differential privacy of an experiment, round by round.
+"""Differential privacy that an experiment guarantees, round by round.
 
-There are two observers:
+It is computed for two observers:
 
-* The honest-but-curious server receives each client's message and knows which clients it asked. Only noise that the client itself
-  adds counts, without amplification by sampling of clients.
-* All other observers see only the global model. For them the server's own noise counts as well (`central`), and the sampling of
-  clients is secret. This noise is added after the messages are recorded, so it protects against none of the attacks on a
-  recording.
+* The honest-but-curious server receives each client's message and knows which clients it asked. Against it, only noise that the
+  client itself adds counts, without amplification by sampling of clients.
+* All other observers see only the global model. Against them, the noise that the server adds counts (`central`), and the sampling
+  of clients is secret. The server adds its noise after the messages are recorded, so that this noise protects against none of the
+  attacks on a recording.
 
 The central noise and the sampling are drawn from the experiment's seed. If clients' secrets are drawn from a client seed, their
 noise follows from it and repeats in every run with that seed. Every guarantee assumes that both seeds stay secret.
@@ -40,18 +40,20 @@ STRATEGY_NOT_A_MEAN = Noise(why="the noise is made for a mean of the updates, an
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """Everything that determines the privacy of a federation.
+    """Noise, numbers of examples and settings from which the privacy of a federation is computed.
 
     client:   noise that a client adds to its update, relative to the largest norm of the update.
     example:  noise that it adds to its gradients, relative to the largest norm of one example's gradient.
+    training: local training of the clients, which says how often an example is used.
     size:     number of examples of the smallest client, which uses each of its examples most often over the whole run.
     others:   numbers of examples of the other clients. In one round, such a client may use an example twice although the smallest
               client uses each once, if an epoch ends within the round.
-    released: noise that the server adds to the mean of the updates, relative to the largest share of one update in the mean; None
-              without central noise.
+    released: noise that the server adds to the mean of m updates, relative to S / m, the most that one update clipped to norm S
+              contributes to the mean; None if the server adds none.
     drawn, population: number of clients per round, and in total.
-    delta:    delta of every epsilon. prior: probability that an attacker who sees no message reconstructs an example; the bound
-              on reconstruction starts from it.
+    delta:    delta of every epsilon.
+    prior:    probability that an attacker who sees no message reconstructs an example. The bound on the probability after seeing
+              messages is computed from it.
     """
 
     client: Noise
@@ -72,13 +74,17 @@ class Accounts:
     def make_row(self, number: int) -> dict[str, Any]:
         """Return the guarantee after round `number` as plain data, for a client that took part in every round.
 
-        epsilon:            over all rounds so far. epsilon_round: of this round alone.
-        bound:              largest probability that an attacker reconstructs an example from all rounds so far.
-        unit:               what the guarantee protects: "client" for a whole update; "example" if only gradients have noise.
+        epsilon:            over all rounds so far; epsilon_round: of this round alone. An infinite one is `INFINITY_TEXT`.
+        delta, prior:       as given.
+        bound:              upper bound on the probability that an attacker reconstructs an example from all rounds so far.
+        unit:               what the guarantee protects: "example" if only gradients have noise, otherwise "client", that is, its
+                            whole update.
         relation:           "replace-one": neighbouring inputs differ in the content of one unit.
         why:                the reason for an infinite epsilon; missing if it is finite.
-        epsilon_if_poisson: epsilon if batches were Poisson-sampled (add-or-remove-one), which they are not.
-        central:            the same fields for an observer of the global model only; missing without central noise.
+        epsilon_if_poisson: only for the unit "example": epsilon if batches were Poisson-sampled (add-or-remove-one), which they
+                            are not.
+        central:            a dict of the fields above except epsilon_if_poisson, against an observer of the global model only;
+                            missing if the server adds no noise.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
@@ -106,7 +112,7 @@ class Accounts:
         } | ({"why": noise.why} if noise.why else {})
 
     def _make_central(self, number: int) -> dict[str, Any]:
-        """Return the field `central`, the guarantee for an observer of the global model only; {} without central noise."""
+        """Return {"central": the guarantee against an observer of the global model only}; {} if the server adds no noise."""
         if self.released is None:
             return {}
         entry = self._make_entry(self.released, "client", 1, number)
@@ -119,11 +125,12 @@ class Accounts:
 
 
 def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
-    """Return the noise, numbers and settings that determine the privacy of an experiment.
+    """Return what the privacy of an experiment is computed from.
 
-    tensors:  number of parameter tensors of the model.
+    tensors:  number of parameter tensors of the model, for defenses that bound the norm of each tensor separately.
     smallest: number of examples of the smallest client. others: numbers of examples of the other clients.
-    buffers:  whether the model has buffers; with `training.buffers = "shared"` clients send them without noise.
+    buffers:  whether the model has batch-norm statistics. With `training.buffers = "shared"`, clients send them without noise, so
+              that nothing is guaranteed (every epsilon is infinite).
     """
     example = MIXED_UNPROTECTED if e.inputs else find_gradient_noise(GradientSpec.parse(e.gradient), tensors=tensors)
     client, released = find_noise(e.parse_defense(), tensors=tensors), _find_released(e)
@@ -145,10 +152,10 @@ def make_accounts(e: Experiment, *, tensors: int, smallest: int, others: frozens
 
 
 def _find_released(e: Experiment) -> Noise | None:
-    """Return the server's noise, whose multiplier is `strategy.central.noise_multiplier`; None without `strategy.central`.
+    """Return the noise that the server adds, with the multiplier `strategy.central.noise_multiplier`; None without this table.
 
-    A multiplier z adds noise with standard deviation z * S / m to the mean of m updates, clipped to norm S. The multiplier is 0,
-    which counts as no noise, for a strategy other than FedAvg.
+    A multiplier z stands for noise with standard deviation z * S / m on the mean of m updates clipped to norm S. For a strategy
+    other than FedAvg, which computes no such mean, the returned multiplier is 0, which guarantees nothing.
     """
     central = e.strategy.arguments.get("central")
     if central is None:
@@ -165,8 +172,9 @@ def count_steps(training: Training, size: int) -> int:
 
 
 def count_uses(training: Training, size: int, first: int, last: int) -> int:
-    """Return the largest number of steps in rounds `first` to `last` (1-based) that use one example of a client with `size`.
+    """Return the largest number of optimiser steps in rounds `first` to `last` that use the same example of a client.
 
+    size: number of the client's examples. first, last: rounds from 1; both are included.
     An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round begins with a
     new epoch.
     """
@@ -177,10 +185,10 @@ def count_uses(training: Training, size: int, first: int, last: int) -> int:
 
 
 def _count_batches(training: Training, size: int) -> int:
-    """Return the number of batches in one epoch."""
+    """Return the number of batches in one epoch over `size` examples."""
     return max(1, size // training.batch_size if training.drop_last else math.ceil(size / training.batch_size))
 
 
 def _to_json(value: float) -> float | str:
-    """Return a value for JSON, with `INFINITY_TEXT` for infinite and NaN values."""
+    """Return `value`, or `INFINITY_TEXT` if it is infinite or NaN, which JSON cannot represent."""
     return value if math.isfinite(value) else INFINITY_TEXT

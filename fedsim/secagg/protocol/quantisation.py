@@ -104,7 +104,8 @@ class Quantiser:
         num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
             raise ValueError(
-                f"the header of the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is lost"
+                f"the header of the sum over {clients} clients is out of range, so a vector or a share was wrong: the round is "
+                "lost"
             )
         step = self.clip / self.target_range / num_examples
         mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _find_slices(shapes).items()}

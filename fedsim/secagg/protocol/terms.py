@@ -23,8 +23,8 @@ class Agreement:
     clients:    number of clients asked in each round.
     threshold:  number of clients that must answer every exchange. It is also the number of shares that determine a secret; fewer
                 shares tell nothing about it.
-    neighbours: number of other clients with which each client shares masks and secrets; even. If there are fewer other clients,
-                it shares them with all.
+    neighbours: number of other clients that share a mask with each client and hold shares of its secrets; even. If there are
+                fewer other clients, all of them do.
     clip, target_range, max_weight: see `Quantiser`.
     reveal:     whether clients also send their number of examples and their metrics unmasked.
     """
@@ -44,7 +44,7 @@ class Agreement:
         if not 2 <= self.threshold <= around:
             raise ValueError(
                 f"secure_aggregation.threshold must be from 2 to {around}, the number of clients that hold shares of a secret "
-                f"(its owner and up to {self.neighbours} neighbours, of {self.clients} clients), got {self.threshold}"
+                f"(its owner and up to {self.neighbours} neighbours of {self.clients} clients), got {self.threshold}"
             )
         _ = self.quantiser
 
