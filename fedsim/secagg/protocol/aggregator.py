@@ -141,7 +141,7 @@ class Aggregator:
         if len(answered) < self.agreement.threshold:
             raise Lost(
                 f"only {len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the "
-                f"threshold is {self.agreement.threshold}, so the round is lost: {_MEANS[stage]}"
+                f"threshold is {self.agreement.threshold}, so that {_MEANS[stage]}"
             )
 
     def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
@@ -154,8 +154,7 @@ class Aggregator:
             if near < self.agreement.threshold:
                 raise Lost(
                     f"only {near} of the {len(self._graph[member]) + 1} clients that are member {member} or its neighbours "
-                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so the round is lost: "
-                    f"{_MEANS[stage]}"
+                    f"answered at exchange '{stage}', and the threshold is {self.agreement.threshold}, so that {_MEANS[stage]}"
                 )
 
 

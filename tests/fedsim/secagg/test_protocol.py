@@ -63,7 +63,7 @@ def test_dropouts_in_a_graph_of_neighbours(some_words: MakeWords) -> None:
         ("setup", "2 of 5 clients answered at exchange 'setup', and the threshold is 3"),
         ("share", "2 of 5 clients answered at exchange 'share', and the threshold is 3"),
         ("collect", "2 of 5 clients answered at exchange 'collect', and the threshold is 3"),
-        ("unmask", "2 of 5 clients answered at exchange 'unmask', and the threshold is 3, so the round is lost: the sum"),
+        ("unmask", "2 of 5 clients answered at exchange 'unmask', and the threshold is 3, so that the sum cannot be unmasked"),
     ],
 )
 def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_words: MakeWords) -> None:
