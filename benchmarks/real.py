@@ -65,7 +65,7 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
     started, scores, seconds, made = perf_counter(), [], 0.0, []
     for attack in (search, search.null()):
         (answer,), spent = run_attack(attack, [case], asked)
-        made.append(answer.iterations)
+        made.append(answer)
         scores.append(psnr(match_examples(answer, found.x)[0], found.x))
         seconds += spent
     gained = (scores[0] - scores[1]).tolist()
@@ -77,7 +77,8 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
         "examples": count,
         "data": found.name,
         "part": found.part,
-        "iterations": made[0],
+        "iterations": made[0].iterations,
+        "given_up": any("was given up" in note for note in made[0].notes),
         "most_iterations": steps,
         "closed_form": _describe_closed_form(case, asked),
         "psnr": float(scores[0].mean()),
