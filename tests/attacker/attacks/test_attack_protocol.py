@@ -74,7 +74,7 @@ def replay(run: Path, *, null: bool = False, **arguments: object) -> Replay:
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions")
 
 
-def test_it_is_replayed_with_its_null_and_scored(run: Path) -> None:
+def test_custom_attack_is_replayed_with_its_null_and_scored(run: Path) -> None:
     done, null = replay(run).run(), replay(run, null=True).run()
     assert (done.done, done.failed, null.done, null.failed) == (4, {}, 4, {})
     assert done.routes == {"grey": 4}
@@ -87,13 +87,13 @@ def test_it_is_replayed_with_its_null_and_scored(run: Path) -> None:
     assert json.loads((done.folder / "attack.json").read_text())["oracles"] == []
 
 
-def test_an_attack_without_the_parameter_is_not_said_to_model_the_defense(run: Path) -> None:
+def test_attack_without_the_parameter_does_not_know_the_defense(run: Path) -> None:
     assert not AttackSpec(name="brightness").knows_defense
     assert AttackSpec(name="cpl").knows_defense
     assert not AttackSpec(name="cpl", arguments={"knows_defense": False}).knows_defense
 
 
-def test_what_is_no_attack_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_without_the_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class WithoutNull:
         needs: frozenset[Need] = frozenset()
 
@@ -111,7 +111,7 @@ def test_what_is_no_attack_is_refused_with_what_it_lacks(monkeypatch: pytest.Mon
 
 
 class Faulty(Brightness):
-    """Returns answers with one part replaced, by name: a field of `Reconstruction`, or what stands for all answers."""
+    """An attack whose answers have one wrong field of `Reconstruction`, or that returns something else or raises (`fault`)."""
 
     def __init__(self, fault: str = "x") -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Faulty(Brightness):
         ("raises", "TypeError: a bug of the attack"),
     ],
 )
-def test_a_wrong_answer_fails_at_once_with_the_mend(run: Path, fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_answer_fails_with_advice(run: Path, fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
     done = replay(run, fault=fault).run()
     assert (done.done, len(done.failed)) == (0, 4)
@@ -160,29 +160,29 @@ def test_a_wrong_answer_fails_at_once_with_the_mend(run: Path, fault: str, words
 def test_verbose_shows_the_traceback_of_an_attack(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
     command = ["replay", str(run), "--attack", "brightness", "--set", "fault=raises", "--no-null"]
-    told = CliRunner().invoke(app, command)
-    assert "Traceback" not in told.output
-    told = CliRunner().invoke(app, [*command, "--verbose"])
-    assert "Traceback" in told.output
-    assert 'raise TypeError("a bug of the attack")' in told.output
-    assert isinstance(told.exception, RuntimeError)
+    result = CliRunner().invoke(app, command)
+    assert "Traceback" not in result.output
+    result = CliRunner().invoke(app, [*command, "--verbose"])
+    assert "Traceback" in result.output
+    assert 'raise TypeError("a bug of the attack")' in result.output
+    assert isinstance(result.exception, RuntimeError)
 
 
-def test_its_null_is_given_nothing_that_was_sent_though_it_would_look(run: Path) -> None:
+def test_null_gets_an_update_of_zeros(run: Path) -> None:
     for path in replay(run, null=True).run().folder.glob("*.safetensors"):
         assert not Reconstruction.read(path).x.any()
     for path in replay(run).run().folder.glob("*.safetensors"):
         assert Reconstruction.read(path).x.any()
 
 
-def test_one_that_needs_rounds_of_the_same_client_gets_them_as_one_case(run: Path) -> None:
+def test_attack_that_needs_all_rounds_gets_them_as_one_case(run: Path) -> None:
     done = replay(run, whole=True).run()
     assert done.done == 2
     rounds = {slot.round for path in done.folder.glob("*.safetensors") for slot in Reconstruction.read(path).slots}
     assert rounds == {1, 2}
 
 
-def test_the_device_is_set_once_and_reaches_the_attack_of_a_null(run: Path) -> None:
+def test_device_is_passed_to_attacks_and_nulls(run: Path) -> None:
     assert AttackSpec(name="brightness").build(device="meta").device == "meta"
     null = AttackSpec(name="brightness", null=True).build(device="meta")
     assert null.device == null.null().device == "meta"
@@ -190,21 +190,21 @@ def test_the_device_is_set_once_and_reaches_the_attack_of_a_null(run: Path) -> N
         assert AttackSpec(name=name).build(device="meta").device == "meta"
 
 
-def test_an_attack_may_say_what_it_costs_and_needs_not() -> None:
+def test_effort_is_estimated_also_without_an_own_estimate() -> None:
     assert estimate_effort(Brightness()) == Effort(evaluations=1, vectors=0)
     search = AttackSpec(name="inverting_gradients", arguments={"steps": 7}).build()
     null = AttackSpec(name="inverting_gradients", arguments={"steps": 7}, null=True).build()
     assert estimate_effort(search) == estimate_effort(null) == Effort(evaluations=7, vectors=2)
 
 
-def test_oracles_are_named_by_the_needs(tmp_path: Path) -> None:
+def test_oracles_follow_from_the_needs(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_bytes(b"")
     insider = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}).build()
     assert list_oracles(insider.needs) == ("images of the same class",)
     assert list_oracles(AttackSpec(name="cpl").build().needs) == ()
 
 
-def test_an_answer_at_its_least_fills_the_places_of_every_observation(image_case) -> None:
+def test_built_reconstruction_fills_the_places_of_every_observation(image_case) -> None:
     case, x, y = image_case(0)
     several = Case((case.observations[0], case.observations[0]))
     found = build_reconstruction(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
@@ -214,7 +214,7 @@ def test_an_answer_at_its_least_fills_the_places_of_every_observation(image_case
     assert [slot.example for slot in fewer.slots] == [0, 0]
 
 
-def test_a_decoder_of_ones_own_is_admitted_where_the_command_line_names_it(
+def test_custom_decoder_is_admitted_when_the_command_line_names_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "from attacker.attacks.matching.decoders import pixels\ndef same(data):\n    return pixels(data)\n"
@@ -222,6 +222,6 @@ def test_a_decoder_of_ones_own_is_admitted_where_the_command_line_names_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(references.CODE_VARIABLE, "")
     command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
-    told = CliRunner().invoke(app, command)
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
     assert references.list_admitted() == ("named_decoders:same",)

@@ -1,4 +1,4 @@
-"""Tests that attacks keep tensors on the requested device, without a GPU, by the emulated device of `second_device`."""
+"""Tests that attacks keep tensors on the requested device, which `second_device` emulates without a GPU."""
 
 import sys
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1
     )
 
 
-def test_the_second_device_refuses_what_cuda_refuses() -> None:
-    """Without this, the tests below could not fail."""
+def test_second_device_refuses_mixed_devices_like_cuda() -> None:
+    """If the emulated device allowed mixed devices, the tests below could not fail."""
     with second_device() as device:
         there, here = torch.ones(3, 2).to(device), torch.ones(3, 2)
         assert (there + there).device.type == there.device.type != here.device.type
@@ -101,7 +101,7 @@ def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Argumen
     try:
         (here,) = spec.build()(given, rng=torch.Generator().manual_seed(0))
     except ValueError as error:
-        pytest.fail(f"this attack says nothing of this case, which shows nothing: {error}")
+        pytest.fail(f"this attack refuses this case, so that nothing is tested: {error}")
     with second_device() as device:
         (there,) = spec.build(device=device)(given, rng=torch.Generator().manual_seed(0))
         assert {there.x.device.type, there.y.device.type, there.confidence.device.type, there.loss.device.type} == {"cpu"}
@@ -119,7 +119,7 @@ class Pooled(torch.nn.Sequential):
         super().__init__(*layers, nn.ReLU(), nn.Linear(16, 4))
 
 
-def test_the_input_of_a_layer_is_inverted_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_input_is_inverted_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_input, "STAGE_STEPS", (2, 2))
     network = f"{__name__}:Pooled"
     models.admit(network)

@@ -50,11 +50,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without knowing the defense": {"name": "cpl", "knows_defense": False},
 }
 SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {
-    title: AttackSpec(name=said["name"], arguments={k: v for k, v in said.items() if k != "name"}, null=True)
-    for title, said in VARIANTS.items()
+    title: AttackSpec(name=variant["name"], arguments={k: v for k, v in variant.items() if k != "name"}, null=True)
+    for title, variant in VARIANTS.items()
 }
-PLAIN = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode", "residual"}
-"""Switches that change how gradients are compared, and not where a search starts; any other is to be among the variants."""
+SAME_START = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode", "residual"}
+"""Switches of how gradients are compared, not of where a search starts; VARIANTS must set every other one."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros_like,
@@ -69,7 +69,7 @@ Rounds = Callable[..., list[Observation]]
 
 @pytest.fixture
 def rounds(observe: Callable[..., Observation]) -> Rounds:
-    """Return rounds of a client with the given numbers of examples, and weights that change between rounds."""
+    """Function that returns a client's rounds with a number of examples each, and weights that change between rounds."""
 
     def make(examples: int, defense: str = "") -> list[Observation]:
         x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
@@ -111,13 +111,13 @@ def examples_of(spec: AttackSpec) -> int:
 
 
 @pytest.mark.parametrize("title", SPECS)
-def test_the_answer_of_a_null_stays_to_the_bit_whatever_was_sent(title: str, rounds: Rounds) -> None:
+def test_null_is_bitwise_equal_for_any_update(title: str, rounds: Rounds) -> None:
     check_that_nothing_changes(title, rounds(examples_of(SPECS[title])))
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.1)", "gaussian(snr_db=20)"])
 @pytest.mark.parametrize("title", ["agic", "cpl", "exact", "dlg"])
-def test_it_stays_where_a_defense_leaves_traces_in_what_was_sent(title: str, defense: str, rounds: Rounds) -> None:
+def test_null_is_bitwise_equal_for_any_defended_update(title: str, defense: str, rounds: Rounds) -> None:
     check_that_nothing_changes(title, rounds(2, defense))
 
 
@@ -133,7 +133,7 @@ def check_that_nothing_changes(title: str, observations: list[Observation]) -> N
 
 
 @pytest.mark.parametrize("title", SPECS)
-def test_a_null_answers_where_nothing_that_was_sent_can_be_decoded(title: str, rounds: Rounds) -> None:
+def test_null_answers_although_the_payload_cannot_be_decoded(title: str, rounds: Rounds) -> None:
     spec = SPECS[title]
     unreadable = Payload(tensors={}, codec="none that there is")
     for found in null_of(spec, [replace(one, payload=unreadable) for one in rounds(examples_of(spec))]):
@@ -142,24 +142,24 @@ def test_a_null_answers_where_nothing_that_was_sent_can_be_decoded(title: str, r
         assert found.confidence.max() < 0.05
 
 
-def test_every_registered_attack_and_every_argument_that_adds_a_start_is_among_them() -> None:
+def test_every_attack_and_every_other_switch_is_tested() -> None:
     assert {spec.name for spec in SPECS.values()} == set(ATTACKS)
     for name in ATTACKS:
         known = signature(ATTACKS[name]).parameters
         switches = {argument for argument in known if isinstance(known[argument].default, bool)}
-        for argument in (switches - PLAIN) | ({"fallback", "compare"} & set(known)):
+        for argument in (switches - SAME_START) | ({"fallback", "compare"} & set(known)):
             assert any(spec.name == name and argument in spec.arguments for spec in SPECS.values()), f"{name}: {argument}"
 
 
-def test_oracles_of_the_attack_are_not_told_to_its_null(rounds: Rounds) -> None:
+def test_null_does_not_use_oracles(rounds: Rounds) -> None:
     (first, *_), attack = rounds(2), AttackSpec(name="cpl", arguments={"steps": 2, "agreement": 1.0}, null=True).build()
-    told = Case((first,), known_labels=torch.tensor([0, 3]), known_logits=torch.ones(2, 4))
-    both = [attack([case], rng=torch.Generator().manual_seed(0))[0] for case in (Case((first,)), told)]
+    with_oracles = Case((first,), known_labels=torch.tensor([0, 3]), known_logits=torch.ones(2, 4))
+    both = [attack([case], rng=torch.Generator().manual_seed(0))[0] for case in (Case((first,)), with_oracles)]
     assert torch.equal(both[0].x, both[1].x)
     assert both[1].oracles == ()
 
 
-def test_an_attackers_own_images_are_not_chosen_by_the_update(tmp_path: Path, rounds: Rounds) -> None:
+def test_insider_images_of_a_null_do_not_depend_on_the_update(tmp_path: Path, rounds: Rounds) -> None:
     np.savez(tmp_path / "own.npz", images=np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), labels=np.arange(4))
     spec = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}, null=True)
     observations = rounds(2)
@@ -171,7 +171,7 @@ def links_of(found: Reconstruction) -> list[tuple[int, int]]:
     return [(slot.round, slot.example) for slot in found.slots]
 
 
-def test_the_null_of_many_rounds_links_what_numbers_of_examples_tell(observe: Callable[..., Observation]) -> None:
+def test_null_links_rounds_by_numbers_of_examples_only(observe: Callable[..., Observation]) -> None:
     def client(sizes: list[int], **training: object) -> Case:
         seen = []
         for number, size in enumerate(sizes, start=1):
@@ -190,8 +190,8 @@ def test_the_null_of_many_rounds_links_what_numbers_of_examples_tell(observe: Ca
     assert links_of(epochs) == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-def test_settings_are_those_of_the_attack(rounds: Rounds) -> None:
-    """Another seed changes the result of a null, so that the bitwise equality above is not trivial."""
+def test_null_depends_on_the_seed(rounds: Rounds) -> None:
+    """If the seed did not matter, the bitwise equality tested above would be trivial."""
     settings: Mapping[str, Any] = {"steps": 2}
     attack = AttackSpec(name="cpl", arguments=settings, null=True).build()
     one, other = (attack([Case((rounds(2)[0],))], rng=torch.Generator().manual_seed(seed))[0] for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Tests of presets: all are valid, every network has a family, and presets are stored as arguments."""
+"""Tests of presets (named settings of attacks, `tuned` by family of networks): all are valid, and every network has a family."""
 
 from collections.abc import Callable
 from typing import get_args
@@ -17,13 +17,13 @@ from fedsim.recording import DataSpec, ModelSpec, Observation
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=10)
 ROWS = DataSpec(shape=(9,), num_classes=2)
-SUCCESS = 0.009
+RECOVERED_ERROR = 0.009
 """Largest mean squared error of an example that counts as recovered."""
 
 
 @pytest.mark.parametrize("attack", list(ATTACKS))
 @pytest.mark.parametrize("family", get_args(presets.NetworkFamily))
-def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -> None:
+def test_every_preset_builds_an_attack(attack: str, family: presets.NetworkFamily) -> None:
     settings = presets.get_settings(attack)
     assert set(settings) == set(presets.PRESETS)
     assert set(settings["tuned"]) <= set(get_args(presets.NetworkFamily))
@@ -32,7 +32,7 @@ def test_every_preset_is_an_attack(attack: str, family: presets.NetworkFamily) -
 
 
 @pytest.mark.parametrize("attack", ["dlg", "idlg", "cpl", "inverting_gradients", "agic", "exact"])
-def test_every_family_has_settings_of_its_own(attack: str) -> None:
+def test_every_network_family_has_tuned_settings(attack: str) -> None:
     assert set(presets.get_settings(attack)["tuned"]) == set(get_args(presets.NetworkFamily))
 
 
@@ -49,27 +49,27 @@ def test_every_family_has_settings_of_its_own(attack: str) -> None:
         ("mlp", "dense"),
     ],
 )
-def test_networks_have_the_family_that_people_would_name(name: str, family: presets.NetworkFamily) -> None:
+def test_networks_have_the_right_family(name: str, family: presets.NetworkFamily) -> None:
     assert presets.find_family(models.build_layout(ModelSpec(name=name), IMAGES)) == family
 
 
-def test_a_network_by_somebody_else_has_a_family() -> None:
+def test_custom_networks_have_a_family() -> None:
     assert presets.find_family(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4, 2))) == "sigmoid"
     assert presets.find_family(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))) == "relu"
     assert presets.find_family(nn.Linear(3, 2)) == "dense"
 
 
-def test_rows_have_no_neighbours() -> None:
+def test_tuned_preset_has_no_total_variation_for_table_rows() -> None:
     assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="mlp"), ROWS)["tv"] == 0.0
     assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="mlp"), IMAGES)["tv"] > 0.0
 
 
-def test_an_unknown_preset_names_those_that_there_are() -> None:
+def test_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown preset 'best' of cpl\. Known: published, tuned"):
         presets.get_arguments("cpl", "best", ModelSpec(name="mlp"), IMAGES)
 
 
-def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
+def test_published_settings_of_inverting_gradients() -> None:
     published = inverting_gradients(**presets.get_settings("inverting_gradients")["published"])
     assert isinstance(published.search.optimiser, Adam)
     assert published.search.optimiser.signed
@@ -78,8 +78,8 @@ def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
     assert not inverting_gradients().search.optimiser.signed
 
 
-def test_examples_of_one_label_come_apart_in_smooth_latents(observe: Callable[..., Observation]) -> None:
-    """The last layer tells three examples of one label as little more than their mean; earlier layers tell them apart."""
+def test_examples_of_one_label_are_recovered_in_smooth_latents(observe: Callable[..., Observation]) -> None:
+    """The last layer's gradient shows little more than the mean of examples of one label; the tuned search separates them."""
     data = DataSpec(shape=(3, 12, 12), num_classes=10)
     x = (0.5 + build_smooth_spread(data)(torch.randn(4, *data.shape, generator=torch.Generator().manual_seed(3)))).clamp(0, 1)
     model, labels = ModelSpec(name="lenet_cpl"), torch.tensor([2, 2, 2, 7])
@@ -90,6 +90,6 @@ def test_examples_of_one_label_come_apart_in_smooth_latents(observe: Callable[..
         (found,) = cpl(**{**tuned, **changes})([case], rng=torch.Generator().manual_seed(0))
         order = [i for i in assign_reconstructions(found.x, x) if i is not None]
         errors[name] = mse(found.x[order], x)
-    assert errors["smooth"].max() < SUCCESS / 3
-    assert errors["pixels"].max() > SUCCESS
+    assert errors["smooth"].max() < RECOVERED_ERROR / 3
+    assert errors["pixels"].max() > RECOVERED_ERROR
     assert errors["smooth"].mean() < 0.3 * errors["pixels"].mean()

@@ -23,7 +23,7 @@ Torch = tuple[Activation, object]
 
 
 @pytest.mark.parametrize(("activation", "torchs"), TORCHS, ids=NAMES)
-def test_it_computes_what_torch_computes_and_the_slope_is_the_derivative(activation: Activation, torchs: object) -> None:
+def test_values_and_slopes_agree_with_torch(activation: Activation, torchs: object) -> None:
     z = Z.clone().requires_grad_()
     f = torchs(z)  # type: ignore[operator]
     (slope,) = torch.autograd.grad(f.sum(), z)
@@ -32,20 +32,20 @@ def test_it_computes_what_torch_computes_and_the_slope_is_the_derivative(activat
 
 
 @pytest.mark.parametrize(("activation", "torchs"), TORCHS, ids=NAMES)
-def test_where_it_is_known_the_inverse_undoes_it(activation: Activation, torchs: object) -> None:
+def test_inverse_is_exact_where_it_is_known(activation: Activation, torchs: object) -> None:
     f = activation.forward(Z)
     known = activation.known(f).bool()
     assert torch.allclose(activation.inverse(f)[known], Z[known], rtol=1e-7, atol=0)
     assert known.all() or activation is RELU
 
 
-def test_of_a_relu_only_what_is_above_zero_is_known() -> None:
+def test_inverse_of_a_relu_is_known_only_above_zero() -> None:
     f = torch.tensor([[0.0, 2.0, 0.0, 1e-3]])
     assert RELU.known(f).tolist() == RELU.slope(f).tolist() == [[0, 1, 0, 1]]
 
 
 @pytest.mark.parametrize(("activation", "torchs"), TORCHS, ids=NAMES)
-def test_outputs_lie_within_the_bounds_that_are_named(activation: Activation, torchs: object) -> None:
+def test_outputs_lie_within_the_stated_bounds(activation: Activation, torchs: object) -> None:
     f = activation.forward(torch.linspace(-60, 60, 1001, dtype=torch.float64))
     low, high = activation.bounds
     assert low <= f.min()
@@ -56,7 +56,7 @@ def test_outputs_lie_within_the_bounds_that_are_named(activation: Activation, to
 
 @pytest.mark.parametrize("activation", [SIGMOID, TANH], ids=["sigmoid", "tanh"])
 @pytest.mark.parametrize("beyond", [0.0, 1e-9, 0.3])
-def test_what_rounding_puts_beyond_a_bound_is_taken_for_the_bound(activation: Activation, beyond: float) -> None:
+def test_values_beyond_a_bound_are_treated_as_the_bound(activation: Activation, beyond: float) -> None:
     low, high = activation.bounds
     f = torch.tensor([[low - beyond, high + beyond]], dtype=torch.float64)
     z, slope = activation.inverse(f), activation.slope(f)
@@ -68,14 +68,14 @@ def test_what_rounding_puts_beyond_a_bound_is_taken_for_the_bound(activation: Ac
 
 
 @pytest.mark.parametrize("activation", [RELU, leaky_relu(0.2)], ids=["relu", "leaky"])
-def test_corners_are_not_smooth(activation: Activation) -> None:
+def test_piecewise_linear_activations_are_not_smooth(activation: Activation) -> None:
     assert not activation.smooth
     assert SIGMOID.smooth
     assert TANH.smooth
     assert IDENTITY.smooth
 
 
-def test_no_number_stays_no_number() -> None:
+def test_inverse_of_nan_is_nan() -> None:
     f = torch.tensor([[float("nan")]])
     for activation in (IDENTITY, SIGMOID, TANH, leaky_relu(0.2)):
         z: Tensor = activation.inverse(f)

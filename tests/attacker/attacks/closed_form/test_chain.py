@@ -99,7 +99,7 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_it_computes_what_the_network_computes(make: Callable[[], nn.Module]) -> None:
+def test_chain_agrees_with_its_network(make: Callable[[], nn.Module]) -> None:
     agrees(make())
 
 
@@ -134,7 +134,7 @@ CODE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
-def test_code_of_its_own_is_followed(code: Callable[[Any, Tensor], Tensor]) -> None:
+def test_custom_forward_code_is_read(code: Callable[[Any, Tensor], Tensor]) -> None:
     agrees(Own(code))
 
 
@@ -147,11 +147,11 @@ def test_code_of_its_own_is_followed(code: Callable[[Any, Tensor], Tensor]) -> N
         (lambda m, x: functional.adaptive_avg_pool2d(x.relu(), output_size=4).flatten(1), 3 * 16),
     ],
 )
-def test_pooling_by_code_is_followed(pool: Callable[[Any, Tensor], Tensor], features: int) -> None:
+def test_functional_pooling_is_read(pool: Callable[[Any, Tensor], Tensor], features: int) -> None:
     agrees(Own(pool, features))
 
 
-def test_a_size_is_that_of_the_tensor_that_was_asked() -> None:
+def test_size_of_the_input_is_right_when_read_after_a_convolution() -> None:
     class Early(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,7 +166,7 @@ def test_a_size_is_that_of_the_tensor_that_was_asked() -> None:
     agrees(Early())
 
 
-def test_layers_say_where_their_unknowns_are_and_what_they_go_through() -> None:
+def test_layers_state_their_shapes_kernels_and_activations() -> None:
     model = nn.Sequential(
         *(nn.AvgPool2d(2), nn.Conv2d(2, 4, 3, stride=2, padding=(2, 1), bias=False), nn.AvgPool2d((1, 2)), nn.Tanh()),
         *(nn.AvgPool2d((3, 1)), nn.Flatten(), nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Dropout(), nn.Linear(6, 2)),
@@ -188,7 +188,7 @@ def test_a_single_matrix_is_a_chain_of_one(layer: nn.Linear) -> None:
     assert (only.name, only.weight) == ("", "weight")
 
 
-def test_a_class_that_changes_nothing_of_a_convolution_is_one() -> None:
+def test_subclass_of_a_convolution_with_its_forward_is_accepted() -> None:
     class Conv3x3(nn.Conv2d):
         def __init__(self, before: int, after: int) -> None:
             super().__init__(before, after, 3, padding=1)
@@ -201,7 +201,7 @@ CHAINS = {"cnn6": 7, "cnn6_d": 7, "fcn3": 3, "lenet_cpl": 5, "lenet_dlg": 4, "ml
 
 @pytest.mark.parametrize("classes", [2, 10])
 @pytest.mark.parametrize(("name", "layers"), CHAINS.items())
-def test_the_networks_of_the_papers_are_chains_with_and_without_values(name: str, layers: int, classes: int) -> None:
+def test_networks_of_the_papers_are_chains_also_without_weight_values(name: str, layers: int, classes: int) -> None:
     data = DataSpec(shape=(1, 12, 16), num_classes=classes)
     chain = agrees(models.build(ModelSpec(name=name), data), data.shape)
     outline = read_chain(models.build_layout(ModelSpec(name=name), data), data.shape)
@@ -211,7 +211,7 @@ def test_the_networks_of_the_papers_are_chains_with_and_without_values(name: str
         assert real.activation.name == drawn.activation.name
 
 
-def test_the_model_stays_as_it_is() -> None:
+def test_reading_a_chain_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(), nn.ReLU(), *head(126))
     model.train()[1].eval()
     modes, values = [m.training for m in model.modules()], {k: (id(p), p.clone()) for k, p in model.named_parameters()}
@@ -263,7 +263,7 @@ def pieces(draw: st.DrawFn, kind: str, shape: tuple[int, ...]) -> list[nn.Module
 
 @given(networks())
 @settings(deadline=None, max_examples=60)
-def test_a_random_network_is_the_chain_that_it_is_said_to_be(network: tuple[nn.Sequential, tuple[int, ...]]) -> None:
+def test_chain_of_a_random_network_agrees_with_it(network: tuple[nn.Sequential, tuple[int, ...]]) -> None:
     model, shape = network
     chain = agrees(model, shape)
     assert len(chain.layers) == sum(isinstance(one, nn.Conv2d | nn.Linear) for one in model)
@@ -325,7 +325,7 @@ class Written(nn.Module):
 
 @given(st.lists(st.sampled_from(sorted(PIECES)), max_size=4), st.lists(st.sampled_from(["fc", "relu", "view"]), max_size=2))
 @settings(deadline=None, max_examples=300)
-def test_no_code_computes_something_else_than_its_chain_says(pieces: list[str], more: list[str]) -> None:
+def test_accepted_code_agrees_with_its_chain(pieces: list[str], more: list[str]) -> None:
     model, shape = Written([*pieces, "flat", *more]), (2, 2, 4)
     try:
         chain = read_chain(model, shape)
@@ -335,7 +335,7 @@ def test_no_code_computes_something_else_than_its_chain_says(pieces: list[str], 
     assert torch.allclose(computed(chain, model, x), model(x), rtol=1e-5, atol=1e-6)
     used = [layer.weight for layer in chain.layers]
     assert len(set(used)) == len(used)
-    loss = model(x).square().sum()  # and no weight is in play that the chain does not have
+    loss = model(x).square().sum()  # and no other parameter affects the loss
     grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     assert {name for (name, _), g in zip(model.named_parameters(), grads, strict=True) if g is not None} == {
         name for layer in chain.layers for name in (layer.weight, layer.bias) if name

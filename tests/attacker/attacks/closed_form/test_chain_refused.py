@@ -164,12 +164,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of lazy modules, and of kernels that are padded unevenly
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_it_is_refused_with_its_reason(make: Callable[[], nn.Module], reason: str) -> None:
+def test_network_is_refused_with_its_reason(make: Callable[[], nn.Module], reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
         read_chain(make(), SHAPE)
 
 
-def test_old_ways_of_normalising_weights_are_refused() -> None:
+def test_hook_based_weight_normalisations_are_refused() -> None:
     for norm in (nn.utils.weight_norm, nn.utils.spectral_norm):
         with pytest.warns(FutureWarning) if norm is nn.utils.weight_norm else torch.no_grad():
             model = changed(norm)
@@ -179,7 +179,7 @@ def test_old_ways_of_normalising_weights_are_refused() -> None:
 
 @fx.wrap
 def relu(x: Tensor) -> Tensor:
-    """Compute another function than PyTorch's relu, whose name it has."""
+    """Compute the absolute value, under the name of PyTorch's relu."""
     return x.abs()
 
 
@@ -236,7 +236,7 @@ def test_code_is_refused_with_its_reason(code: Callable[[Any, Tensor], Any], rea
         read_chain(Own(code), SHAPE)
 
 
-def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
+def test_second_input_is_refused_unless_it_has_a_default() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +261,7 @@ def test_one_dimensional_convolutions_are_refused() -> None:
         read_chain(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
 
 
-PICTURES = {
+OWN_NETWORKS = {
     "resnet18": "add joins 2 paths",
     "resnet20_4": "add joins 2 paths",
     "resnet18_rog": "joins 2 paths",
@@ -271,8 +271,8 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize(("name", "reason"), PICTURES.items())
-def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> None:
+@pytest.mark.parametrize(("name", "reason"), OWN_NETWORKS.items())
+def test_own_networks_with_joins_or_max_pooling_are_refused(name: str, reason: str) -> None:
     with pytest.raises(NotAChain, match=reason):
         read_chain(models.build_layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
@@ -289,20 +289,20 @@ def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> N
         ("vit_b_32", "cat joins 2 paths"),
     ],
 )
-def test_networks_of_torchvision_are_no_chains(architecture: str, reason: str) -> None:
+def test_networks_of_torchvision_are_refused(architecture: str, reason: str) -> None:
     spec = ModelSpec(name="torchvision", arguments={"architecture": architecture})
     with pytest.raises(NotAChain, match=reason):
         read_chain(models.build_layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
 
 
 @pytest.mark.parametrize("network", ["precode(bottleneck=4)", "dropout"])
-def test_blocks_that_draw_while_a_client_trains_are_refused(network: str) -> None:
+def test_blocks_that_draw_random_numbers_in_training_are_refused(network: str) -> None:
     spec = ModelSpec(name="lenet_cpl", network=network)
     with pytest.raises(NotAChain, match="draws random numbers during training, which the server does not know"):
         read_chain(models.build_layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
 
 
-def test_asking_leaves_no_mark_on_a_network_that_remembers_something() -> None:
+def test_reading_keeps_the_penalty_that_a_network_stored() -> None:
     model = precode(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), bottleneck=2)
     model(torch.ones(1, 4))
     with pytest.raises(NotAChain):

@@ -1,4 +1,4 @@
-"""Tests of the Cocktail Party attack: sources of mixtures, their scale and sign, and batches behind a linear layer."""
+"""Tests of the Cocktail Party attack, which separates mixed examples: sources, their scale and sign, whole batches."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def draw_images(count: int, seed: int = 0) -> Tensor:
 
 
 def make_case(x: Tensor, y: Tensor, *, model: ModelSpec = WIDE, steps: int = 1, change: float = 1.0) -> Case:
-    """Return the case of one update. change: factor of the gradient of the first layer's bias."""
+    """Return the attack input (case) of one update. change: factor of the gradient of the first layer's bias."""
     size = len(x) // steps
     training = Training(learning_rate=1e-3, batch_size=size, steps=steps)
     network = models.build(model, DATA)
@@ -83,7 +83,7 @@ def correlate(found: Tensor, sources: Tensor) -> Tensor:
     return torch.corrcoef(torch.cat([sources, found.double()]))[: len(sources), len(sources) :].abs().amax(dim=1)
 
 
-def test_sources_are_those_of_the_fast_ica_of_scikit_learn() -> None:
+def test_sources_agree_with_fast_ica_of_scikit_learn() -> None:
     sources, mixed = make_mixtures()
     _, z = whiten(mixed, 6)
     torch.testing.assert_close(z @ z.T / z.shape[1], torch.eye(6, dtype=z.dtype))
@@ -111,14 +111,14 @@ def test_the_last_entry_fixes_scale_and_sign() -> None:
     torch.testing.assert_close(flipped, 0.8 - x)  # mirrored at the mean of the data: no sign is guessed from the image
 
 
-def test_differences_are_those_of_neighbours_whatever_the_brightness() -> None:
+def test_differences_of_neighbours_do_not_depend_on_the_brightness() -> None:
     x = draw_images(2)
     one, other = (differentiate_images(DATA.normalise(v).flatten(1), DATA) for v in (x, x + 0.3))
     torch.testing.assert_close(one, other)
     assert one.shape == (2, 2 * 3 * 15 * 16)
 
 
-def test_a_batch_of_sixteen_is_recovered_far_beyond_the_null() -> None:
+def test_batch_of_sixteen_is_recovered_far_better_than_by_the_null() -> None:
     x, y = draw_images(16), torch.arange(16) % 5
     case = make_case(x, y)
     null = AttackSpec(name="cocktail_party", null=True).build()([case], rng=seeded())[0]
@@ -130,7 +130,7 @@ def test_a_batch_of_sixteen_is_recovered_far_beyond_the_null() -> None:
     assert found.y[((found.x[None] - x[:, None]).flatten(2).norm(dim=2)).argmin(dim=1)].tolist() == y.tolist()
 
 
-def test_a_flipped_sign_of_the_bias_gradient_fails() -> None:
+def test_negated_bias_gradient_prevents_the_recovery() -> None:
     x, y = draw_images(16), torch.arange(16) % 5
     flipped = cocktail_party(refine=False)([make_case(x, y, change=-1.0)], rng=seeded())[0]
     grey = torch.full_like(x, 0.5)
@@ -144,7 +144,7 @@ def test_sums_of_local_steps_are_separated_as_well() -> None:
     assert measure(found.x, x).median() > measure(torch.full_like(x, 0.5), x).median() + 8
 
 
-def test_equal_examples_and_noise_leave_an_answer_without_false_certainty() -> None:
+def test_equal_examples_and_noise_give_an_answer_without_high_confidence() -> None:
     x, y = draw_images(16), torch.arange(16) % 5
     x[1] = x[0]
     twice = cocktail_party()([make_case(x, y)], rng=seeded())[0]
@@ -158,7 +158,7 @@ def test_equal_examples_and_noise_leave_an_answer_without_false_certainty() -> N
     assert not bool((found.confidence > 0.9).any())
 
 
-def test_zeros_make_approximate_directions_exact() -> None:
+def test_zeros_of_the_gradient_make_approximate_directions_exact() -> None:
     x, y = draw_images(12, seed=1), torch.arange(12) % 5
     case = make_case(x, y)
     seen = case.observations[0]
@@ -229,7 +229,7 @@ def test_the_published_loss_prefers_the_sources_and_its_search_lowers_it() -> No
     assert long < short - 0.05
 
 
-def test_what_it_cannot_separate_is_refused_with_the_reason() -> None:
+def test_inseparable_batch_unknown_criterion_and_table_rows_are_refused() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [8]})
     x, y = draw_images(12), torch.arange(12) % 5
     with pytest.raises(ValueError, match=r"12 examples, .* of a layer of 8 neurons separates at most 8"):

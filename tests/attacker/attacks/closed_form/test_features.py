@@ -1,4 +1,4 @@
-"""Tests of the route `features`: examples do not mix, no truth is used, and reasons are given if it does not apply."""
+"""Tests of the closed form (route) `features`: each example is recovered alone, and refusals give their reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,32 +31,32 @@ def batch(observe: Observe, labels: list[int], **settings: Any) -> tuple[Case, T
     return Case((observe((x, y), model=ModelSpec(name="lenet_cpl"), data=DATA, **settings),)), x, y
 
 
-def off(found: Any, x: Tensor, y: Tensor) -> Tensor:
+def squared_errors(found: Any, x: Tensor, y: Tensor) -> Tensor:
     """Return the mean squared error of each example to the true one with the same label."""
     order = [found.y.tolist().index(int(label)) for label in y]
     return (found.x[order].clamp(0, 1) - x).square().flatten(1).mean(dim=1)
 
 
-def test_every_example_of_a_batch_comes_out_by_itself(observe: Observe) -> None:
+def test_every_example_of_a_batch_is_recovered_with_its_label(observe: Observe) -> None:
     case, x, y = batch(observe, [3, 0, 7, 9, 1, 5, 11, 4])
     (found,) = exact(route="features")([case], rng=seeded())
     assert found.route == "features"
     assert sorted(found.y.tolist()) == sorted(y.tolist())
-    assert float(off(found, x, y).max()) < 0.2 * float(x.var())
+    assert float(squared_errors(found, x, y).max()) < 0.2 * float(x.var())
     assert any("smooth" in note for note in found.notes)
     assert bool(found.confidence.isnan().all()), "answers by features have no curve"
 
 
-def test_a_search_from_features_recovers_a_batch_that_a_search_alone_mixes(observe: Observe) -> None:
+def test_search_that_starts_from_features_has_a_lower_error(observe: Observe) -> None:
     case, x, y = batch(observe, [3, 0, 7, 9])
     (alone,) = cpl(optimiser="wolfe", tv=1e-5, steps=6)([case], rng=seeded())
     (found,) = cpl(optimiser="wolfe", tv=1e-5, steps=6, features=True)([case], rng=seeded())
     assert found.route == "optimisation from a closed form"
     assert found.loss[-1] < alone.loss[-1]
-    assert float(off(found, x, y).mean()) < 0.3 * float(off(alone, x, y).mean())
+    assert float(squared_errors(found, x, y).mean()) < 0.3 * float(squared_errors(alone, x, y).mean())
 
 
-def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_null_does_not_read_features(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any, **named: Any) -> None:
         raise AssertionError("the null has read the gradient")
 
@@ -66,8 +66,8 @@ def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.Mo
         assert attack.null()([case], rng=seeded())[0].route == "prior alone"
 
 
-def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
-    """Compare with the posterior mean, which has a closed form for linear features."""
+def test_map_estimate_is_the_posterior_mean_for_linear_features() -> None:
+    """For linear features and a Gaussian prior, the estimate has a closed form: the posterior mean."""
     data = DataSpec(shape=(1, 4, 4), num_classes=2)
     spread = build_smooth_spread(data)
     matrix = torch.randn(5, 16, generator=seeded(1), dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
     torch.testing.assert_close(root, root.T)
 
 
-def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> None:
+def test_smoothness_prior_has_the_stated_deviation_and_keeps_table_rows() -> None:
     drawn = build_smooth_spread(DATA)(torch.randn(200, *DATA.shape, generator=seeded(3), dtype=torch.float64))
     assert float(drawn.std()) == pytest.approx(PIXEL_DEVIATION, rel=0.1)
     neighbours = (drawn[..., 1:] - drawn[..., :-1]).std()
@@ -96,7 +96,7 @@ def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> Non
         ({"defense": "gaussian(10.0)"}, "unexplained"),
     ],
 )
-def test_what_cannot_be_read_is_said(observe: Observe, change: dict[str, Any], words: str) -> None:
+def test_unreadable_features_are_refused_with_the_reason(observe: Observe, change: dict[str, Any], words: str) -> None:
     case, _, _ = batch(observe, [3, 0], **change)
     with pytest.raises(ValueError, match=words):
         exact(route="features")([case], rng=seeded())

@@ -33,14 +33,14 @@ def roots(s: float) -> tuple[float, float, bool, bool]:
     return lower.item(), upper.item(), bool(two), bool(clamped)
 
 
-def test_the_turning_point_is_where_the_derivative_vanishes() -> None:
+def test_constants_are_the_minimum_of_the_loss_equation() -> None:
     assert np.exp(LOSS_EQUATION_MINIMISER) * (LOSS_EQUATION_MINIMISER - 1) == pytest.approx(1, abs=1e-14)
     assert slope_of_loss(LOSS_EQUATION_MINIMISER) == pytest.approx(LOSS_EQUATION_MINIMUM, abs=1e-15)
     assert slope_of_loss(LOSS_EQUATION_MINIMISER - 1e-3) > LOSS_EQUATION_MINIMUM < slope_of_loss(LOSS_EQUATION_MINIMISER + 1e-3)
 
 
 @pytest.mark.parametrize("s", [1e-12, 1e-6, 0.1, 1.0, 5.0, 40.0, 700.0])
-def test_above_zero_there_is_one_root_and_it_is_brents(s: float) -> None:
+def test_positive_value_has_one_root_that_agrees_with_brent(s: float) -> None:
     lower, _, two, clamped = roots(s)
     assert lower == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, -2 * s - 1, 0, xtol=1e-300, rtol=1e-14), rel=1e-12)
     assert lower < 0
@@ -49,7 +49,7 @@ def test_above_zero_there_is_one_root_and_it_is_brents(s: float) -> None:
 
 
 @pytest.mark.parametrize("s", [-1e-12, -1e-6, -0.01, -0.1, -0.2, -0.27, -0.2784])
-def test_below_zero_there_are_two_and_both_are_brents(s: float) -> None:
+def test_negative_value_has_two_roots_that_agree_with_brent(s: float) -> None:
     lower, upper, two, clamped = roots(s)
     assert lower == pytest.approx(
         brentq(lambda mu: slope_of_loss(mu) - s, 0, LOSS_EQUATION_MINIMISER, xtol=1e-300, rtol=1e-14), rel=1e-9
@@ -61,7 +61,7 @@ def test_below_zero_there_are_two_and_both_are_brents(s: float) -> None:
 
 @given(st.floats(-700, 700))
 @settings(deadline=None, max_examples=100)
-def test_the_logit_that_made_it_is_one_of_the_roots(mu: float) -> None:
+def test_true_logit_is_one_of_the_roots(mu: float) -> None:
     with np.errstate(over="ignore"):
         s = float(-mu * torch.tensor(-mu, dtype=F64).sigmoid())
     lower, upper, two, clamped = roots(s)
@@ -73,14 +73,14 @@ def test_the_logit_that_made_it_is_one_of_the_roots(mu: float) -> None:
 
 
 @pytest.mark.parametrize("s", [LOSS_EQUATION_MINIMUM - 1e-6, -0.3, -5.0, -1e9])
-def test_below_the_lowest_it_is_moved_there_and_said(s: float) -> None:
+def test_value_below_the_minimum_is_clamped_to_it(s: float) -> None:
     lower, _, two, clamped = roots(s)
     assert clamped
     assert not two
     assert lower == pytest.approx(LOSS_EQUATION_MINIMISER, abs=1e-6)
 
 
-def test_zero_is_a_logit_of_zero() -> None:
+def test_value_zero_has_the_root_zero() -> None:
     assert roots(0.0)[0] == pytest.approx(0, abs=1e-20)
     assert not roots(0.0)[2]
 
@@ -128,18 +128,18 @@ def read(p: Problem, *, rounded: bool = False, with_bias: bool = True) -> list[H
     return read_heads(loss, p.weight, p.bias, gradient, k if p.bias is not None and with_bias else None)
 
 
-def off(head: HeadReading, p: Problem) -> Tensor:
+def errors_of_features(head: HeadReading, p: Problem) -> Tensor:
     """Return the relative error (N,) of a solution's features; infinite if the solution is not valid."""
     wrong = (head.features - p.features).norm(dim=1) / p.features.norm(dim=1)
     return torch.where(head.valid & (head.y == p.y), wrong, torch.inf)
 
 
 def truth_among(heads: list[HeadReading], p: Problem) -> Tensor:
-    return torch.stack([off(head, p) for head in heads]).amin(dim=0)
+    return torch.stack([errors_of_features(head, p) for head in heads]).amin(dim=0)
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 3, 10])
-def test_the_problems_here_are_those_of_the_real_losses(outputs: int) -> None:
+def test_logit_gradients_of_this_file_agree_with_autograd(outputs: int) -> None:
     p = problem(outputs, count=5, bias=True)
     assert p.bias is not None
     for i in range(5):
@@ -150,11 +150,11 @@ def test_the_problems_here_are_those_of_the_real_losses(outputs: int) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2, 3, 10, 100])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_with_a_bias_there_is_one_reading_and_it_is_the_truth(outputs: int, rounded: bool) -> None:
+def test_with_a_bias_the_only_solution_is_the_true_one(outputs: int, rounded: bool) -> None:
     p = problem(outputs, spread=8.0, bias=True)
     (head,) = read(p, rounded=rounded)
     assert head.y.tolist() == p.y.tolist()
-    assert off(head, p).max() < (1e-6 if rounded else 1e-13)
+    assert errors_of_features(head, p).max() < (1e-6 if rounded else 1e-13)
     assert torch.allclose(head.k, p.k, rtol=1e-6, atol=0)
     assert head.valid.all()
     assert not head.clamped.any()
@@ -164,7 +164,7 @@ def test_with_a_bias_there_is_one_reading_and_it_is_the_truth(outputs: int, roun
 @pytest.mark.parametrize("outputs", [2, 3, 10, 100])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_without_a_bias_the_truth_is_among_the_readings(outputs: int, spread: float, rounded: bool) -> None:
+def test_without_a_bias_one_of_the_solutions_is_true(outputs: int, spread: float, rounded: bool) -> None:
     p = problem(outputs, spread=spread, seed=outputs)
     heads = read(p, rounded=rounded)
     assert truth_among(heads, p).max() < (2e-5 if rounded else 1e-9)
@@ -205,7 +205,7 @@ def of_confidence(outputs: int, short: float, *, seed: int = 0, count: int = 20)
 @pytest.mark.parametrize("outputs", [2, 3, 10, 100])
 @pytest.mark.parametrize("short", [1e-8, 1e-5, 1e-2, 0.5, 0.99, 1 - 1e-5, 1 - 1e-8])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_confident_examples_right_or_wrong_are_read(outputs: int, short: float, rounded: bool) -> None:
+def test_confidently_right_or_wrong_predictions_are_solved(outputs: int, short: float, rounded: bool) -> None:
     p = of_confidence(outputs, short, seed=outputs)
     assert torch.allclose(p.k.gather(1, p.y[:, None]), torch.tensor(-short, dtype=F64), rtol=1e-6)
     assert truth_among(read(p, rounded=rounded), p).max() < (1e-4 if rounded else 1e-7)
@@ -213,7 +213,7 @@ def test_confident_examples_right_or_wrong_are_read(outputs: int, short: float, 
 
 @pytest.mark.parametrize("outputs", [3, 10])
 @pytest.mark.parametrize("short", [1e-9, 1e-7, 1e-6])
-def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(outputs: int, short: float) -> None:
+def test_confident_prediction_is_solved_although_float32_rounds_the_labels_entry(outputs: int, short: float) -> None:
     p = of_confidence(outputs, short)
     lost = (p.k + torch.nn.functional.one_hot(p.y, outputs)).float() - torch.nn.functional.one_hot(p.y, outputs)
     kept = p.k.scatter(1, p.y[:, None], lost.double().gather(1, p.y[:, None]))
@@ -222,7 +222,7 @@ def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(out
 
 
 @pytest.mark.parametrize("outputs", [3, 10])
-def test_the_label_need_not_be_the_longest_where_rounding_has_shortened_it(outputs: int) -> None:
+def test_labels_row_need_not_have_the_largest_norm(outputs: int) -> None:
     p = of_confidence(outputs, 1e-7)
     shortened = p.k.scatter(1, p.y[:, None], p.k.gather(1, p.y[:, None]) / 2)
     assert (shortened.abs().argmax(dim=1) != p.y).any()
@@ -239,7 +239,7 @@ def one_logit(mu: float, y: int, seed: int = 0) -> Problem:
 @pytest.mark.parametrize("y", [0, 1])
 @pytest.mark.parametrize("mu", [-30.0, -1.0, -1e-3, 0.4, 1.2, 1.4, 6.0, 30.0])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_of_one_logit_the_truth_is_among_the_readings_with_either_label(mu: float, y: int, rounded: bool) -> None:
+def test_single_logit_has_solutions_of_both_labels_one_of_them_true(mu: float, y: int, rounded: bool) -> None:
     p = one_logit(mu, y)
     heads = read(p, rounded=rounded)
     assert truth_among(heads, p).item() < (2e-5 if rounded else 1e-9)
@@ -250,7 +250,7 @@ def test_of_one_logit_the_truth_is_among_the_readings_with_either_label(mu: floa
         assert torch.allclose(made(p.weight, None, head.features, head.y).gradient, p.gradient, rtol=1e-5, atol=0)
 
 
-def test_the_likelier_label_of_one_logit_is_that_of_positive_features() -> None:
+def test_first_solution_of_a_single_logit_has_positive_features() -> None:
     for y in (0, 1):
         p = problem(1, count=20, seed=y)
         positive = made(p.weight, None, p.features.abs(), torch.full((20,), y))
@@ -258,7 +258,7 @@ def test_the_likelier_label_of_one_logit_is_that_of_positive_features() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_two_logits_neither_the_label_nor_the_twin_can_be_told_apart(seed: int) -> None:
+def test_all_solutions_of_two_logits_have_the_observed_gradient(seed: int) -> None:
     p = problem(2, count=40, seed=seed)
     heads = read(p)
     for head in heads:
@@ -270,7 +270,7 @@ def test_of_two_logits_neither_the_label_nor_the_twin_can_be_told_apart(seed: in
     assert (count[~right] == 2).all()
 
 
-def test_twins_so_near_to_each_other_that_a_grid_steps_over_both_are_found() -> None:
+def test_nearly_equal_twins_are_found() -> None:
     mus = LOSS_EQUATION_MINIMISER + torch.linspace(-0.02, 0.02, 41, dtype=F64)
     p = problem(2, count=41, seed=8)
     logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
@@ -301,7 +301,7 @@ def at_turn(count: int) -> Problem:
 
 
 def beyond_turn(count: int) -> Problem:
-    """Return a gradient that no example has."""
+    """Return problems of two logits with a gradient that no example has."""
     p = at_turn(count)
     return p._replace(gradient=3 * p.gradient)
 
@@ -314,7 +314,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("p", TOGETHER.values(), ids=TOGETHER.keys())
-def test_no_reading_is_given_twice(p: Problem) -> None:
+def test_no_solution_is_returned_twice(p: Problem) -> None:
     heads = read(p)
     for i in range(40):
         found = [(int(h.y[i]), h.features[i]) for h in heads if bool(h.valid[i])]
@@ -323,7 +323,7 @@ def test_no_reading_is_given_twice(p: Problem) -> None:
                 assert label != y or (f - g).norm() > 1e-6 * f.norm()
 
 
-def test_many_heads_are_read_as_each_alone() -> None:
+def test_batched_heads_are_solved_like_single_ones() -> None:
     p = problem(3, count=12, spread=6.0, seed=2)
     heads = read(p)
     for i in range(12):
@@ -335,7 +335,7 @@ def test_many_heads_are_read_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 10])
-def test_one_weight_serves_all_heads(outputs: int) -> None:
+def test_one_weight_is_shared_by_all_heads(outputs: int) -> None:
     p = problem(outputs, count=6, seed=3)
     shared = made(p.weight[:1].expand_as(p.weight), None, p.features, p.y)
     few = read_heads(loss_for(outputs), p.weight[:1], None, shared.gradient, None)
@@ -344,7 +344,7 @@ def test_one_weight_serves_all_heads(outputs: int) -> None:
     assert truth_among(few, shared).max() < 1e-10
 
 
-def test_a_gradient_that_no_example_gives_is_moved_to_the_nearest_and_said() -> None:
+def test_gradient_that_no_example_has_is_clamped_to_the_nearest() -> None:
     p = one_logit(LOSS_EQUATION_MINIMISER, 1)
     assert not read(p)[0].clamped.any() or p.gradient.isfinite().all()
     far = read_heads("logistic", p.weight, None, 3 * p.gradient, None)
@@ -357,25 +357,25 @@ def test_a_gradient_that_no_example_gives_is_moved_to_the_nearest_and_said() -> 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outputs", [3, 10])
-def test_another_loss_does_not_fit(outputs: int, bias: bool) -> None:
+def test_gradient_of_another_loss_has_a_large_misfit(outputs: int, bias: bool) -> None:
     p = problem(outputs, bias=bias, seed=6)
     logits = (p.weight @ p.features[..., None])[..., 0] + (0 if p.bias is None else p.bias)
     squared = 2 * (logits - torch.nn.functional.one_hot(p.y, outputs)) / outputs  # of the mean squared error
     heads = read(p._replace(k=squared, gradient=squared[..., None] * p.features[:, None]))
     assert heads[0].misfit.median() > 0.1
     assert read(p)[0].misfit.max() < 1e-6
-    half = read(p._replace(k=p.k / 2, gradient=p.gradient / 2))[0]  # of a batch of two, one of which says nothing
+    half = read(p._replace(k=p.k / 2, gradient=p.gradient / 2))[0]  # of a batch of two whose second example has no gradient
     assert not bias or half.misfit.min() > 0.1
 
 
-def test_a_single_logit_with_a_bias_does_not_fit_other_weights() -> None:
+def test_single_logit_with_other_weights_has_a_large_misfit() -> None:
     p = problem(1, bias=True, spread=3.0)
     assert read(p)[0].misfit.max() < 1e-12
     assert read(p._replace(weight=-p.weight))[0].misfit.median() > 0.1
 
 
 @pytest.mark.parametrize("outputs", [3, 10, 100])
-def test_one_example_is_told_from_several_at_any_length(outputs: int) -> None:
+def test_one_example_is_told_from_several_at_any_scale(outputs: int) -> None:
     p = problem(outputs, count=30, seed=7)
     for scale in (1e-10, 1.0, 1e10):
         assert not has_rank_above_one(scale * p.gradient.float().double()).any()
@@ -383,14 +383,14 @@ def test_one_example_is_told_from_several_at_any_length(outputs: int) -> None:
         assert has_rank_above_one(pairs).float().mean() > 0.9
 
 
-def test_of_one_or_two_logits_nobody_can_tell_and_zeros_are_not_several() -> None:
+def test_one_or_two_logits_and_zeros_never_show_several_examples() -> None:
     for outputs in (1, 2):
         gradient = problem(outputs, count=8).gradient
         assert has_rank_above_one(gradient[:4] + gradient[4:]).tolist() == [False] * 4
     assert has_rank_above_one(torch.zeros(2, 3, 9)).tolist() == [False] * 2
 
 
-def test_one_reading_or_the_other() -> None:
+def test_where_selects_between_two_solutions_by_example() -> None:
     p = problem(1, count=3)
     a, b, *_ = read(p)
     mixed = a.where(torch.tensor([True, False, True]), b)

@@ -1,4 +1,4 @@
-"""Tests of the readout of imprint layers: examples alone in their bins are exact, and mixtures are never called so."""
+"""Tests of the attack on imprint layers: examples alone in their bins are exact, and mixtures get low confidence."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def attack(case: Case) -> Reconstruction:
     return found
 
 
-def test_examples_that_are_alone_in_their_bins_are_exact_with_their_labels() -> None:
+def test_examples_alone_in_their_bins_are_exact_with_their_labels() -> None:
     x, y = make_images(torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])), torch.tensor([4, 0, 2, 2, 1])
     found = attack(make_case(x, y))
     order = found.x.mean(dim=(1, 2, 3)).argsort()
@@ -66,7 +66,7 @@ def test_examples_that_are_alone_in_their_bins_are_exact_with_their_labels() -> 
     assert found.confidence.tolist() == pytest.approx([CERTIFIED_CONFIDENCE] * 5)
 
 
-def test_two_examples_in_one_bin_are_not_called_exact() -> None:
+def test_two_examples_in_one_bin_get_low_confidence() -> None:
     x, y = make_images(torch.tensor([0.3, 0.505, 0.505, 0.7])), torch.tensor([0, 1, 3, 2])
     found = attack(make_case(x, y))
     certified = found.confidence > 0.9
@@ -91,14 +91,14 @@ def test_confidence_is_calibrated_over_random_batches() -> None:
     assert abs(sums - recovered) / (12 * 16) < 0.1
 
 
-def test_several_local_steps_leave_the_examples_readable() -> None:
+def test_examples_are_recovered_after_two_local_steps() -> None:
     x, y = make_images(torch.tensor([0.3, 0.7, 0.4, 0.6])), torch.tensor([0, 1, 2, 3])
     found = attack(make_case(x, y, steps=2))
     distance = (found.x[:, None] - x[None]).abs().flatten(2).amax(dim=2)
     assert float(distance.min(dim=0).values.max()) < 0.02
 
 
-def test_noise_above_the_signal_leaves_no_confidence() -> None:
+def test_noise_above_the_signal_gives_no_confidence() -> None:
     x, y = make_images(torch.tensor([0.3, 0.4, 0.6, 0.7])), torch.tensor([0, 1, 2, 3])
     assert float(attack(make_case(x, y, noise=10.0)).confidence.max()) == 0.0
 
@@ -111,7 +111,7 @@ def test_the_null_is_grey_and_does_not_read_the_update() -> None:
     assert torch.equal(one.y, other.y)
 
 
-def test_a_model_without_an_imprint_layer_is_refused_and_the_malicious_server_is_stated() -> None:
+def test_imprint_layer_is_required_and_the_malicious_server_is_stated() -> None:
     x, y = make_images(torch.tensor([0.3, 0.7])), torch.tensor([0, 1])
     (reason,) = find_unmet(robbing_the_fed(), make_case(x, y, model=ModelSpec(name="mlp")))
     assert "imprint layer" in reason

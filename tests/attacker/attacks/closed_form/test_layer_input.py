@@ -1,4 +1,4 @@
-"""The input of a hidden linear layer is read exactly, inverted with a prior, and left to others where it says too little."""
+"""Tests of the closed form (route) `layer_input`: a hidden linear layer's input is read exactly and inverted with a prior."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ DATA = DataSpec(shape=(3, 16, 16), num_classes=10, mean=(0.5,) * 3, std=(0.5,) *
 
 
 class Net(nn.Module):
-    """As in tutorials: rectified convolutions, pools, and three linear layers."""
+    """A network as in tutorials: two convolutions with an activation and max pooling, and two linear layers."""
 
     def __init__(self, *, activation: Callable[[Tensor], Tensor] = torch.relu, drop: float = 0.0, bias: bool = True) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def answered(one: Case) -> Any:
     return found
 
 
-def test_an_example_behind_rectifiers_and_pools_comes_out_far_above_the_null(observe: Observe) -> None:
+def test_example_behind_relu_and_max_pooling_is_5_db_above_grey(observe: Observe) -> None:
     one, x, y = case(observe, plain)
     found = answered(one)
     assert (found.route, found.y.tolist()) == ("layer_input", y.tolist())
@@ -88,8 +88,8 @@ def test_an_example_behind_rectifiers_and_pools_comes_out_far_above_the_null(obs
     assert any("256 inputs of fc1" in note for note in found.notes)
 
 
-def test_the_encoder_of_a_bottleneck_gives_the_features_away_whatever_it_draws(observe: Observe) -> None:
-    """PRECODE: two clients that draw different values are read alike, and a batch of two is not."""
+def test_encoder_of_a_precode_bottleneck_reveals_the_features(observe: Observe) -> None:
+    """A PRECODE bottleneck draws random values: its answers hardly differ with them, and a batch of two is refused."""
     found = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -106,8 +106,8 @@ def test_the_encoder_of_a_bottleneck_gives_the_features_away_whatever_it_draws(o
         route.find_suitable_layer(observed([two]))
 
 
-def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(observe: Observe) -> None:
-    """At the true example, what the search simulates is what was observed; at another, it is not."""
+def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: Observe) -> None:
+    """At the true example, the simulated layer input and convolution gradient are the observed ones; at another, not."""
     one, x, _ = case(observe, plain)
     seen = observed([one])
     layer = route.find_suitable_layer(seen)
@@ -137,14 +137,14 @@ def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(obs
         (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
     ],
 )
-def test_where_the_layer_says_too_little_the_reason_is_given(
+def test_unsuitable_layer_is_refused_with_the_reason(
     observe: Observe, build: Callable[[], Net], count: int, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         answered(case(observe, build, count, **settings)[0])
 
 
-def test_dropout_in_training_hides_which_inputs_are_zero(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_in_training_mode_is_refused(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "STAGE_STEPS", (3, 3))
     one, _, _ = case(observe, dropped)
     assert answered(one).route == "layer_input"
@@ -154,8 +154,8 @@ def test_dropout_in_training_hides_which_inputs_are_zero(observe: Observe, monke
         answered(Case((replace(observation, training=training),)))
 
 
-def test_no_search_goes_on_from_such_an_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for the whole gradient fits it better and is farther from the example, as it must not be taken instead."""
+def test_no_search_continues_from_the_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search from there would fit the whole gradient better and move away from the example, so it must not be run."""
     monkeypatch.setattr(route, "STAGE_STEPS", (30, 30))
     one, _, _ = case(observe, plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))

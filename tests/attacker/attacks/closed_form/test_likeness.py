@@ -1,4 +1,4 @@
-"""Tests of plausibility criteria, with values by hand and an independent filter."""
+"""Tests of criteria of how plausible an image is, against values computed by hand and an independent filter."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() ->
     assert measure_roughness(x).numpy() == pytest.approx(expected)
 
 
-def test_the_variation_of_a_step_is_its_height() -> None:
+def test_total_variation_of_a_step_is_its_height() -> None:
     x = torch.zeros(1, 1, 2, 4)
     x[..., 2:] = 1
     assert float(total_variation(x)) == pytest.approx(1 / 3)

@@ -1,4 +1,4 @@
-"""Tests of the route `peeled`: photographs are recovered although the second or third layer lacks equations."""
+"""Tests of the closed form (route) `peeled`: photographs are recovered although the second or third layer lacks equations."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -103,13 +103,13 @@ def seen(request: pytest.FixtureRequest) -> tuple[Seen, Tensor]:
     return see(build(), x, at=at, dtype=torch.float64), x
 
 
-def test_the_truth_misses_nothing(seen: tuple[Seen, Tensor]) -> None:
+def test_true_input_satisfies_all_equations(seen: tuple[Seen, Tensor]) -> None:
     problem = composed(seen[0])
     missed = problem.linearise(seen[1], problem.whole).missed.squared_norm()
     assert (missed <= 1e-18 * problem.sides.squared_norm()).all()
 
 
-def test_apply_is_the_derivative_of_what_is_missed(seen: tuple[Seen, Tensor]) -> None:
+def test_apply_is_minus_the_derivative_of_the_missed_part(seen: tuple[Seen, Tensor]) -> None:
     problem, x = composed(seen[0]), seen[1] + 0.01
     v, step = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype), 1e-7
     here = problem.linearise(x, problem.whole)
@@ -142,7 +142,7 @@ def test_adjoint_is_the_transpose_of_apply(seen: tuple[Seen, Tensor], doubtful: 
     torch.testing.assert_close(there, (v * tangent.adjoint(sides)).sum(), rtol=1e-9, atol=1e-12)
 
 
-def test_one_of_many_problems_is_that_problem_alone(seen: tuple[Seen, Tensor]) -> None:
+def test_selected_problem_has_the_same_equations_alone(seen: tuple[Seen, Tensor]) -> None:
     problem, x = composed(seen[0]), seen[1] + 0.01
     both = problem.linearise(x, problem.whole).missed
     alone = problem.select(torch.tensor([1])).linearise(x[1:], problem.whole).missed
@@ -151,7 +151,7 @@ def test_one_of_many_problems_is_that_problem_alone(seen: tuple[Seen, Tensor]) -
         torch.testing.assert_close(a, b[1:])
 
 
-def test_equations_have_no_say_in_what_depends_on_a_doubtful_slope() -> None:
+def test_equations_that_depend_on_a_doubtful_slope_are_suppressed() -> None:
     x = photographs(1, 12).double()
     problem = composed(see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, dtype=torch.float64))
     truth = problem.linearise(x, problem.whole)
@@ -171,7 +171,7 @@ def test_equations_have_no_say_in_what_depends_on_a_doubtful_slope() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if "pooled" not in name])  # which converge slowly
-def test_small_networks_are_peeled_exactly_from_float32_gradients(name: str) -> None:
+def test_small_networks_are_solved_exactly_from_float32_gradients(name: str) -> None:
     build, at = NETWORKS[name]
     x = photographs(2, 12)
     seen = see(build(), x, at=at)
@@ -184,19 +184,19 @@ def test_small_networks_are_peeled_exactly_from_float32_gradients(name: str) -> 
     assert errors(found.x, x).max() < 1e-8
 
 
-def test_a_photograph_is_peeled_exactly_out_of_cnn6_d() -> None:
+def test_photograph_is_recovered_exactly_from_cnn6_d() -> None:
     data = DataSpec(shape=(3, 32, 32), num_classes=10)
     x = photographs(1, 32)
     seen = see(models.build(ModelSpec(name="cnn6_d"), data, seed=0), x, at=1)
     truth = seen.chain.layers[0].activation.forward(seen.chain.layers[0].apply_weight(x.double(), seen.weights["0.weight"][0]))
     alone = solve_layer(seen.chain, seen.weights, seen.gradient, seen.point)
-    assert errors(alone.f, truth) > 0.01 * truth.var()  # its equations leave its input open
+    assert errors(alone.f, truth) > 0.01 * truth.var()  # the layer's own equations do not determine its input
     found = peeled(seen)
     assert found.exact.all()
     assert errors(found.x, x).item() < 1e-9
 
 
-def test_what_no_equation_sees_is_filled_in_smoothly_and_said() -> None:
+def test_undetermined_values_are_filled_in_smoothly_and_counted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10))
     x = photographs(2, 12)
@@ -206,11 +206,11 @@ def test_what_no_equation_sees_is_filled_in_smoothly_and_said() -> None:
     assert (found.free > 0.2).all()
     assert not found.exact.any()
     variation = TotalVariation(PEELING.edge)
-    assert (variation.value(found.x) < variation.value(x.double())).all()  # which fits too, and is not the smoothest that does
+    assert (variation.value(found.x) < variation.value(x.double())).all()  # the true image also fits, and is less smooth
     assert (errors(found.x, x) < 0.05 * errors(least.f, x)).all()
 
 
-def test_with_noise_as_much_belief_is_kept_as_the_equations_allow() -> None:
+def test_with_noise_the_prior_keeps_weight_and_lowers_the_error() -> None:
     x = photographs(2, 12)
     seen = see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, noise=5e-2)
     found, without = peeled(seen), peeled(seen, how=Peeling(noise=0))
@@ -221,7 +221,7 @@ def test_with_noise_as_much_belief_is_kept_as_the_equations_allow() -> None:
     assert (errors(found.x, x) < errors(torch.full_like(x, 0.5), x)).all()
 
 
-def test_answers_do_not_depend_on_company_and_repeat() -> None:
+def test_answers_repeat_and_do_not_depend_on_the_batch() -> None:
     x = photographs(2, 12)
     together = see(two_layers(nn.Tanh), x, at=1)
     alone = see(two_layers(nn.Tanh), x[1:2], at=1)
@@ -230,7 +230,7 @@ def test_answers_do_not_depend_on_company_and_repeat() -> None:
     torch.testing.assert_close(found.x[1:2], peeled(alone).x, rtol=0, atol=1e-6)
 
 
-def test_inputs_come_back_as_the_network_takes_them() -> None:
+def test_inputs_of_other_ranges_are_recovered() -> None:
     x = photographs(1, 12)
     low, high = torch.tensor([-2.0, -1.0, 0.5]).reshape(3, 1, 1), torch.tensor([2.0, 3.0, 4.0]).reshape(3, 1, 1)
     taken = low + (high - low) * x
@@ -239,7 +239,7 @@ def test_inputs_come_back_as_the_network_takes_them() -> None:
     assert errors(found.x, taken) < 1e-8
 
 
-def test_rows_are_peeled_without_neighbours() -> None:
+def test_table_rows_are_recovered() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
     x = torch.rand(2, 20, generator=torch.Generator().manual_seed(0))

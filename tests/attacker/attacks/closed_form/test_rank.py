@@ -1,4 +1,4 @@
-"""Tests of the rank analysis: against the paper's numbers, explicit equations, and the results of an attack."""
+"""Tests of the rank analysis of R-GAP's equations: against the paper's numbers, explicit matrices, and results of the attack."""
 
 from math import prod
 
@@ -60,12 +60,12 @@ def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None
     assert second.index + second.virtual > 0 > second.index
 
 
-def test_what_a_layer_lacks_is_taken_off_its_surplus_of_virtual_constraints() -> None:
+def test_missing_equations_of_a_layer_reduce_the_virtual_constraints_of_the_next() -> None:
     first, second = analyse_rank(read_chain(make_paper_network((3,)), (3, 32, 32)), prove=0).layers
     assert (first.virtual, second.virtual) == (0, -first.index) == (0, -405)
 
 
-def test_cnn6_is_full_and_cnn6_d_lacks_280_equations_of_its_second_layer() -> None:
+def test_cnn6_has_full_rank_and_cnn6_d_lacks_280_equations() -> None:
     full, deficient = report_of("cnn6"), report_of("cnn6_d")
     assert full.full
     assert not full.deficient_layers
@@ -73,18 +73,18 @@ def test_cnn6_is_full_and_cnn6_d_lacks_280_equations_of_its_second_layer() -> No
     assert deficient.deficient_layers == (1,)
     second = deficient.layers[1]
     assert (second.unknowns, second.rank, second.missing) == (3468, 3188, 280)
-    assert second.index < 0  # where the paper counts enough
+    assert second.index < 0  # the paper's count finds enough equations
     assert deficient.critical == 1
 
 
-def test_cnn6_d_is_deficient_on_small_grey_images_too_and_its_rank_is_proved() -> None:
+def test_rank_of_cnn6_d_on_small_grey_images_is_proved() -> None:
     report = report_of("cnn6_d", (1, 28, 28), prove=3000)
     assert all(layer.proved for layer in report.layers)
     assert report.layers[1].rank == 2668 == report_of("cnn6_d", (1, 28, 28)).layers[1].rank
     assert report.locally_unique
 
 
-def test_the_sigmoid_lenets_are_full_for_32_pixels_but_not_for_128() -> None:
+def test_sigmoid_lenets_have_full_rank_for_32_pixels_but_not_for_128() -> None:
     for name in ("lenet_dlg", "lenet_cpl"):
         assert report_of(name, classes=10).full
         assert report_of(name, (3, 128, 128), classes=10).deficient_layers == (1,)
@@ -98,19 +98,19 @@ def thirty() -> list[RandomNetwork]:
     return [make_random_network(seed) for seed in THIRTY]
 
 
-def test_of_thirty_random_networks_every_rank_is_the_numerical_one(thirty: list[RandomNetwork]) -> None:
+def test_proved_ranks_of_random_networks_are_the_numerical_ones(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
         pairs = compare_ranks(network, prove=3000)
-        assert [told for told, _ in pairs] == [true for _, true in pairs], network.words
+        assert [predicted for predicted, _ in pairs] == [true for _, true in pairs], network.words
 
 
-def test_a_counted_rank_is_never_too_low_and_seldom_too_high(thirty: list[RandomNetwork]) -> None:
+def test_counted_rank_is_never_too_low_and_seldom_too_high(thirty: list[RandomNetwork]) -> None:
     pairs = [pair for network in thirty for pair in compare_ranks(network, prove=0)]
-    assert all(told >= true for told, true in pairs)
-    assert sum(told == true for told, true in pairs) >= 0.9 * len(pairs)
+    assert all(predicted >= true for predicted, true in pairs)
+    assert sum(predicted == true for predicted, true in pairs) >= 0.9 * len(pairs)
 
 
-def test_the_thirty_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
+def test_random_networks_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
     reports = [analyse_rank(network.chain) for network in thirty]
     assert 8 <= sum(report.full for report in reports) <= 22
     assert any(report.deficient_layers and report.deficient_layers[0] > 0 for report in reports)
@@ -132,7 +132,7 @@ def attacked(network: RandomNetwork) -> float:
     return min(float((end.f.reshape(x.shape) - x).square().mean()) for end in ends)
 
 
-def test_full_networks_are_walked_back_through_exactly_and_no_others(thirty: list[RandomNetwork]) -> None:
+def test_r_gap_is_exact_for_networks_of_full_rank_only(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
         error = attacked(network)
         assert error < 1e-12 if analyse_rank(network.chain, prove=3000).full else error > 1e-4, network.words
@@ -155,7 +155,7 @@ def derivative(network: RandomNetwork) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # in torch, of forward-mode derivatives
-def test_the_count_near_the_input_is_the_rank_of_the_gradients_own_derivative(thirty: list[RandomNetwork]) -> None:
+def test_count_near_the_input_is_the_rank_of_the_gradients_jacobian(thirty: list[RandomNetwork]) -> None:
     judged = [(network, analyse_rank(network.chain, prove=3000)) for network in thirty]
     judged = [(network, report) for network, report in judged if not report.full and report.layers[0].unknowns <= 220]
     assert len(judged) >= 6
@@ -166,26 +166,26 @@ def test_the_count_near_the_input_is_the_rank_of_the_gradients_own_derivative(th
 # what makes rows depend on others, by hand
 
 
-def test_between_gradient_and_weight_constraints_there_is_a_relation_for_each_two_channels() -> None:
+def test_each_pair_of_output_channels_makes_one_row_dependent() -> None:
     layer = convolutions(nn.Conv2d(4, 3, 3), nn.Tanh(), shape=(4, 10, 10)).layers[0]
     assert layer.rank == 4 * 3 * 9 + 3 * 8 * 8 - 3 * 3
     assert layer.dependent == 3 * 3
 
 
-def test_with_a_stride_no_group_of_taps_has_more_independent_rows_than_values() -> None:
+def test_stride_limits_the_rank_of_each_group_of_taps() -> None:
     layer = convolutions(nn.Conv2d(12, 20, 3, 2, 1), nn.Tanh(), shape=(12, 17, 17), prove=0).layers[0]
     # of 17 x 17 values, 9 x 9 meet one tap, 8 x 8 meet four, and twice 9 x 8 meet two
     assert layer.rank == 12 * (min(20, 81) + min(80, 64) + 2 * min(40, 72)) + 20 * 81 - 20**2
 
 
-def test_a_linear_layer_is_determined_and_pooling_before_it_is_not() -> None:
+def test_linear_layer_is_determined_unless_pooling_precedes_it() -> None:
     plain = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), shape=(2, 8, 8))
     pooled = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
     assert plain.layers[1].missing == 0
     assert (pooled.layers[1].unknowns, pooled.layers[1].rank) == (3 * 6 * 6, 3 * 3 * 3)
 
 
-def test_values_that_a_stride_steps_over_are_lost_at_the_input_and_not_needed_further_in() -> None:
+def test_values_that_a_stride_skips_are_unused() -> None:
     stepping = nn.Conv2d(3, 40, 2, 3)
     first = convolutions(stepping, nn.Tanh(), shape=(3, 8, 8))
     assert first.unused == 3 * (64 - 36)
@@ -194,7 +194,7 @@ def test_values_that_a_stride_steps_over_are_lost_at_the_input_and_not_needed_fu
     assert not first.locally_unique
     further = convolutions(nn.Conv2d(1, 3, 1), nn.Tanh(), stepping, nn.Tanh(), shape=(1, 8, 8))
     assert further.layers[1].used == 3 * 36
-    assert further.unused == 64 - 36  # seen by the first layer, but nothing comes of it
+    assert further.unused == 64 - 36  # the first layer uses them, but no logit depends on them
     assert not further.deficient_layers
 
 
@@ -210,7 +210,7 @@ def test_values_that_pooling_before_a_linear_layer_drops_are_lost_at_the_input_a
     assert single.undetermined == single.unused == 2 * (25 - 9)
 
 
-def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetwork]) -> None:
+def test_used_values_are_those_with_a_derivative(thirty: list[RandomNetwork]) -> None:
     for network in thirty:
         inputs = []
         x = torch.rand(1, *network.shape, requires_grad=True)
@@ -240,10 +240,10 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     assert compute_rank(write_matrix(system)) == half.rank
 
 
-# what is said
+# texts of the verdict
 
 
-def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
+def test_verdict_states_equations_unknowns_and_undetermined_values() -> None:
     assert write_headline(report_of("cnn6")).startswith("yes, exactly")
     deficient = report_of("cnn6_d")
     assert write_headline(deficient).startswith("yes, by a search")
@@ -257,7 +257,7 @@ def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
     assert any("25% of each ReLU's outputs are 0" in sentence for sentence in write_verdict(relu))
 
 
-def test_a_convolution_as_the_last_layer_is_not_read_however_many_equations_there_are() -> None:
+def test_convolution_as_the_last_layer_is_never_of_full_rank() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 6), nn.Flatten())
     report = analyse_rank(read_chain(model, (1, 6, 6)))
     assert not report.full
@@ -265,6 +265,6 @@ def test_a_convolution_as_the_last_layer_is_not_read_however_many_equations_ther
 
 
 @pytest.mark.parametrize("dead", [-0.1, 1.0, float("nan")])
-def test_a_share_of_zeros_out_of_range_is_refused(dead: float) -> None:
+def test_share_of_zeros_out_of_range_is_refused(dead: float) -> None:
     with pytest.raises(ValueError, match=f"below 1, got {dead}"):
         convolutions(nn.Conv2d(1, 2, 3), nn.ReLU(), shape=(1, 8, 8), dead=dead)

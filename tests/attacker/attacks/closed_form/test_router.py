@@ -1,4 +1,4 @@
-"""Tests of the router: closed forms are tried in order, answers are checked by their gradient, and others are searched for."""
+"""Tests of the attack `exact`: closed forms (routes) are tried in order, checked by their gradient, and else a search runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,7 @@ def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: 
     )
 
 
-def test_an_undefended_lenet_is_opened_layer_by_layer(image_case: Make) -> None:
+def test_undefended_lenet_is_solved_layer_by_layer(image_case: Make) -> None:
     cases, xs, ys = zip(*(image_case(i) for i in range(3)), strict=True)
     found = exact()(cases, rng=seeded())
     for answer, x, y in zip(found, xs, ys, strict=True):
@@ -74,7 +74,7 @@ def test_an_undefended_lenet_is_opened_layer_by_layer(image_case: Make) -> None:
         assert float(answer.loss) < EXACT_DISTANCE**2
 
 
-def test_what_is_answered_together_is_answered_alike_alone(image_case: Make) -> None:
+def test_batched_cases_are_answered_like_single_ones(image_case: Make) -> None:
     cases = [image_case(i, seed=i)[0] for i in range(3)]
     together = rgap()(cases, rng=seeded())
     for case, answer in zip(cases, together, strict=True):
@@ -82,7 +82,7 @@ def test_what_is_answered_together_is_answered_alike_alone(image_case: Make) -> 
         assert torch.allclose(alone.x, answer.x, atol=1e-4)
 
 
-def test_a_residual_network_is_handed_on_with_the_reason(observe: Callable[..., Observation]) -> None:
+def test_residual_network_is_searched_for_with_the_reason(observe: Callable[..., Observation]) -> None:
     data = DataSpec(shape=(3, 8, 8), num_classes=4)
     x = torch.rand(1, *data.shape, generator=seeded(3))
     case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="resnet20_4"), data=data),))
@@ -93,7 +93,7 @@ def test_a_residual_network_is_handed_on_with_the_reason(observe: Callable[..., 
         rgap()([case], rng=seeded())
 
 
-def test_a_batch_is_refused_by_the_walk_in_words(observe: Callable[..., Observation]) -> None:
+def test_batch_is_refused_by_r_gap_with_the_reason(observe: Callable[..., Observation]) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
     case = Case((observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
@@ -102,7 +102,7 @@ def test_a_batch_is_refused_by_the_walk_in_words(observe: Callable[..., Observat
         exact(route="layers")([case], rng=seeded())
 
 
-def test_more_examples_than_are_reported_are_noticed(observe: Callable[..., Observation]) -> None:
+def test_more_examples_than_reported_are_noted(observe: Callable[..., Observation]) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
     honest = observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data)
@@ -112,7 +112,7 @@ def test_more_examples_than_are_reported_are_noticed(observe: Callable[..., Obse
     assert any("differs from the observed one by" in note for note in answer.notes)
 
 
-def test_an_update_of_zeros_or_of_no_numbers_is_refused(image_case: Make) -> None:
+def test_zero_or_not_finite_update_is_refused(image_case: Make) -> None:
     case, _, _ = image_case()
     zero = altered(case, lambda u: {name: torch.zeros_like(t) for name, t in u.items()})
     broken = altered(case, lambda u: {name: t / 0 for name, t in u.items()})
@@ -122,7 +122,7 @@ def test_an_update_of_zeros_or_of_no_numbers_is_refused(image_case: Make) -> Non
         exact()([broken], rng=seeded())
 
 
-def test_another_model_or_another_loss_is_said(image_case: Make) -> None:
+def test_other_weights_or_another_loss_are_noted(image_case: Make) -> None:
     """Twice the loss, or weights that the client did not have, give a gradient that no example explains."""
     case, _, _ = image_case()
     doubled = altered(case, lambda u: {name: 2 * t for name, t in u.items()})
@@ -144,7 +144,7 @@ def of_logit(mu: float, x: Tensor) -> Case:
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.5])
-def test_of_twins_the_one_is_chosen_that_fills_the_range_of_data(mu: float) -> None:
+def test_twin_that_fills_the_range_of_data_is_chosen(mu: float) -> None:
     """A single logit without bias: two inputs, multiples of each other, have the same gradient.
 
     Below the minimum of the loss equation, the twin is larger and outside of [0, 1]; above, it is smaller, with low contrast.
@@ -167,7 +167,7 @@ def test_both_twins_have_the_observed_gradient() -> None:
     assert not 0.9 < float(ratio.mean()) < 1.1
 
 
-def test_a_gradient_that_no_example_has_is_moved_to_the_nearest_and_that_is_said() -> None:
+def test_gradient_that_no_example_has_is_noted() -> None:
     """The product of weights and gradients of a single logit is never below -0.278."""
     case = of_logit(1.2785, torch.rand(1, 3, 32, 32, generator=seeded(5)))
     (answer,) = rgap()([altered(case, lambda u: {name: 1.5 * t for name, t in u.items()})], rng=seeded())
@@ -176,8 +176,8 @@ def test_a_gradient_that_no_example_has_is_moved_to_the_nearest_and_that_is_said
     assert not any("no single example" in note for note in answer.notes)
 
 
-def test_the_search_starts_where_the_closed_form_ended(image_case: Make) -> None:
-    """With noise no closed form is exact; the search starts from its answer and does not end further from the gradient."""
+def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
+    """With noise the closed form is not exact; the search starts from its answer and reduces the misfit to the gradient."""
     case, _x, _ = image_case()
     noise = seeded(7)
 
@@ -187,10 +187,10 @@ def test_the_search_starts_where_the_closed_form_ended(image_case: Make) -> None
     noisy = altered(case, disturbed)
     observed = observe([noisy])
     (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=20)([noisy], rng=seeded())
-    off = [observed.measure_misfit(0, found.x, found.y) for found in (closed, routed)]
-    assert EXACT_DISTANCE < off[0] < 1
+    misfits = [observed.measure_misfit(0, found.x, found.y) for found in (closed, routed)]
+    assert EXACT_DISTANCE < misfits[0] < 1
     assert routed.route == "optimisation from layers"
-    assert off[1] < off[0]
+    assert misfits[1] < misfits[0]
 
 
 @pytest.mark.parametrize("attack", [cpl, inverting_gradients])
@@ -200,7 +200,7 @@ def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..
     assert float((started.x - x).square().mean()) < 0.1 * float((plain.x - x).square().mean())
 
 
-def test_a_null_looks_at_no_gradient(image_case: Make) -> None:
+def test_null_does_not_use_the_gradient(image_case: Make) -> None:
     (case, _, _), (other, _, _) = image_case(0), image_case(0, learning_rate=0.05)
     for attack in (exact(steps=1), rgap()):
         null = attack.null()
@@ -222,13 +222,13 @@ def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
         exact(route="optimisation", fallback="none")
 
 
-def test_a_known_label_is_an_oracle_and_is_written_down(image_case: Make) -> None:
+def test_known_label_is_listed_as_an_oracle(image_case: Make) -> None:
     case, _, y = image_case()
     (answer,) = rgap()([replace(case, known_labels=y)], rng=seeded())
     assert answer.oracles == ("labels",)
 
 
-def test_what_an_attack_says_survives_the_file(image_case: Make, tmp_path: Path) -> None:
+def test_notes_are_written_and_read_back(image_case: Make, tmp_path: Path) -> None:
     case, _, _ = image_case()
     (answer,) = rgap()([altered(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
     answer.write(tmp_path / "one.safetensors")

@@ -71,48 +71,48 @@ def case_on(network: str) -> tuple[Case, Tensor]:
     return Case((observation,)), x
 
 
-def off(found: Tensor, x: Tensor) -> float:
+def mean_squared_error(found: Tensor, x: Tensor) -> float:
     return float((found - x).square().mean())
 
 
 @pytest.mark.parametrize("network", ["thin", "blind"])
-def test_one_of_many_inputs_with_the_observed_gradient_is_not_believed(network: str) -> None:
+def test_one_of_many_inputs_with_the_observed_gradient_gets_low_confidence(network: str) -> None:
     case, x = case_on(network)
     for attack in (exact(route="layers"), rgap()):
         (answer,) = attack([case], rng=seeded())
         assert float(answer.loss) < EXACT_DISTANCE**2
-        assert off(answer.x, x) > 1e-3
+        assert mean_squared_error(answer.x, x) > 1e-3
         assert float(answer.confidence[0]) < 0.5
         assert any("of 256 values undetermined" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize("network", ["thin", "blind"])
-def test_what_the_gradient_leaves_open_is_filled_in_by_a_prior(network: str) -> None:
+def test_prior_fills_in_what_the_gradient_does_not_determine(network: str) -> None:
     case, x = case_on(network)
     (walked,), (answer,) = (attack([case], rng=seeded()) for attack in (exact(route="layers"), exact(fallback="none")))
     assert answer.route == "peeled"
-    assert off(answer.x, x) < 0.3 * off(walked.x, x)
+    assert mean_squared_error(answer.x, x) < 0.3 * mean_squared_error(walked.x, x)
     assert float(answer.loss) < EXACT_DISTANCE**2
-    assert 10 ** answer.evidence["doubt"][0] > 0.5  # of the image, less than half is determined by equations
+    assert 10 ** answer.evidence["doubt"][0] > 0.5  # equations determine less than half of the image
 
 
-def test_an_input_that_is_determined_is_believed() -> None:
+def test_determined_input_gets_high_confidence() -> None:
     case, x = case_on("wide")
     (answer,) = exact()([case], rng=seeded())
     assert answer.route == "layers"
     assert answer.notes == ()
-    assert off(answer.x, x) < 1e-8
+    assert mean_squared_error(answer.x, x) < 1e-8
     assert float(answer.confidence[0]) > 0.9
 
 
-def test_confidence_does_not_depend_on_neighbours(image_case: Make) -> None:
+def test_confidence_does_not_depend_on_the_other_cases(image_case: Make) -> None:
     cases = [image_case(i, seed=i)[0] for i in range(3)]
     for case, together in zip(cases, exact()(cases, rng=seeded()), strict=True):
         (alone,) = exact()([case], rng=seeded())
         assert torch.allclose(alone.confidence, together.confidence, rtol=0, atol=1e-9)
 
 
-def test_a_search_that_was_stopped_is_to_be_done_again_though_the_closed_form_is_the_better_answer(
+def test_interrupted_search_marks_the_answer_although_the_closed_form_is_better(
     image_case: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, _, _ = image_case()
@@ -132,10 +132,10 @@ def test_a_search_that_was_stopped_is_to_be_done_again_though_the_closed_form_is
     assert not done.interrupted
 
 
-def test_a_case_without_an_answer_does_not_take_those_of_a_stopped_search_away(
+def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(
     observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network has no closed form, and the search is interrupted after the first of two cases."""
+    """The network has no closed form, the second case has no answer, and the search for the first is interrupted."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
     data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="resnet20_4")
     x = torch.rand(1, *data.shape, generator=seeded(3))

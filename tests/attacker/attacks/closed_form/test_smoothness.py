@@ -12,37 +12,37 @@ from attacker.attacks.closed_form.peeling.smoothness import (
     transpose_differences,
 )
 
-BELIEFS: list[SmoothnessPrior] = [TotalVariation(0.05), Middle()]
+PRIORS: list[SmoothnessPrior] = [TotalVariation(0.05), Middle()]
 
 
 def draw(seed: int, *, count: int = 3) -> Tensor:
     return torch.rand(count, 2, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("belief", BELIEFS)
-def test_slope_is_the_derivative(belief: SmoothnessPrior) -> None:
+@pytest.mark.parametrize("prior", PRIORS)
+def test_slope_is_the_derivative(prior: SmoothnessPrior) -> None:
     x = draw(0).requires_grad_()
-    (expected,) = torch.autograd.grad(belief.value(x).sum(), x)
-    torch.testing.assert_close(belief.gradient(x.detach()), expected)
+    (expected,) = torch.autograd.grad(prior.value(x).sum(), x)
+    torch.testing.assert_close(prior.gradient(x.detach()), expected)
 
 
-@pytest.mark.parametrize("belief", BELIEFS)
-def test_the_quadratic_touches_at_x_and_is_nowhere_below(belief: SmoothnessPrior) -> None:
+@pytest.mark.parametrize("prior", PRIORS)
+def test_quadratic_of_slope_and_curvature_is_an_upper_bound(prior: SmoothnessPrior) -> None:
     x = draw(0)
     for seed in range(1, 20):
         d = draw(seed) - x
-        bend = (d * belief.curvature(x)(d)).flatten(1).sum(dim=1) / 2
-        above = belief.value(x) + (d * belief.gradient(x)).flatten(1).sum(dim=1) + bend
-        assert (above >= belief.value(x + d) - 1e-12).all()
+        bend = (d * prior.curvature(x)(d)).flatten(1).sum(dim=1) / 2
+        above = prior.value(x) + (d * prior.gradient(x)).flatten(1).sum(dim=1) + bend
+        assert (above >= prior.value(x + d) - 1e-12).all()
 
 
-@pytest.mark.parametrize("belief", BELIEFS)
-def test_each_example_counts_for_itself(belief: SmoothnessPrior) -> None:
+@pytest.mark.parametrize("prior", PRIORS)
+def test_value_of_an_example_does_not_depend_on_others(prior: SmoothnessPrior) -> None:
     x = draw(0)
-    torch.testing.assert_close(belief.value(x)[1:2], belief.value(x[1:2]))
+    torch.testing.assert_close(prior.value(x)[1:2], prior.value(x[1:2]))
 
 
-def test_total_variation_of_a_step_is_its_height_along_its_length() -> None:
+def test_total_variation_of_a_step_is_its_height_times_its_length() -> None:
     x = torch.zeros(1, 2, 6, 6, dtype=torch.float64)
     x[..., 3:] = 0.7  # in both channels, over six rows
     torch.testing.assert_close(TotalVariation(1e-9).value(x), torch.tensor([2 * 6 * 0.7], dtype=torch.float64))
@@ -50,7 +50,7 @@ def test_total_variation_of_a_step_is_its_height_along_its_length() -> None:
     assert TotalVariation(0.1).value(torch.full_like(x, 0.3)) == 0
 
 
-def test_differences_and_their_transpose() -> None:
+def test_transposed_differences_are_adjoint_to_differences() -> None:
     x = torch.tensor([[[[1.0, 3.0], [6.0, 10.0]]]])
     across, down = compute_differences(x)
     assert across.tolist() == [[[[2, 0], [4, 0]]]]

@@ -21,7 +21,7 @@ from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import Payload
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
-FAR_OFF = 0.2
+LOW_CONFIDENCE = 0.2
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -37,7 +37,7 @@ def smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:
     return x.clamp(0, 1), torch.arange(count) % 10
 
 
-def test_an_exact_closed_form_is_sure_and_right(image_case: Make) -> None:
+def test_exact_closed_form_has_high_confidence(image_case: Make) -> None:
     cases, xs, _ = zip(*(image_case(i) for i in range(3)), strict=True)
     for found, x in zip(exact()(cases, rng=seeded()), xs, strict=True):
         assert found.route == "layers"
@@ -47,16 +47,16 @@ def test_an_exact_closed_form_is_sure_and_right(image_case: Make) -> None:
         assert float(found.explained[0]) > 0.999
 
 
-def test_a_search_that_ended_far_from_the_gradient_is_not_sure(image_case: Make) -> None:
+def test_short_search_has_low_confidence(image_case: Make) -> None:
     cases = [image_case(i)[0] for i in range(3)]
     for attack in (dlg(steps=1), inverting_gradients(steps=3)):
         for found, (_, x, _) in zip(attack(cases, rng=seeded()), (image_case(i) for i in range(3)), strict=True):
             assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.02
-            assert float(found.confidence[0]) < FAR_OFF
+            assert float(found.confidence[0]) < LOW_CONFIDENCE
 
 
-def test_two_local_epochs_that_are_taken_for_one_step_are_not_believed(observe: Callable[..., object]) -> None:
-    """The answers explain most of the gradient's power, but none is right, so that confidence must be low."""
+def test_two_epochs_on_one_batch_get_low_confidence(observe: Callable[..., object]) -> None:
+    """Such answers explain most of the gradient's power, but none is right, so that confidence must be low."""
     x, y = smooth_images(16)
     data, cases = DataSpec(shape=(3, 16, 16), num_classes=10), []
     for i in range(8):
@@ -75,8 +75,8 @@ def _epochs(seen: object) -> object:
     return replace(seen, training=training, num_examples=seen.num_examples // 2)
 
 
-def test_an_answer_that_is_given_twice_is_undecided_the_second_time(observe: Callable[..., object]) -> None:
-    """A client reports six examples and trains on two: the four answers that repeat them were 0.995 sure of being others."""
+def test_repeated_answer_has_undecided_confidence(observe: Callable[..., object]) -> None:
+    """A client reports six examples and trains on two; the four repeated answers must not count as four more examples."""
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, 1, 8, 8, generator=seeded())
     model = ModelSpec(name="mlp", arguments={"hidden": (128,)})
@@ -100,7 +100,7 @@ def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make)
 
 
 @pytest.mark.parametrize("attack", [cpl(steps=3), inverting_gradients(steps=5), exact(steps=2), rgap()])
-def test_the_confidence_of_a_null_is_the_base_rate_whatever_was_received(attack: object, image_case: Make) -> None:
+def test_confidence_of_a_null_does_not_depend_on_the_update(attack: object, image_case: Make) -> None:
     case, _, _ = image_case()
     observation = case.observations[0]
     noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
@@ -124,7 +124,7 @@ def gated() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), Gate(), nn.Flatten(), nn.Linear(6 * 64, 4))
 
 
-def test_a_network_of_an_unknown_kind_leaves_confidence_undecided_and_says_so(observe: Callable[..., object]) -> None:
+def test_unknown_layer_type_leaves_confidence_undecided(observe: Callable[..., object]) -> None:
     models.admit(f"{__name__}:gated", "gated-for-confidence")
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=ModelSpec(name="gated-for-confidence"), data=data),))
@@ -135,7 +135,7 @@ def test_a_network_of_an_unknown_kind_leaves_confidence_undecided_and_says_so(ob
     assert any("confidence is undecided" in note and "Gate" in note for note in found.notes)
 
 
-def test_more_examples_than_any_calibration_saw_leave_confidence_undecided(observe: Callable[..., object]) -> None:
+def test_more_examples_than_in_the_calibration_leave_confidence_undecided(observe: Callable[..., object]) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     batch = torch.rand(200, 1, 8, 8, generator=seeded()), torch.randint(4, (200,), generator=seeded())
     case = Case((observe(batch, model=ModelSpec(name="lenet_dlg"), data=data),))
@@ -164,7 +164,7 @@ def test_the_curvature_is_not_computed_where_confidence_does_not_depend_on_it(
         inverting_gradients(steps=2)([case], rng=seeded())
 
 
-def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
+def test_probabilities_within_the_unsure_range_are_undecided() -> None:
     own = Curve(("misfit",), (-1.0,), 0.0, (-9.0,), (9.0,), {}, 10, 5, unsure=(0.1, 0.9))
     said = estimate_probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
     assert said.isnan().tolist() == [False, True, True, True, False]
@@ -173,14 +173,14 @@ def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
 
 
 def test_the_calibration_file_and_the_code_agree() -> None:
-    told = json.loads(CALIBRATION_FILE.read_text())["curves"]
+    stated = json.loads(CALIBRATION_FILE.read_text())["curves"]
     known = set(evidence.FEATURE_NAMES)
-    assert {(one["route"], one["data"]) for one in told} >= {
+    assert {(one["route"], one["data"]) for one in stated} >= {
         ("optimisation", "images"), ("optimisation", "rows"), ("optimisation from a closed form", "images"),
         ("linear", "images"), ("linear", "rows"), ("layers", "images"),
         ("prior alone", "images"), ("prior alone", "rows"),
     }  # fmt: skip
-    for one in told:
+    for one in stated:
         own = find_curve(one["route"], is_image=one["data"] == "images")
         assert own is not None
         assert set(own.features) <= known
@@ -193,7 +193,7 @@ def test_the_calibration_file_and_the_code_agree() -> None:
             assert float(said[0]) == pytest.approx(min(max(float(said[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
 
 
-def test_files_of_before_open_with_the_share_explained_and_an_undecided_confidence(image_case: Make, tmp_path: Path) -> None:
+def test_files_without_evidence_are_read_with_undecided_confidence(image_case: Make, tmp_path: Path) -> None:
     case, _, _ = image_case()
     (found,) = cpl(steps=1)([case], rng=seeded())
     path = tmp_path / "answer.safetensors"

@@ -28,7 +28,7 @@ def test_the_expected_error_is_the_mean_variance_of_the_posterior(rows: int, var
     assert torch.allclose(drawn, wanted, rtol=0.5, atol=2e-9)
 
 
-def test_the_next_step_leads_to_the_least_squares_solution() -> None:
+def test_estimated_next_step_is_that_to_the_least_squares_solution() -> None:
     a, b = linear(40)
     variance = torch.tensor(1e-12).double()
     posterior = Posterior(lambda x: (a @ x.flatten() - b,), torch.zeros(3, 4).double(), variance, iterations=30)
@@ -36,7 +36,7 @@ def test_the_next_step_leads_to_the_least_squares_solution() -> None:
     assert torch.allclose(posterior.estimate_next_step(), solution.square().mean(dim=1), rtol=1e-6)
 
 
-def test_what_no_residual_sees_is_as_uncertain_as_before() -> None:
+def test_values_without_a_residual_keep_the_prior_variance() -> None:
     posterior = Posterior(lambda x: (x[0],), torch.zeros(2, 4).double(), torch.tensor(1e-9).double())
     seen, unseen = posterior.estimate_error(seeded()).tolist()
     assert seen < 1e-8

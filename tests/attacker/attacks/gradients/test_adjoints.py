@@ -54,7 +54,7 @@ def guess(data: DataSpec, count: int, soft: bool, problems: int = 3) -> tuple[Te
     return x, torch.randint(data.num_classes, (problems, count), generator=rng)
 
 
-def written(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints:
+def build_written(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints:
     found = build_adjoints(model, data, loss, weights)
     assert found is not None
     return found
@@ -80,13 +80,13 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 
 @pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_and_the_way_back_are_those_of_autograd(name: str, count: int, soft: bool) -> None:
+def test_gradients_and_vector_jacobian_products_agree_with_autograd(name: str, count: int, soft: bool) -> None:
     model, data, loss, weights = built(name)
     x, y = guess(data, count, soft)
     rng = torch.Generator().manual_seed(5)
     v = {key: torch.randn(len(x), *w.shape, generator=rng, dtype=torch.double) for key, w in weights.items()}
     expected, slopes = by_autograd(model, data, loss, weights, x, y, lambda key, i: v[key][i])
-    ours = written(model, data, loss, weights)
+    ours = build_written(model, data, loss, weights)
     found, back = ours(data.normalise(x), y)
     for i, one in enumerate(expected):
         shaped = ours.restore_shapes({key: g[i] for key, g in found.items()})
@@ -94,13 +94,13 @@ def test_gradients_and_the_way_back_are_those_of_autograd(name: str, count: int,
         assert all(agree(shaped[key], one[key]) for key in weights)
     rows = [ours.lay_out({key: t[i] for key, t in v.items()}) for i in range(len(x))]
     of_x, *of_y = back({key: torch.stack([row[key] for row in rows]) for key in weights})
-    assert agree(of_x, slopes[0] * 0.5)  # by what the network is fed, which is (x - 0.4) / 0.5
+    assert agree(of_x, slopes[0] * 0.5)  # by the network's input, which is (x - 0.4) / 0.5
     assert len(of_y) == soft
     assert all(agree(*pair) for pair in zip(of_y, slopes[1:], strict=True))
 
 
-def test_shapes_and_what_gradients_lie_as_are_each_others_inverse() -> None:
-    ours, rng = written(*built("sigmoid")), torch.Generator().manual_seed(0)
+def test_memory_layout_of_gradients_is_undone_by_restoring_shapes() -> None:
+    ours, rng = build_written(*built("sigmoid")), torch.Generator().manual_seed(0)
     gradient = {name: torch.rand(w.shape, generator=rng) for name, w in built("sigmoid")[3].items()}
     assert ours.lay_out(gradient)["0.weight"].shape == (12, 5, 5, 3)
     again = ours.restore_shapes(ours.lay_out(gradient))
@@ -119,9 +119,9 @@ class Idle(nn.Module):
         return logits
 
 
-def test_weights_that_nothing_depends_on_have_zeros() -> None:
+def test_unused_parameter_has_a_gradient_of_zeros() -> None:
     model = Idle().eval()
-    found, _ = written(model, DataSpec(shape=(6,), num_classes=3), "cross_entropy", dict(model.state_dict()))(
+    found, _ = build_written(model, DataSpec(shape=(6,), num_classes=3), "cross_entropy", dict(model.state_dict()))(
         torch.rand(2, 1, 6), torch.tensor([[0], [1]])
     )
     assert torch.equal(found["unused"], torch.zeros(2, 2, 2))
@@ -131,13 +131,13 @@ def test_weights_that_nothing_depends_on_have_zeros() -> None:
     ("name", "arguments"),
     [("resnet20_4", {}), ("lenet_dlg", {"pooling": "max"}), ("lenet_dlg", {"pooling": "mean"}), ("vgg7", {})],
 )
-def test_what_is_no_chain_of_small_layers_is_left_to_others(name: str, arguments: dict[str, Any]) -> None:
+def test_unsupported_networks_have_no_explicit_gradient(name: str, arguments: dict[str, Any]) -> None:
     data = DataSpec(shape=(3, 32, 32), num_classes=10)
     model = models.build(ModelSpec(name=name, arguments=arguments), data).eval()
     assert build_adjoints(model, data, "cross_entropy", dict(model.named_parameters())) is None
 
 
-def test_a_convolution_is_small_up_to_a_number_of_multiplications() -> None:
+def test_convolution_is_small_below_a_number_of_multiplications() -> None:
     assert is_small((12, 12, 5, 5), (12, 32, 32))
     assert not is_small((64, 64, 3, 3), (64, 32, 32))
 
@@ -147,7 +147,7 @@ def attack_of(**settings: Any) -> GradientMatching:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def explicit_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make `torch.compile` return its argument, and count the evaluations of explicit formulas."""
     times: list[int] = []
     whole: Callable[[View], Adjoints | None] = vars(View)["written"].func
@@ -172,8 +172,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
     ids=["one example", "weighed layers", "a defense and soft labels", "a robust loss of two steps"],
 )
-def test_a_search_that_is_compiled_goes_where_the_other_goes(
-    settings: dict[str, Any], defense: str, steps: int, observe: Any, asked: list[int]
+def test_compiled_search_agrees_with_the_plain_one(
+    settings: dict[str, Any], defense: str, steps: int, observe: Any, explicit_evaluations: list[int]
 ) -> None:
     data, model = DataSpec(shape=(1, 8, 8), num_classes=3), ModelSpec(name="lenet_dlg")
     rng = torch.Generator().manual_seed(0)
@@ -183,17 +183,17 @@ def test_a_search_that_is_compiled_goes_where_the_other_goes(
         cases.append(Case((observe(*batches, model=model, data=data, defense=defense, client=f"c{i}"),)))
     attack = attack_of(**settings)
     found = attack(cases, rng=torch.Generator().manual_seed(1))
-    assert not asked
+    assert not explicit_evaluations
     again = attack.copy_with(compiled=True)(cases, rng=torch.Generator().manual_seed(1))
-    assert asked
-    assert all(asked)
+    assert explicit_evaluations
+    assert all(explicit_evaluations)
     for one, other in zip(found, again, strict=True):
         torch.testing.assert_close(one.x, other.x, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
         assert not torch.equal(one.loss[0], one.loss[-1])
 
 
-def test_a_chain_that_is_not_the_network_is_left_to_autograd(
+def test_explicit_gradient_that_disagrees_with_autograd_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Explicit gradients and their derivatives are compared with PyTorch once per network."""

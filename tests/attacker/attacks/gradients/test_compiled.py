@@ -29,7 +29,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_problems_that_left_are_made_up_for_until_few_are_left(eager: list[int]) -> None:
+def test_missing_problems_are_padded_while_more_than_half_remain(eager: list[int]) -> None:
     alone: list[int] = []
     evaluate = Compiled(squares, lambda z, row: alone.append(len(z)) or squares(z, row), 8)
     z, target = torch.arange(8.0)[:, None], torch.ones(8, 1)
@@ -41,7 +41,7 @@ def test_problems_that_left_are_made_up_for_until_few_are_left(eager: list[int])
     assert (eager, alone) == ([8, 8], [4, 1])
 
 
-def test_where_nothing_can_be_compiled_it_is_said_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_warns_once_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no compiler\nin sight")
 
@@ -54,7 +54,7 @@ def test_where_nothing_can_be_compiled_it_is_said_once_and_goes_on(monkeypatch: 
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++, and there is none")
-def test_a_compiled_search_comes_to_what_the_other_comes_to(observe) -> None:
+def test_compiled_search_agrees_with_the_plain_one(observe) -> None:
     model, data = ModelSpec(name="mlp", arguments={"hidden": [4]}), DataSpec(shape=(6,), num_classes=3)
     batches = [(torch.rand(1, 6, generator=rng().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]

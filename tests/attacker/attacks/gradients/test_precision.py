@@ -27,7 +27,7 @@ def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> N
     assert 1e-4 < float((flat - near).norm() / flat.norm()) < 0.1
 
 
-def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_share_of_the_steps_is_in_bfloat16(observe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
     batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
@@ -52,7 +52,7 @@ def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("features", "able"), [({"avx512_bf16": True}, True), ({"amx_bf16": True}, True), ({"avx2": True}, False)]
 )
-def test_a_processor_without_such_arithmetic_keeps_float32(
+def test_processor_without_bfloat16_arithmetic_keeps_float32(
     features: dict[str, bool], able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
@@ -60,6 +60,6 @@ def test_a_processor_without_such_arithmetic_keeps_float32(
 
 
 @pytest.mark.parametrize("coarse", [-0.1, 1.0])
-def test_the_last_steps_are_always_in_float32(coarse: float) -> None:
+def test_share_of_bfloat16_steps_must_be_below_one(coarse: float) -> None:
     with pytest.raises(ValueError, match="the last steps are in float32"):
         agic(coarse=coarse)

@@ -18,18 +18,18 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("of_simulated", [to_channels_last, torch.Tensor.contiguous])
 @pytest.mark.parametrize("of_observed", [to_channels_last, torch.Tensor.contiguous])
-def test_the_cosine_of_large_gradients_and_its_slope_are_the_plain_ones(of_simulated, of_observed) -> None:
+def test_cosine_for_large_gradients_agrees_with_the_plain_one(of_simulated, of_observed) -> None:
     simulated = {name: of_simulated(t).requires_grad_() for name, t in drawn(0).items()}
     observed = {name: of_observed(t) for name, t in drawn(1).items()}
     assert cosine.of_large is not None
     both = [distance(simulated, observed) for distance in (cosine, cosine.of_large)]
     assert torch.allclose(*both, rtol=1e-12)
-    assert abs(both[0].item() - 1) > 1e-3  # the drawn ones are not orthogonal: a sign shows
+    assert abs(both[0].item() - 1) > 1e-3  # they are not orthogonal, so that a wrong sign would change the value
     slopes = [torch.autograd.grad(one, list(simulated.values())) for one in both]
     assert all(torch.allclose(*pair, rtol=1e-12) for pair in zip(*slopes, strict=True))
 
 
-def test_what_was_not_observed_does_not_count() -> None:
+def test_parameters_that_were_not_observed_are_left_out() -> None:
     simulated, observed = drawn(0), drawn(1)
     del observed["b"]
     dot, own, theirs = compute_products(simulated, observed)
@@ -39,6 +39,6 @@ def test_what_was_not_observed_does_not_count() -> None:
     assert torch.allclose(cosine.of_large(simulated, observed), cosine(simulated, observed))
 
 
-def test_a_gradient_of_zeros_is_as_far_as_one_that_says_nothing() -> None:
+def test_gradient_of_zeros_has_distance_one() -> None:
     zeros = {name: torch.zeros_like(t) for name, t in drawn(0).items()}
     assert float(cosine.of_large(zeros, drawn(1))) == 1.0

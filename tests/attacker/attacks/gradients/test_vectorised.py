@@ -59,7 +59,7 @@ def guess(data: DataSpec, count: int, soft: bool, problems: int = 2) -> tuple[Te
     return x, torch.randint(data.num_classes, (problems, count), generator=rng)
 
 
-def at_once(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> PerProblem:
+def build_batched(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> PerProblem:
     gradients = build_per_problem(model, data, loss)
     assert gradients is not None
     return gradients
@@ -82,12 +82,12 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 
 @pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_and_the_slope_of_a_distance_are_those_of_each_problem_by_itself(name: str, count: int, soft: bool) -> None:
+def test_batched_gradients_and_derivatives_agree_with_single_problems(name: str, count: int, soft: bool) -> None:
     model, data, loss = built(name, *NETWORKS[name])
     weights, buffers = doubles(model)
     x, y = guess(data, count, soft)
     theirs = one_by_one(model, data, loss, weights, x, y, buffers)
-    ours = stacked(at_once(model, data, loss)(weights, x, y, buffers))
+    ours = stacked(build_batched(model, data, loss)(weights, x, y, buffers))
     assert set(ours) == set(weights)
     assert all(agree(ours[key], theirs[key]) for key in weights)
     aims = {key: torch.linspace(-1, 1, w.numel(), dtype=torch.double).reshape(w.shape) for key, w in weights.items()}
@@ -103,7 +103,7 @@ def test_gradients_and_the_slope_of_a_distance_are_those_of_each_problem_by_itse
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"), [((5, 5), 2, (2, 2)), ((3, 4), 3, (1, 0)), ((4, 1), 1, (3, 0)), ((1, 2), 2, (0, 1))]
 )
-def test_small_convolutions_are_torchs_with_all_derivatives(
+def test_small_convolutions_and_their_derivatives_agree_with_torch(
     problems: int, kernel: tuple[int, int], stride: int, padding: tuple[int, int]
 ) -> None:
     rng = torch.Generator().manual_seed(0)
@@ -124,7 +124,7 @@ def test_small_convolutions_are_torchs_with_all_derivatives(
 
 
 @pytest.mark.parametrize("setting", [((2, 1), (1, 0), (1, 2), 2), ((1, 1), (2, 1), (1, 1), 1), ((3, 3), (0, 1), (2, 1), 4)])
-def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weights(setting: ConvolutionSetting) -> None:
+def test_library_convolution_has_derivatives_by_images_only(setting: ConvolutionSetting) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, 7, 8, generator=rng, dtype=torch.double).requires_grad_()
     weight = torch.randn(4, 4 // setting[-1], 3, 2, generator=rng, dtype=torch.double).requires_grad_()
@@ -135,7 +135,7 @@ def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weig
     assert torch.autograd.gradgradcheck(lambda x: convolve_by_library(x, weight, setting), x, fast_mode=True)
 
 
-def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivatives() -> None:
+def test_weight_gradients_of_grouped_and_dilated_convolutions() -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(4, 4, 7, 6, generator=rng, dtype=torch.double).requires_grad_()
     g = torch.randn(4, 6, 4, 4, generator=rng, dtype=torch.double).requires_grad_()
@@ -146,9 +146,9 @@ def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivat
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("torchvision", {"architecture": "resnet18"}), ("vgg7", {})])
-def test_wide_networks_are_taken_too(name: str, arguments: dict[str, Any]) -> None:
+def test_wide_networks_are_supported(name: str, arguments: dict[str, Any]) -> None:
     model, data, loss = built(name, arguments, (3, 8, 8), 3)
-    assert build_per_problem(model, data, loss) is not None  # which compares both ways
+    assert build_per_problem(model, data, loss) is not None  # the function compares batched with plain gradients
 
 
 class Twice(nn.Module):
@@ -167,7 +167,7 @@ class Twice(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A network with an operation `kind` for which batched gradients per problem do not exist."""
+    """A network with an operation `kind` for which batched gradients are not supported; another `kind` leaves it out."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -184,13 +184,13 @@ class Mixed(nn.Module):
         return logits
 
 
-def test_layers_used_twice_add_up_and_unused_ones_have_zeros() -> None:
+def test_gradients_of_a_layer_used_twice_add_up() -> None:
     data = DataSpec(shape=(1, 6, 6), num_classes=3)
     model = Twice()
     weights, _ = doubles(model)
     x, y = guess(data, 2, soft=False)
     theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = stacked(at_once(model, data)(weights, x, y))
+    ours = stacked(build_batched(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     assert not ours["unused.weight"].any()
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), x)[0] for found in (ours, theirs)]
@@ -198,11 +198,11 @@ def test_layers_used_twice_add_up_and_unused_ones_have_zeros() -> None:
 
 
 @pytest.mark.parametrize("kind", ["layer norm", "batch norm", "parameter", "batch", "weight"])
-def test_a_model_whose_problems_cannot_be_told_apart_is_left_to_others(kind: str) -> None:
+def test_model_that_mixes_problems_is_not_supported(kind: str) -> None:
     assert build_per_problem(Mixed(kind).eval(), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is None
 
 
-def test_a_model_of_the_same_kind_without_such_a_thing_is_not() -> None:
+def test_same_model_without_the_operation_is_supported() -> None:
     assert build_per_problem(Mixed("nothing"), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is not None
 
 
@@ -223,7 +223,7 @@ def test_a_model_that_vmap_cannot_map_is_called_once_per_problem(soft: bool) -> 
     weights, _ = doubles(model)
     x, y = guess(data, 2, soft)
     theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    gradients, wanted = at_once(model, data), (x, y) if soft else (x,)
+    gradients, wanted = build_batched(model, data), (x, y) if soft else (x,)
     before = Counted.calls
     ours = stacked(gradients(weights, x, y))
     slopes = torch.autograd.grad(sum(g.square().sum() for g in ours.values()), wanted)
@@ -233,41 +233,41 @@ def test_a_model_that_vmap_cannot_map_is_called_once_per_problem(soft: bool) -> 
     assert all(agree(*pair) for pair in zip(slopes, expected, strict=True))
 
 
-def test_one_problem_alone_is_as_it_is_among_others() -> None:
+def test_single_problem_agrees_with_the_plain_gradient() -> None:
     model, data, _ = built("lenet_dlg", *NETWORKS["lenet_dlg"])
     weights, _ = doubles(model)
     x, y = guess(data, 2, soft=True, problems=1)
     theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = stacked(at_once(model, data)(weights, x, y))
+    ours = stacked(build_batched(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), (x, y)) for found in (ours, theirs)]
     assert all(agree(*pair) for pair in zip(*slopes, strict=True))
 
 
 @pytest.mark.parametrize("problems", [1, 2])
-def test_nothing_is_kept_for_derivatives_that_nobody_asked_for(problems: int) -> None:
+def test_no_graph_is_kept_without_need(problems: int) -> None:
     model, data, _ = built("lenet_cpl", *NETWORKS["lenet_cpl"])
     weights = {name: p.detach() for name, p in model.named_parameters()}
     x, y = torch.rand(problems, 1, *data.shape), torch.zeros(problems, 1, dtype=torch.long)
-    assert not any(g.requires_grad for g in stacked(at_once(model, data)(weights, x, y)).values())
+    assert not any(g.requires_grad for g in stacked(build_batched(model, data)(weights, x, y)).values())
     with torch.no_grad():
-        assert not any(g.requires_grad for g in stacked(at_once(model, data)(weights, x.requires_grad_(), y)).values())
+        assert not any(g.requires_grad for g in stacked(build_batched(model, data)(weights, x.requires_grad_(), y)).values())
 
 
-def test_large_gradients_are_told_apart_and_small_ones_stay_together() -> None:
+def test_large_gradients_are_split_by_problem_and_small_ones_joined() -> None:
     large, _, _ = built("resnet20_4", {}, (3, 16, 16), 3)
     small, data, _ = built("lenet_dlg", {}, (3, 16, 16), 3)
     x, y = torch.rand(2, 1, *data.shape), torch.tensor([[0], [2]])
     for model, is_large in ((large, True), (small, False)):
         weights = {name: p.detach() for name, p in model.named_parameters()}
-        found = at_once(model, data)(weights, x, y)
+        found = build_batched(model, data)(weights, x, y)
         assert (join_problems(found) is None) == is_large
         rows = split_problems(found)
         assert len(rows) == 2
         assert all(torch.equal(row[name], stacked(found)[name][i]) for i, row in enumerate(rows) for name in weights)
 
 
-def test_channels_last_keeps_values_and_strides_the_channels_by_one() -> None:
+def test_channels_last_keeps_values_and_gives_channels_stride_one() -> None:
     t = torch.rand(2, 5, 4, 3, 2)
     assert torch.equal(to_channels_last(t), t)
     assert to_channels_last(t).stride(-3) == 1

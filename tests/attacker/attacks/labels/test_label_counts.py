@@ -29,7 +29,7 @@ def test_the_largest_remainders_are_rounded_up() -> None:
 @pytest.mark.parametrize(
     "counts", [torch.zeros(4), -torch.ones(4), torch.tensor([torch.nan, 1, 1, 1]), torch.full((4,), torch.inf)]
 )
-def test_where_nothing_is_known_all_classes_share_alike(counts: Tensor) -> None:
+def test_useless_counts_give_equal_shares(counts: Tensor) -> None:
     assert sorted(round_counts(counts, 6).tolist()) == [1, 1, 2, 2]
 
 
@@ -44,12 +44,12 @@ def test_counts_by_impact_of_a_hand_example() -> None:
     assert count_by_impact(torch.tensor([-1.4, 0.9, -0.4, 0.9]), 4).tolist() == [3, 0, 1, 0]
 
 
-def test_more_negative_classes_than_examples_are_taken_from_the_most_negative_on() -> None:
+def test_most_negative_classes_come_first_if_there_are_too_many() -> None:
     assert count_by_impact(torch.tensor([-1.0, -3.0, -2.0, 6.0]), 2).tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_feature_a_class_is_exact_where_features_hardly_move_the_logits(seed: int) -> None:
+def test_counts_by_class_features_are_exact_for_nearly_constant_logits(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     weight, offset = 1e-3 * torch.randn(5, 7, generator=rng), torch.randn(5, generator=rng)  # the mean p is not uniform
     y = torch.tensor([0, 1, 1, 1, 3, 3, 4, 4, 4, 4, 4])
@@ -57,16 +57,16 @@ def test_one_feature_a_class_is_exact_where_features_hardly_move_the_logits(seed
     assert count_by_class_features(rows, bias, weight, offset, len(y)).tolist() == [1, 3, 0, 2, 5]
 
 
-def test_one_feature_a_class_gives_counts_whatever_the_gradient() -> None:
+def test_counts_by_class_features_have_the_right_sum_for_any_gradient() -> None:
     for value in (0.0, torch.nan, torch.inf, 1e30):
         counts = count_by_class_features(torch.full((3, 4), value), torch.full((3,), value), torch.ones(3, 4), torch.ones(3), 5)
         assert counts.sum() == 5
 
 
-def test_what_stands_in_for_the_bias_is_its_gradient_where_a_direction_is_the_same_in_all_features() -> None:
+def test_estimated_bias_gradient_is_right_if_one_feature_is_constant() -> None:
     rng = torch.Generator().manual_seed(0)
     features = torch.randn(40, 6, generator=rng)
-    features[:, 2] = 3.0  # as a bias would be
+    features[:, 2] = 3.0  # constant, like the input of a bias
     weight, offset = torch.randn(4, 6, generator=rng), torch.zeros(4)
     rows, bias = head_gradient(features[:7], torch.tensor([0, 1, 1, 2, 3, 3, 3]), weight, offset)
     torch.testing.assert_close(estimate_bias_gradient(rows, features[7:]), bias, atol=5e-3, rtol=0)

@@ -18,8 +18,8 @@ from attacker.attacks.labels.fit import (
 CLASSES, FEATURES = 6, 12
 
 
-class World:
-    """Normal features with labels drawn from the predictions of the last layer: a calibrated, mostly certain model."""
+class Batch:
+    """A batch of normal features, with labels drawn from the last layer's predictions, and that layer's gradient."""
 
     def __init__(self, seed: int, examples: int, certainty: float = 2.0) -> None:
         self.rng = torch.Generator().manual_seed(seed)
@@ -52,32 +52,32 @@ def overlap(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_true_features_and_labels_miss_nothing(bias: bool) -> None:
-    world = World(0, 5)
-    fit = world.fit(bias=bias)
-    z = torch.linalg.solve_triangular(fit.spread, (world.f @ _basis(world, fit).T - fit.mean).T, upper=False).T[None]
-    y = torch.eye(CLASSES, dtype=torch.float64)[world.y][None]
+def test_true_features_and_labels_have_only_the_prior_cost(bias: bool) -> None:
+    batch = Batch(0, 5)
+    fit = batch.fit(bias=bias)
+    z = torch.linalg.solve_triangular(fit.spread, (batch.f @ _basis(batch, fit).T - fit.mean).T, upper=False).T[None]
+    y = torch.eye(CLASSES, dtype=torch.float64)[batch.y][None]
     loose, strict = compute_cost(fit, z, y, 1.0), compute_cost(fit, z, y, 1e-4)
     torch.testing.assert_close(loose, strict)
-    log_p = (world.f @ world.weight.T + world.offset).log_softmax(dim=1)[torch.arange(5), world.y].sum()
+    log_p = (batch.f @ batch.weight.T + batch.offset).log_softmax(dim=1)[torch.arange(5), batch.y].sum()
     torch.testing.assert_close(strict[0], 0.5 * z.square().sum() - log_p)
 
 
-def _basis(world: World, fit: HeadFit) -> Tensor:
+def _basis(batch: Batch, fit: HeadFit) -> Tensor:
     """Return the fit's orthonormal basis, computed from the weight in that basis and in full."""
-    return torch.linalg.lstsq(fit.weight, world.weight).solution if fit.weight.shape[0] >= FEATURES else _by_rows(world, fit)
+    return torch.linalg.lstsq(fit.weight, batch.weight).solution if fit.weight.shape[0] >= FEATURES else _by_rows(batch, fit)
 
 
-def _by_rows(world: World, fit: HeadFit) -> Tensor:
+def _by_rows(batch: Batch, fit: HeadFit) -> Tensor:
     known = torch.cat([fit.weight, fit.target[:, : fit.weight.shape[1]]])
-    return torch.linalg.lstsq(known, torch.cat([world.weight, world.rows[:-1]])).solution
+    return torch.linalg.lstsq(known, torch.cat([batch.weight, batch.rows[:-1]])).solution
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fit_ends_where_the_cost_is_flat_and_lower(seed: int) -> None:
-    world = World(seed, 6)
-    fit = world.fit()
-    y = torch.eye(CLASSES, dtype=torch.float64)[world.y][None]
+def test_fit_ends_at_a_lower_cost_with_a_small_slope(seed: int) -> None:
+    batch = Batch(seed, 6)
+    fit = batch.fit()
+    y = torch.eye(CLASSES, dtype=torch.float64)[batch.y][None]
     start = Fitted(y, 0.1 * fit.start[None, :6], torch.zeros(1))
     end = fit_features(fit, start, FINE_ERROR, steps=40)
     z = end.z.clone().requires_grad_()
@@ -88,9 +88,9 @@ def test_a_fit_ends_where_the_cost_is_flat_and_lower(seed: int) -> None:
 
 
 def test_a_step_makes_no_candidate_worse() -> None:
-    world = World(4, 8)
-    fit = world.fit()
-    y = torch.eye(CLASSES, dtype=torch.float64)[torch.randint(CLASSES, (5, 8), generator=world.rng)]
+    batch = Batch(4, 8)
+    fit = batch.fit()
+    y = torch.eye(CLASSES, dtype=torch.float64)[torch.randint(CLASSES, (5, 8), generator=batch.rng)]
     now = Fitted(y, fit.start[:8].expand(5, -1, -1), torch.full((5,), torch.inf))
     for _ in range(4):
         then = fit_features(fit, now, FINE_ERROR, steps=1)
@@ -98,30 +98,30 @@ def test_a_step_makes_no_candidate_worse() -> None:
         now = then
 
 
-def test_labels_of_few_examples_are_found_where_the_bias_misleads() -> None:
-    worlds = [World(seed, 3, certainty=0.6) for seed in range(10)]
-    by_bias = [overlap(world.counts(), world.start()) for world in worlds]
-    found = [overlap(world.counts(), find_most_probable(world.fit(), [world.start()])) for world in worlds]
+def test_fit_finds_more_labels_of_few_examples_than_the_bias() -> None:
+    batches = [Batch(seed, 3, certainty=0.6) for seed in range(10)]
+    by_bias = [overlap(batch.counts(), batch.start()) for batch in batches]
+    found = [overlap(batch.counts(), find_most_probable(batch.fit(), [batch.start()])) for batch in batches]
     assert sum(found) > sum(by_bias) + 0.5
     assert sum(found) >= 9
 
 
-def test_the_head_without_a_bias_tells_as_well() -> None:
-    worlds = [World(seed, 3, certainty=0.6) for seed in range(10)]
-    found = [overlap(world.counts(), find_most_probable(world.fit(bias=False), [world.start()])) for world in worlds]
+def test_fit_finds_labels_without_a_bias() -> None:
+    batches = [Batch(seed, 3, certainty=0.6) for seed in range(10)]
+    found = [overlap(batch.counts(), find_most_probable(batch.fit(bias=False), [batch.start()])) for batch in batches]
     assert sum(found) >= 9
 
 
-def test_of_several_starts_the_most_probable_is_taken() -> None:
-    world = World(1, 3, certainty=0.6)
-    wrong = torch.bincount(torch.full((3,), int(world.counts().argmin())), minlength=CLASSES)
-    assert find_most_probable(world.fit(), [wrong, world.counts()]).tolist() == world.counts().tolist()
-    assert find_most_probable(world.fit(), [world.counts(), wrong]).tolist() == world.counts().tolist()
+def test_most_probable_of_several_starts_is_returned() -> None:
+    batch = Batch(1, 3, certainty=0.6)
+    wrong = torch.bincount(torch.full((3,), int(batch.counts().argmin())), minlength=CLASSES)
+    assert find_most_probable(batch.fit(), [wrong, batch.counts()]).tolist() == batch.counts().tolist()
+    assert find_most_probable(batch.fit(), [batch.counts(), wrong]).tolist() == batch.counts().tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_classes_in_another_order_have_their_counts_in_that_order(seed: int) -> None:
-    world, order = World(seed, 3, certainty=0.6), torch.tensor([2, 0, 3, 1, 5, 4])
-    plain = find_most_probable(world.fit(), [world.start()])
-    turned = build_head_fit(world.rows[order], world.bias[order], world.weight[order], world.offset[order], world.others, 3)
-    assert find_most_probable(turned, [world.start()[order]]).tolist() == plain[order].tolist()
+def test_counts_follow_the_order_of_classes(seed: int) -> None:
+    batch, order = Batch(seed, 3, certainty=0.6), torch.tensor([2, 0, 3, 1, 5, 4])
+    plain = find_most_probable(batch.fit(), [batch.start()])
+    turned = build_head_fit(batch.rows[order], batch.bias[order], batch.weight[order], batch.offset[order], batch.others, 3)
+    assert find_most_probable(turned, [batch.start()[order]]).tolist() == plain[order].tolist()

@@ -1,4 +1,4 @@
-"""Tests of label rules on real gradients."""
+"""Tests of label rules, which infer labels from the last layer's gradient, on gradients by autograd."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from fedsim.models import find_loss, predict_probabilities
 def evidence_of(
     network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy", *, look: bool = False
 ) -> Evidence:
-    """Return the evidence for label rules; with `look` including the head."""
+    """Return the evidence for label rules; `look`: include the last layer (head) and its inputs for random examples."""
     loss = find_loss(loss_name)(network(x), y)
     names = [name for name, _ in network.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
@@ -44,18 +44,18 @@ def network(activation: nn.Module, seed: int, *, bias: bool = True, outputs: int
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Tanh(), nn.ReLU(), nn.LeakyReLU(0.5)])
-def test_the_bias_gives_the_label_of_one_example_whatever_the_features(activation: nn.Module, seed: int) -> None:
+def test_bias_gives_the_label_of_one_example_for_any_features(activation: nn.Module, seed: int) -> None:
     y = torch.tensor([seed])
     assert infer_from_bias(evidence_of(network(activation, seed), torch.rand(1, 12), y)).tolist() == [seed]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_row_sums_give_it_for_features_that_are_not_negative(seed: int) -> None:
+def test_row_sums_give_the_label_for_features_that_are_not_negative(seed: int) -> None:
     y = torch.tensor([seed])
     assert infer_from_rows(evidence_of(network(nn.Sigmoid(), seed), torch.rand(1, 12), y)).tolist() == [seed]
 
 
-def test_row_sums_fail_for_negative_features_and_inferred_does_not() -> None:
+def test_row_sums_fail_for_negative_features_and_the_default_rule_does_not() -> None:
     net = network(nn.Tanh(), 0)
     with torch.no_grad():
         net[0].bias -= 20
@@ -64,7 +64,7 @@ def test_row_sums_fail_for_negative_features_and_inferred_does_not() -> None:
     assert infer_labels(evidence).tolist() == [4]
 
 
-def test_without_a_bias_the_rows_are_used() -> None:
+def test_rows_are_used_without_a_bias() -> None:
     evidence = evidence_of(network(nn.Sigmoid(), 3, bias=False), torch.rand(1, 12), torch.tensor([7]))
     assert infer_labels(evidence).tolist() == [7]
     with pytest.raises(ValueError, match="needs a bias"):
@@ -72,7 +72,7 @@ def test_without_a_bias_the_rows_are_used() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_of_a_batch_behind_a_clip_that_is_known(seed: int) -> None:
+def test_counts_of_a_batch_are_right_if_clipping_is_known(seed: int) -> None:
     y = torch.tensor([1, 1, 4, 8])
     evidence = evidence_of(network(nn.Sigmoid(), seed), torch.rand(4, 12), y)
     clipped = evidence._replace(gradient={name: 0.1 * g for name, g in evidence.gradient.items()}, shortened=True)
@@ -89,7 +89,7 @@ def withhold_bias(evidence: Evidence) -> Evidence:
 
 
 @pytest.mark.parametrize("outputs", [1, 10])
-def test_where_the_bias_was_not_sent_the_rows_are_used(outputs: int) -> None:
+def test_rows_are_used_if_the_bias_was_not_sent(outputs: int) -> None:
     loss, y = ("logistic", torch.tensor([1])) if outputs == 1 else ("cross_entropy", torch.tensor([7]))
     withheld = withhold_bias(evidence_of(network(nn.Sigmoid(), 3, outputs=outputs), torch.rand(1, 12), y, loss))
     assert infer_labels(withheld).tolist() == y.tolist()
@@ -120,7 +120,7 @@ def test_distinct_labels_of_a_batch_by_rows() -> None:
     assert torch.equal(infer_from_rows(evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(3, 12), y)), y)
 
 
-def test_noise_that_drowns_the_bias_leaves_labels_all_the_same() -> None:
+def test_useless_bias_gradient_still_gives_valid_labels() -> None:
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(4, 12), torch.tensor([0, 1, 2, 3]))
     for value in (100.0, torch.nan, torch.inf):
         drowned = {**evidence.gradient, "2.bias": torch.full((10,), value)}
@@ -138,16 +138,14 @@ def test_more_examples_than_classes_cannot_have_distinct_labels() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Tanh(), nn.LeakyReLU(0.2)])
-def test_the_sign_of_a_single_logits_bias_is_the_label_whatever_the_features(
-    activation: nn.Module, label: int, seed: int
-) -> None:
+def test_sign_of_the_bias_gradient_of_a_single_logit_gives_the_label(activation: nn.Module, label: int, seed: int) -> None:
     evidence = evidence_of(network(activation, seed, outputs=1), torch.rand(1, 12), torch.tensor([label]), "logistic")
     assert infer_from_bias(evidence).tolist() == [label]
     assert infer_labels(evidence).tolist() == [label]
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_the_sign_of_a_single_logits_row_is_the_label_for_features_that_are_positive(label: int) -> None:
+def test_sign_of_the_row_of_a_single_logit_gives_the_label_for_positive_features(label: int) -> None:
     y = torch.tensor([label])
     net = network(nn.LeakyReLU(0.2), 0, bias=False, outputs=1)
     with torch.no_grad():
@@ -160,7 +158,7 @@ def test_the_sign_of_a_single_logits_row_is_the_label_for_features_that_are_posi
 
 
 @pytest.mark.parametrize("ones", range(7))
-def test_of_several_examples_behind_a_single_logit_the_mean_is_told(ones: int) -> None:
+def test_labels_of_several_examples_with_a_single_logit(ones: int) -> None:
     y = torch.tensor([0] * (6 - ones) + [1] * ones)
     for bias in (True, False):
         net = network(nn.Sigmoid(), 1, bias=bias, outputs=1)
@@ -192,7 +190,7 @@ def test_every_rule_is_exact_for_one_example(name: str, label: int) -> None:
 
 @pytest.mark.parametrize("name", ["bias", "llg", "ilrg", "inferred"])
 @pytest.mark.parametrize("examples", [2, 12])
-def test_every_rule_gives_as_many_labels_in_order_whatever_the_gradient(name: str, examples: int) -> None:
+def test_every_rule_gives_sorted_valid_labels_for_any_gradient(name: str, examples: int) -> None:
     evidence = evidence_of(network(nn.ReLU(), 0), torch.rand(examples, 12), torch.randint(10, (examples,)), look=True)
     rng = torch.Generator().manual_seed(0)
     noise = {key: torch.randn(g.shape, generator=rng) for key, g in evidence.gradient.items()}
@@ -215,21 +213,21 @@ def test_labels_of_a_batch_that_is_larger_than_the_number_of_classes(seed: int, 
 
 
 @pytest.mark.parametrize("y", [[1, 1, 4, 8], [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 5, 5, 6, 7, 8, 8]])
-def test_labels_behind_a_clip_that_bites_and_behind_one_that_does_not(y: list[int]) -> None:
+def test_labels_are_right_with_and_without_effective_clipping(y: list[int]) -> None:
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(len(y), 12), torch.tensor(y), look=True)
     for factor in (0.02, 0.3, 1.0):
         clipped = {name: factor * g for name, g in evidence.gradient.items()}
         assert infer_labels(evidence._replace(gradient=clipped, shortened=True)).tolist() == y
 
 
-def test_a_gradient_with_noise_is_left_to_the_bias() -> None:
+def test_noisy_gradient_is_answered_by_the_bias_rule() -> None:
     y = torch.tensor([0, 0, 3, 5, 5, 5])
     evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(6, 12), y, look=True)
     noisy = {name: g + 0.02 * torch.randn(g.shape) for name, g in evidence.gradient.items()}
     assert infer_labels(evidence._replace(gradient=noisy)).tolist() == infer_from_bias(evidence._replace(gradient=noisy)).tolist()
 
 
-def test_features_of_zeros_leave_the_bias_to_tell() -> None:
+def test_zero_features_are_answered_by_the_bias_rule() -> None:
     net, y = network(nn.ReLU(), 0), torch.tensor([2, 2, 7])
     with torch.no_grad():
         net[0].weight.zero_()
@@ -239,7 +237,7 @@ def test_features_of_zeros_leave_the_bias_to_tell() -> None:
     assert infer_labels(evidence).tolist() == infer_from_bias(evidence).tolist() == y.tolist()
 
 
-def test_the_head_tells_labels_of_a_sure_model_that_the_bias_mistakes() -> None:
+def test_head_improves_labels_of_a_confident_model() -> None:
     torch.manual_seed(0)
     found, by_bias = 0, 0
     for seed in range(10):

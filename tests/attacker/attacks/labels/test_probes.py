@@ -13,7 +13,7 @@ def drawn(count: int, seed: int, data: DataSpec = PICTURES) -> torch.Tensor:
     return draw_inputs(data, count, torch.Generator().manual_seed(seed))
 
 
-def test_they_are_in_range_and_the_seed_is_all_that_they_depend_on() -> None:
+def test_inputs_are_in_range_and_depend_on_the_seed_only() -> None:
     for data in (PICTURES, DataSpec(shape=(1, 8, 5), num_classes=2), DataSpec(shape=(7,), num_classes=2)):
         x = drawn(4, 1, data)
         assert x.shape == (4, *data.shape)
@@ -31,11 +31,11 @@ def test_neighbouring_pixels_and_channels_of_noise_images_are_alike() -> None:
     assert (white[..., 1:] * white[..., :-1]).mean().abs() < 0.1 * white.square().mean()
 
 
-def test_an_image_of_one_pixel_is_one_too() -> None:
+def test_image_of_one_pixel_is_finite() -> None:
     assert torch.isfinite(drawn(3, 0, DataSpec(shape=(1, 1, 1), num_classes=2))).all()
 
 
-def test_the_heads_inputs_give_the_logits() -> None:
+def test_inputs_of_the_head_give_the_logits() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(72, 5))
     other = {name: 2 * p.detach() for name, p in model.named_parameters()}

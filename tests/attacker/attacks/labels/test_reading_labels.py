@@ -31,9 +31,7 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_the_head_is_the_one_in_the_middle_of_where_the_gradients_were_taken(
-    observe: Callable[..., Observation], steps: int
-) -> None:
+def test_head_is_halfway_between_first_and_last_local_step(observe: Callable[..., Observation], steps: int) -> None:
     observation = observe(*batches(steps), model=MODEL, data=DATA, learning_rate=0.5)
     evidence = shown(observation)
     assert evidence.head is not None
@@ -46,7 +44,7 @@ def test_the_head_is_the_one_in_the_middle_of_where_the_gradients_were_taken(
     )
 
 
-def test_of_a_defended_update_it_is_the_one_that_was_sent(observe: Callable[..., Observation]) -> None:
+def test_head_of_a_defended_update_is_the_broadcast_one(observe: Callable[..., Observation]) -> None:
     observation = observe(*batches(3), model=MODEL, data=DATA, defense="gaussian(0.1)")
     evidence = shown(observation)
     assert evidence.head is not None

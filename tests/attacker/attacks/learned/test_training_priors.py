@@ -28,7 +28,7 @@ def stripes() -> Tensor:
     return (columns + torch.arange(6, dtype=torch.uint8)[:, None, None, None] * 5).expand(6, 3, 24, 24).contiguous()
 
 
-def test_a_degraded_image_is_blurred_and_another_one_for_another_seed() -> None:
+def test_degraded_image_is_smoother_and_depends_on_the_seed() -> None:
     x = torch.rand(4, 3, 32, 32, generator=seeded())
     made, again, other = degrade(x, seeded()), degrade(x, seeded()), degrade(x, seeded(1))
     assert made.shape == x.shape
@@ -48,7 +48,7 @@ def test_a_batch_of_crops_has_the_size_and_the_values_of_its_images(stripes: Ten
     assert {bool(torch.equal(one, image)) for one in whole} == {True, False}
 
 
-def test_an_untrained_u_net_returns_its_input_and_treats_each_image_alone() -> None:
+def test_untrained_u_net_returns_its_input() -> None:
     x = torch.rand(3, 3, 16, 24, generator=seeded())
     network = UNet(4)
     torch.testing.assert_close(network(x), x)
@@ -69,9 +69,7 @@ def test_autoencoders_of_128_pixels_have_the_latents_of_the_paper(factor: int, l
 
 
 @pytest.mark.parametrize("facts", [ENHANCER, AUTOENCODER])
-def test_training_lowers_the_loss_and_a_resumed_one_ends_at_the_same_weights(
-    facts: PriorFacts, stripes: Tensor, tmp_path: Path
-) -> None:
+def test_training_lowers_the_loss_and_resumes_to_the_same_weights(facts: PriorFacts, stripes: Tensor, tmp_path: Path) -> None:
     losses: list[float] = []
     straight = Trainer(stripes, facts, SHORT).run(lambda done, steps, words: losses.append(float(words.split()[1])))
     assert min(losses[-3:]) < losses[0]
@@ -95,7 +93,7 @@ def test_training_lowers_the_loss_and_a_resumed_one_ends_at_the_same_weights(
     assert not checkpoint.exists()
 
 
-def test_a_file_says_what_it_was_trained_on_and_a_changed_one_is_refused(stripes: Tensor, tmp_path: Path) -> None:
+def test_file_states_its_training_data_and_is_refused_if_changed(stripes: Tensor, tmp_path: Path) -> None:
     trainer, path = Trainer(stripes, ENHANCER, SHORT), tmp_path / "enhancer.safetensors"
     digest = write_prior(path, trainer.network, trainer.facts)
     read = read_prior(path, "enhancer")
@@ -123,8 +121,7 @@ def test_images_that_are_too_small_or_of_another_type_are_refused(stripes: Tenso
         Trainer(stripes.float(), ENHANCER)
 
 
-def test_weights_are_drawn_from_the_seed_of_the_facts() -> None:
-    """And the global random state stays as it is."""
+def test_creating_a_trainer_keeps_the_global_random_state() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Tests of learned priors in attacks: the enhancer after a search, and autoencoders as decoders."""
+"""Tests of learned priors in attacks: an enhancer network applied after a search, and autoencoders as decoders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def case(observe: Callable[..., Observation]) -> Case:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a module of one's own enhancers and return its name."""
+    """Name of an importable module with custom enhancers."""
     (tmp_path / "my_enhancers.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     return "my_enhancers"
@@ -53,7 +53,7 @@ def attack(case: Case, *, null: bool = False, **arguments: object) -> Reconstruc
     return spec.build()([case], rng=seeded())[0]
 
 
-def test_an_enhancer_changes_the_answer_and_its_null_alike_and_leaves_confidence_undecided(case: Case) -> None:
+def test_enhancer_is_applied_to_answer_and_null_and_leaves_confidence_undecided(case: Case) -> None:
     for null in (False, True):
         plain, enhanced = attack(case, null=null), attack(case, null=null, enhancer="small")
         torch.testing.assert_close(enhanced.x, read_enhancer(READY_FILE)(plain.x))
@@ -65,7 +65,7 @@ def test_an_enhancer_changes_the_answer_and_its_null_alike_and_leaves_confidence
     assert any("no enhancer was calibrated" in note for note in pixels.notes)
 
 
-def test_the_shipped_enhancer_is_small_says_its_data_and_improves_degraded_images() -> None:
+def test_shipped_enhancer_is_small_states_its_data_and_improves_images() -> None:
     prior = read_prior(READY_FILE, "enhancer")
     assert READY_FILE.stat().st_size < MAX_READY_BYTES
     assert "tuning part" in prior.facts.data
@@ -89,7 +89,7 @@ def test_images_of_any_size_keep_their_shape(shape: tuple[int, ...]) -> None:
         read_enhancer(READY_FILE)(torch.rand(1, 2, 8, 8))
 
 
-def test_ones_own_enhancer_is_used_once_admitted(own: str, case: Case) -> None:
+def test_custom_enhancer_is_used_once_admitted(own: str, case: Case) -> None:
     assert find_enhancer("none") is None
     with pytest.raises(ValueError, match="unknown"):
         find_enhancer("sharp")
@@ -115,7 +115,7 @@ def autoencoder(tmp_path: Path) -> Path:
     return tmp_path / "own.safetensors"
 
 
-def test_an_autoencoder_is_a_decoder_of_its_latents(autoencoder: Path, case: Case) -> None:
+def test_autoencoder_file_can_be_named_as_a_decoder(autoencoder: Path, case: Case) -> None:
     decoder, network = get_decoder(str(autoencoder))(DATA), read_prior(autoencoder, "autoencoder").network
     assert isinstance(network, Autoencoder)
     z: Tensor = torch.randn(5, *decoder.shape, generator=seeded())

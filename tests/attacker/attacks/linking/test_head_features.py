@@ -42,7 +42,7 @@ def furthest(found: Tensor, true: Tensor) -> float:
 @pytest.mark.parametrize("scale", [0.05, 0.5], ids=["hardly trained", "sure of its answers"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("labels", [[3], [0, 5, 7, 9], [2, 2, 5, 7], [4, 4, 4, 1]], ids=str)
-def test_features_are_those_of_autograd_also_where_labels_repeat(labels: list[int], bias: bool, scale: float) -> None:
+def test_features_are_recovered_also_where_labels_repeat(labels: list[int], bias: bool, scale: float) -> None:
     layer = Layer(labels, bias=bias, scale=scale)
     found = layer.read()
     assert found.misfit < 1e-5
@@ -50,12 +50,12 @@ def test_features_are_those_of_autograd_also_where_labels_repeat(labels: list[in
     assert not found.shared.any()
 
 
-def test_each_row_has_the_label_at_its_place() -> None:
+def test_features_are_in_the_order_of_the_labels() -> None:
     layer = Layer([9, 0, 7, 5])
     assert torch.allclose(layer.read().features.float(), layer.features, atol=1e-4)
 
 
-def test_more_examples_of_one_label_than_can_be_told_apart_share_their_mean() -> None:
+def test_too_many_examples_of_one_label_share_their_mean() -> None:
     layer = Layer([0] * 10 + [3] * 9 + [5], classes=40, width=60, scale=0.01)
     found = layer.read()
     assert found.shared.tolist() == [True] * 19 + [False]
@@ -65,7 +65,7 @@ def test_more_examples_of_one_label_than_can_be_told_apart_share_their_mean() ->
     assert not torch.allclose(found.features[0], found.features[10])
 
 
-def test_labels_are_counted_again_with_the_probabilities_found() -> None:
+def test_recount_corrects_a_wrong_label() -> None:
     layer = Layer([1, 4, 8, 8], scale=0.5)
     wrong = torch.tensor([1, 4, 6, 8])
     assert layer.read(wrong).misfit > 1e-3
@@ -75,7 +75,7 @@ def test_labels_are_counted_again_with_the_probabilities_found() -> None:
     assert furthest(found.features, layer.features) < 2e-3
 
 
-def test_right_labels_are_left_as_they_are() -> None:
+def test_recount_keeps_right_labels() -> None:
     assert Layer([9, 0, 7, 5]).read(recount=True).labels.tolist() == [9, 0, 7, 5]
 
 
@@ -83,7 +83,7 @@ def test_a_gradient_of_the_wrong_sign_does_not_fit() -> None:
     assert Layer([0, 5, 7, 9], scale=0.5).read(sign=-1).misfit > 0.05
 
 
-def test_a_single_logit_says_no_more_than_one_row() -> None:
+def test_single_logit_gives_one_row_for_all_examples() -> None:
     features, slope = torch.rand(3, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([0.3, -0.6, 0.4])
     rng, weight = torch.Generator(), torch.zeros(1, 5)
 
@@ -96,7 +96,7 @@ def test_a_single_logit_says_no_more_than_one_row() -> None:
     assert (read(1).shared.tolist(), read(3).shared.tolist()) == ([False], [True] * 3)
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_wrong_shapes_labels_and_values_are_refused() -> None:
     rng, weight, bias = torch.Generator(), torch.zeros(3, 5), torch.zeros(3)
     y = torch.tensor([0])
     with pytest.raises(ValueError, match="must have the shapes"):
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_refused() -> None:
         solve_head_features(torch.full((3, 5), torch.nan), bias, y, weight=weight, bias=bias, rng=rng)
 
 
-def test_a_gradient_of_zeros_gives_no_features_and_does_not_fail() -> None:
+def test_gradient_of_zeros_gives_finite_features() -> None:
     found = solve_head_features(
         torch.zeros(3, 5),
         torch.zeros(3),
@@ -119,7 +119,7 @@ def test_a_gradient_of_zeros_gives_no_features_and_does_not_fail() -> None:
     assert found.features.isfinite().all()
 
 
-def test_the_error_of_rows_that_hardly_differ_is_told() -> None:
+def test_estimated_error_is_larger_for_rows_that_hardly_differ() -> None:
     """Two of four examples share a label and have equal predictions, so that they differ only by rounding."""
     rng = torch.Generator().manual_seed(4)
     features, weight = (torch.randn(n, 64, generator=rng, dtype=torch.float64) for n in (4, 10))
@@ -130,6 +130,6 @@ def test_the_error_of_rows_that_hardly_differ_is_told() -> None:
     found = solve_head_features(
         (a.T @ features).float(), a.sum(dim=0).float(), labels, weight=weight, bias=torch.zeros(10), rng=rng
     )
-    off = torch.stack([(found.features[i] - features).norm(dim=1)[labels == labels[i]].min() for i in range(4)])
+    distance = torch.stack([(found.features[i] - features).norm(dim=1)[labels == labels[i]].min() for i in range(4)])
     assert float(found.error[:2].min()) > 3 * float(found.error[2:].max())
-    assert bool((off <= 10 * found.error).all())
+    assert bool((distance <= 10 * found.error).all())

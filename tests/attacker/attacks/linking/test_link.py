@@ -1,4 +1,4 @@
-"""Tests of linking on rounds with known examples: constructed passes, and defects of recordings."""
+"""Tests of linking (finding the same examples in several rounds) on constructed epochs, also with defective rounds."""
 
 import pytest
 import torch
@@ -45,13 +45,13 @@ def linked(links: Links, batches: list[list[int]]) -> tuple[int, int]:
     return right, wrong
 
 
-def said(links: Links) -> str:
+def all_notes(links: Links) -> str:
     return "; ".join(links.notes)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 5])
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_every_example_is_found_again_in_every_epoch(epochs: int, batch: int) -> None:
+def test_every_example_is_linked_in_every_epoch(epochs: int, batch: int) -> None:
     client = Client()
     batches = client.epochs(epochs, batch)
     links = link(client.rounds(batches), batch_size=batch)
@@ -68,13 +68,13 @@ def test_every_example_is_found_again_in_every_epoch(epochs: int, batch: int) ->
     )
 
 
-def test_greedy_links_as_published_each_epoch_to_the_one_before() -> None:
+def test_greedy_matching_links_every_example() -> None:
     client = Client()
     batches = client.epochs(3, 4)
     assert linked(link(client.rounds(batches), batch_size=4, matching="greedy", least=0.0), batches) == (48, 0)
 
 
-def test_noise_is_told_by_confidence_and_what_is_doubtful_stays_unlinked() -> None:
+def test_threshold_leaves_doubtful_examples_unlinked() -> None:
     client = Client(60, noise=1.0)
     batches = client.epochs(2, 4)
     rounds = client.rounds(batches)
@@ -82,11 +82,11 @@ def test_noise_is_told_by_confidence_and_what_is_doubtful_stays_unlinked() -> No
     right, wrong = linked(careful, batches)
     assert linked(careless, batches)[1] > wrong
     assert right > 5 * wrong
-    assert "too uncertain to be linked" in said(careful)
+    assert "too uncertain to be linked" in all_notes(careful)
     assert careful.examples > careless.examples
 
 
-def test_first_reconstructions_link_where_there_are_no_features() -> None:
+def test_images_are_linked_if_there_are_no_features() -> None:
     client = Client()
     images = torch.rand(24, 3, 8, 8, generator=client.rng)
     batches = client.epochs(2, 3)
@@ -97,22 +97,22 @@ def test_first_reconstructions_link_where_there_are_no_features() -> None:
     assert linked(link(rounds, batch_size=3), batches) == (24, 0)
 
 
-def test_examples_of_one_label_and_doubles_in_a_batch_are_told_apart() -> None:
+def test_examples_of_one_label_are_told_apart() -> None:
     client = Client()
     client.labels = torch.zeros(24, dtype=torch.int64)
     batches = client.epochs(2, 4)
     assert linked(link(client.rounds(batches), batch_size=4), batches) == (24, 0)
 
 
-def test_without_a_second_pass_every_round_stands_alone() -> None:
+def test_single_epoch_has_no_links() -> None:
     client = Client(40)
     batches = client.epochs(1, 4)
     links = link(client.rounds(batches), batch_size=4)
     assert linked(links, batches) == (0, 0)
-    assert "no second pass" in said(links)
+    assert "no second pass" in all_notes(links)
 
 
-def test_a_round_that_cannot_be_read_keeps_its_places_and_is_named() -> None:
+def test_unreadable_round_is_kept_unlinked_and_noted() -> None:
     client = Client()
     batches = client.epochs(2, 4)
     rounds = client.rounds(batches)
@@ -126,7 +126,7 @@ def test_a_round_that_cannot_be_read_keeps_its_places_and_is_named() -> None:
     assert linked(Links((*right, links.places[2]), links.confidence), [*batches[:2], *batches[3:], [-1] * 4]) == (20, 0)
 
 
-def test_missing_rounds_leave_the_others_linked_and_are_named() -> None:
+def test_rounds_are_linked_across_missing_ones_which_are_noted() -> None:
     client = Client()
     batches = client.epochs(2, 4)
     kept = [i for i in range(12) if i not in (1, 7, 8)]
@@ -134,10 +134,10 @@ def test_missing_rounds_leave_the_others_linked_and_are_named() -> None:
     seen = [batches[i] for i in kept]
     twice = {i for used in seen[:5] for i in used} & {i for used in seen[5:] for i in used}
     assert linked(links, seen) == (len(twice), 0)
-    assert "no usable round of this client between rounds 1 and 3, 7 and 10" in said(links)
+    assert "no usable round of this client between rounds 1 and 3, 7 and 10" in all_notes(links)
 
 
-def test_a_client_that_stopped_in_its_second_epoch_is_linked_as_far_as_it_went() -> None:
+def test_incomplete_second_epoch_is_linked() -> None:
     client = Client()
     batches = client.epochs(2, 4)[:9]
     links = link(client.rounds(batches), batch_size=4)
@@ -145,7 +145,7 @@ def test_a_client_that_stopped_in_its_second_epoch_is_linked_as_far_as_it_went()
     assert "pass 2: rounds 7 to 9, 12 examples of 24, so it is probably incomplete, 12 linked to earlier ones" in links.notes
 
 
-def test_the_size_of_two_epochs_tells_where_the_third_ends_though_little_of_the_fourth_is_seen() -> None:
+def test_start_of_a_short_last_epoch_is_found() -> None:
     client = Client()
     batches = client.epochs(4, 4)[:19]
     links = link(client.rounds(batches), batch_size=4)
@@ -153,24 +153,24 @@ def test_the_size_of_two_epochs_tells_where_the_third_ends_though_little_of_the_
     assert linked(links, batches) == (52, 0)
 
 
-def test_batches_may_change_their_size() -> None:
+def test_batches_of_changing_size_are_linked_and_noted() -> None:
     client = Client()
     first, second = client.order(), client.order()
     batches = [first[:8], first[8:16], first[16:], *(second[i : i + 3] for i in range(0, 24, 3))]
     links = link(client.rounds(batches), batch_size=8)
     assert linked(links, batches) == (24, 0)
-    assert "3 examples in most rounds, 8 in round 1" in said(links)
+    assert "3 examples in most rounds, 8 in round 1" in all_notes(links)
     links = link(client.rounds([batches[0][:1], batches[1][:1], batches[2][:3]]), batch_size=1)
-    assert "1 example in most rounds, 3 in round 3" in said(links)
+    assert "1 example in most rounds, 3 in round 3" in all_notes(links)
 
 
-def test_rounds_that_are_whole_epochs_are_linked_one_to_the_next() -> None:
+def test_rounds_of_whole_epochs_are_linked() -> None:
     client = Client(6)
     batches = client.epochs(3, 6)
     assert linked(link(client.rounds(batches), batch_size=2, whole_passes=True), batches) == (12, 0)
 
 
-def test_rounds_of_which_nothing_can_be_read_are_all_kept() -> None:
+def test_rounds_without_any_description_are_kept() -> None:
     none = torch.zeros(2, dtype=torch.int64)
     links = link([Described(1, none, problem="its update holds NaN"), Described(4, none)], batch_size=2)
     assert links.examples == 4
@@ -191,7 +191,7 @@ def _features(one: Described) -> Tensor:
     return one.features
 
 
-def test_what_cannot_be_linked_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     client = Client()
     with pytest.raises(ValueError, match="needs at least one observation"):
         link([], batch_size=1)

@@ -17,47 +17,47 @@ from attacker.attacks.linking.matching import (
     squared_distances,
 )
 
-TRAP = torch.tensor([[0.10, 0.20], [0.15, 0.90]])
-"""The cheapest pair leaves the dearest one for the rest."""
+GREEDY_IS_WORSE = torch.tensor([[0.10, 0.20], [0.15, 0.90]])
+"""Costs of which taking the cheapest pair first leaves the most expensive one for the rest."""
 
 
-def test_greedy_takes_the_cheapest_pair_first_and_falls_into_the_trap() -> None:
-    assert match_greedily(TRAP) == [(0, 0), (1, 1)]
+def test_greedy_matching_takes_the_cheapest_pair_first() -> None:
+    assert match_greedily(GREEDY_IS_WORSE) == [(0, 0), (1, 1)]
 
 
-def test_the_assignment_is_the_best_in_all() -> None:
-    assert match_optimally(TRAP) == [(0, 1), (1, 0)]
+def test_optimal_matching_has_the_lowest_total_cost() -> None:
+    assert match_optimally(GREEDY_IS_WORSE) == [(0, 1), (1, 0)]
     cost = torch.rand(5, 5, generator=torch.Generator().manual_seed(3))
     best = min(permutations(range(5)), key=lambda p: sum(float(cost[i, j]) for i, j in enumerate(p)))
     assert match_optimally(cost) == list(enumerate(best))
 
 
 @pytest.mark.parametrize("pair_up", [match_greedily, match_optimally])
-def test_pairs_that_cannot_be_are_never_made(pair_up) -> None:
+def test_impossible_pairs_are_never_made(pair_up) -> None:
     cost = torch.tensor([[IMPOSSIBLE_COST, IMPOSSIBLE_COST], [0.5, IMPOSSIBLE_COST]])
     assert pair_up(cost) == [(1, 0)]
     assert pair_up(torch.full((2, 3), IMPOSSIBLE_COST)) == []
     assert pair_up(torch.empty(0, 3)) == []
 
 
-def test_the_assignment_makes_as_many_pairs_as_can_be() -> None:
+def test_optimal_matching_makes_as_many_pairs_as_possible() -> None:
     assert match_optimally(torch.tensor([[0.0, 5.0], [5.0, IMPOSSIBLE_COST]])) == [(0, 1), (1, 0)]
 
 
-def test_the_assignment_leaves_alone_what_costs_too_much() -> None:
+def test_optimal_matching_leaves_out_pairs_above_the_limit() -> None:
     cost = torch.tensor([[0.1, 0.8, 0.9], [0.7, 0.6, 0.9]])
     assert match_optimally(cost) == [(0, 0), (1, 1)]
     assert match_optimally(cost, most=0.5) == [(0, 0)]
     assert match_optimally(cost, most=0.05) == []
 
 
-def test_a_pair_is_as_certain_as_the_best_other_pair_of_its_ends_is_worse() -> None:
+def test_certainty_is_the_margin_to_the_next_best_pair() -> None:
     cost = torch.tensor([[0.2, 0.8, IMPOSSIBLE_COST], [0.4, 0.3, IMPOSSIBLE_COST], [IMPOSSIBLE_COST, IMPOSSIBLE_COST, 0.5]])
     assert compute_certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])
     assert compute_certainty(cost, [(0, 1)], usual=1.0).tolist() == [0.0]
 
 
-def test_only_equal_labels_pass_the_filter_or_lists_that_share_one() -> None:
+def test_only_pairs_of_equal_labels_or_common_label_lists_are_possible() -> None:
     a, b = torch.tensor([0, 1]), torch.tensor([1, 2, 0])
     owners = torch.tensor([0, 1]), torch.tensor([0, 0, 1])
     assert is_possible_pair(a, b, "own").tolist() == [[False, False, True], [True, False, False]]
@@ -67,7 +67,7 @@ def test_only_equal_labels_pass_the_filter_or_lists_that_share_one() -> None:
         is_possible_pair(a, b, "lists")
 
 
-def test_pooling_averages_squares_and_lets_rows_be() -> None:
+def test_pooling_averages_blocks_of_images_and_keeps_rows() -> None:
     image = torch.arange(16.0).reshape(1, 1, 4, 4)
     assert pool(image).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
     assert pool(torch.ones(2, 5)).shape == (2, 5)
@@ -79,7 +79,7 @@ def test_distances_by_hand() -> None:
     assert cosine_distances(a, b).flatten().tolist() == pytest.approx([0.0, 1.0, 2.0])
 
 
-def test_examples_that_are_near_in_time_are_known_again_though_they_span_few_dimensions() -> None:
+def test_few_examples_in_many_dimensions_are_matched() -> None:
     rng = torch.Generator().manual_seed(0)
     examples = torch.randn(8, 256, generator=rng)
     found = make_comparable(
@@ -90,7 +90,7 @@ def test_examples_that_are_near_in_time_are_known_again_though_they_span_few_dim
     assert cost.flip(1).diagonal().max() < 0.5 * cost.median()
 
 
-def test_features_are_compared_without_what_all_share_and_whatever_the_weights_did_to_them() -> None:
+def test_features_are_matched_after_shifts_and_scalings() -> None:
     rng = torch.Generator().manual_seed(0)
     examples, inputs = torch.randn(40, 8, generator=rng), torch.randn(200, 8, generator=rng)
     scales = torch.tensor([9.0, 3.0, 1.0, 1.0, 1.0, 0.3, 0.3, 0.1])

@@ -28,8 +28,8 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_the_weight_makes_a_posterior_of_distance_and_total_variation() -> None:
-    """Compare with PyTorch's distributions, on periodic images, in which every pixel has both neighbours."""
+def test_weighted_total_variation_gives_the_log_posterior() -> None:
+    """The reference uses PyTorch's distributions on periodic images, in which every pixel has both neighbours."""
     sigma, observed = 0.3, torch.randn(50, generator=seeded())
     images = torch.rand(2, 1, 3, 8, 8, generator=seeded(1))
     gradients = torch.randn(2, 50, generator=seeded(2))
@@ -48,7 +48,7 @@ def test_the_weight_makes_a_posterior_of_distance_and_total_variation() -> None:
     assert found.item() == pytest.approx(2 * sigma**2 * expected.item(), rel=1e-4)
 
 
-def test_an_attacker_who_knows_of_noise_sees_through_it(image_case: Make) -> None:
+def test_knowledge_of_the_noise_lowers_the_error(image_case: Make) -> None:
     cases, truths, _ = zip(*(image_case(i, defense="gaussian(0.002)") for i in (1, 2)), strict=True)
     errors = {}
     for name, arguments in (("plain", {"denoised": False}), ("smooth", {}), ("ignorant", {"knows_defense": False})):
@@ -58,19 +58,19 @@ def test_an_attacker_who_knows_of_noise_sees_through_it(image_case: Make) -> Non
     assert errors["ignorant"] == pytest.approx(errors["plain"], rel=0.05)
 
 
-def test_without_noise_nothing_is_preferred(image_case: Make) -> None:
+def test_without_noise_the_prior_has_no_weight(image_case: Make) -> None:
     case, _, _ = image_case(1, defense="clip(0.1)")
     assert CaseBatch(cpl(), [case]).smoothing.tolist() == [0.0]
 
 
-def test_the_weight_is_of_the_noise_in_the_gradient(image_case: Make) -> None:
+def test_prior_weight_follows_from_the_noise_of_the_gradient(image_case: Make) -> None:
     """The update is the gradient times the learning rate, 0.1, and the noise is in the update."""
     case, _, _ = image_case(1, defense="gaussian(0.002)")
     (weight,) = CaseBatch(cpl(), [case]).smoothing
     assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / NEIGHBOUR_CONTRAST, rel=1e-4)
 
 
-def test_of_a_sum_the_noise_is_that_of_a_mean(image_case: Make) -> None:
+def test_noise_of_a_sum_of_four_clients_is_that_of_their_mean(image_case: Make) -> None:
     case, _, _ = image_case(1, defense="gaussian(0.002)")
     (own,) = case.observations
     four = Case((replace(own, client=SUM_CLIENT, cohort=tuple("abcd")),))
@@ -79,7 +79,7 @@ def test_of_a_sum_the_noise_is_that_of_a_mean(image_case: Make) -> None:
     assert together.views[0].power.item() == pytest.approx(alone.views[0].power.item() / 4, rel=1e-5)
 
 
-def test_layer_weights_weigh_the_noise_as_well(image_case: Make) -> None:
+def test_layer_weights_are_applied_to_the_noise(image_case: Make) -> None:
     """The distance at the true example is the power of the noise with layer weights applied."""
     case, x, y = image_case(1, defense="gaussian(0.002)")
     search = CaseBatch(agic(distance="euclidean", beta=50.0).matching, [case])
@@ -88,8 +88,8 @@ def test_layer_weights_weigh_the_noise_as_well(image_case: Make) -> None:
     assert view.power.item() == pytest.approx(distance.item(), rel=0.1)
 
 
-def test_noise_counts_where_gradients_are_compared(observe: Callable[..., Any]) -> None:
-    """PRECODE's block is left out of the comparison, and its noise with it."""
+def test_noise_of_parameters_that_are_not_compared_is_left_out(observe: Callable[..., Any]) -> None:
+    """The parameters of a PRECODE block are not compared, so that their noise must not count either."""
     batch = (torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1]))
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     for network in ("", "precode(bottleneck=16)"):
@@ -101,7 +101,7 @@ def test_noise_counts_where_gradients_are_compared(observe: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (1, 16, 1)])
-def test_images_of_one_line_are_found(observe: Callable[..., Any], shape: tuple[int, ...]) -> None:
+def test_images_of_one_row_or_column_are_recovered(observe: Callable[..., Any], shape: tuple[int, ...]) -> None:
     x, y = torch.linspace(0, 1, 16).reshape(1, *shape), torch.tensor([1])
     model, data = ModelSpec(name="mlp", arguments={"hidden": [32]}), DataSpec(shape=shape, num_classes=3)
     case = Case((observe((x, y), model=model, data=data),))
@@ -109,9 +109,7 @@ def test_images_of_one_line_are_found(observe: Callable[..., Any], shape: tuple[
     assert mse(found.x, x).item() < 1e-3
 
 
-def test_an_answer_that_fits_noise_gives_way_to_a_search_that_leaves_it(
-    image_case: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_searches_on_if_the_closed_form_fits_the_noise(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     case, x, _ = image_case(1, defense="gaussian(0.002)")
     (fitted,) = cpl(optimiser="wolfe", denoised=False)([case], rng=seeded())
     monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
@@ -122,7 +120,7 @@ def test_an_answer_that_fits_noise_gives_way_to_a_search_that_leaves_it(
     assert mse(routed.x, x).item() < mse(fitted.x, x).item()
 
 
-def test_rows_of_tables_are_not_smooth(observe: Callable[..., object]) -> None:
+def test_table_rows_get_no_smoothness_prior(observe: Callable[..., object]) -> None:
     batch = (torch.rand(1, 12, generator=seeded()), torch.tensor([1]))
     model, data = ModelSpec(name="mlp", arguments={"hidden": [16]}), DataSpec(shape=(12,), num_classes=3)
     case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
@@ -133,7 +131,7 @@ def test_rows_of_tables_are_not_smooth(observe: Callable[..., object]) -> None:
     "name", ["gaussian(0.002)", "gaussian(snr_db=0)", "top_k(0.1) | gaussian(0.002)", "top_k(0.1)", "sign('mean')"]
 )
 @pytest.mark.parametrize("attack", [cpl(steps=3, tv=3e-5), cpl(steps=40, optimiser="momentum", tv=3e-5), exact(steps=3)])
-def test_a_null_sees_nothing_of_what_was_received(image_case: Make, name: str, attack: Any) -> None:
+def test_null_does_not_depend_on_the_update(image_case: Make, name: str, attack: Any) -> None:
     cases = [image_case(1, defense=name, learning_rate=rate)[0] for rate in (0.1, 0.05)]
     (observation,) = cases[0].observations
     nothing = {key: torch.zeros_like(t) for key, t in observation.update.items()}
@@ -144,7 +142,7 @@ def test_a_null_sees_nothing_of_what_was_received(image_case: Make, name: str, a
         assert torch.equal(first.x, other.x)
 
 
-def test_a_null_prefers_smooth_images_too_and_sees_nothing_else(image_case: Make) -> None:
+def test_null_applies_the_prior_and_does_not_depend_on_the_update(image_case: Make) -> None:
     (case, _, _), (other, _, _) = (image_case(1, defense="gaussian(0.002)", learning_rate=rate) for rate in (0.1, 0.05))
     null = cpl(optimiser="wolfe", steps=20).null()
     (found,), (again,) = null([case], rng=seeded()), null([other], rng=seeded())

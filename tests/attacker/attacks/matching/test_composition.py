@@ -1,4 +1,4 @@
-"""Tests of the parts of gradient matching, and of the common meaning of `tv`."""
+"""Tests of the parts of gradient matching, and of the common meaning of `tv`, the weight of total variation."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
@@ -23,7 +23,7 @@ Observe = Callable[..., Observation]
 LENET = ModelSpec(name="lenet_dlg")
 
 
-def test_no_part_has_more_than_seven_fields_and_none_can_be_written_to() -> None:
+def test_parts_are_frozen_and_have_at_most_seven_fields() -> None:
     attack = cpl()
     for part in PART_NAMES:
         own = getattr(attack, part)
@@ -32,7 +32,7 @@ def test_no_part_has_more_than_seven_fields_and_none_can_be_written_to() -> None
             setattr(own, fields(own)[0].name, None)
 
 
-def test_fields_of_parts_have_names_of_their_own_so_that_one_can_be_changed_by_its_name() -> None:
+def test_fields_of_parts_have_unique_names_and_can_be_changed_by_name() -> None:
     names = [one.name for part in PART_NAMES for one in fields(getattr(cpl(), part))] + [
         one.name for one in fields(MatchingParts)
     ]
@@ -46,7 +46,7 @@ def test_fields_of_parts_have_names_of_their_own_so_that_one_can_be_changed_by_i
         cpl().copy_with(stepz=3)
 
 
-def test_robust_loss_bounds_what_a_bad_round_costs() -> None:
+def test_robust_loss_grows_logarithmically() -> None:
     distance = torch.tensor([0.0, 1e-4, 1.0, 100.0])
     assert torch.equal(Objective().apply_robust_loss(distance), distance)
     found = Objective(robust=0.1).apply_robust_loss(distance)
@@ -55,7 +55,7 @@ def test_robust_loss_bounds_what_a_bad_round_costs() -> None:
     assert float(found[3]) == pytest.approx(0.1 * torch.log1p(torch.tensor(1000.0)).item())
 
 
-def test_rounds_after_the_first_epoch_weigh_less() -> None:
+def test_rounds_after_the_first_epoch_have_less_weight() -> None:
     links = Links((torch.tensor([0]),) * 3, torch.ones(1), None, (1, 2, 1))
     assert [Objective(later=0.2).get_weight(links, o) for o in range(3)] == [1.0, 0.2, 1.0]
 
@@ -70,7 +70,7 @@ def test_the_loss_of_a_zero_gradient_is_its_distance_to_the_observed_one() -> No
         assert (float(distance.worst(doubled)) == float(distance.worst(observed))) == distance.bounded
 
 
-def test_a_simulation_that_contradicts_itself_is_refused() -> None:
+def test_contradictory_simulation_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="set local_steps=simulated"):
         Simulation(order_invariant=0.1)
     with pytest.raises(ValueError, match="set local_steps=one_batch"):
@@ -80,19 +80,19 @@ def test_a_simulation_that_contradicts_itself_is_refused() -> None:
     assert Simulation(local_steps="simulated", order_invariant=0.1).count_epochs(epochs) == 3
 
 
-def test_a_search_that_would_never_start_or_end_in_full_precision_is_refused() -> None:
+def test_search_without_a_start_or_float32_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Search(restarts=0)
     with pytest.raises(ValueError, match="got 1"):
         Search(coarse=1.0)
 
 
-def test_labels_are_read_or_searched_for() -> None:
+def test_dlg_searches_for_labels_and_cpl_infers_them() -> None:
     assert dlg().labels == Labels(rule=None)
     assert cpl().labels.rule is not None
 
 
-def test_a_belief_of_ones_own_is_added_in_its_own_units(observe: Observe) -> None:
+def test_custom_belief_is_added_unscaled(observe: Observe) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data),))
@@ -101,7 +101,7 @@ def test_a_belief_of_ones_own_is_added_in_its_own_units(observe: Observe) -> Non
 
 
 def test_a_belief_keeps_its_weight_if_clipping_shortens_the_gradient(observe: Observe) -> None:
-    """The loss is multiplied by what clipping takes, and so is the belief: a MAP estimate needs their ratio."""
+    """The loss is divided by the factor of the clipping; the belief must be too, as a MAP estimate needs their ratio."""
     data, weight = DataSpec(shape=(1, 8, 8), num_classes=4), 1e-4
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data, defense="clip(0.01)"),))
@@ -131,7 +131,7 @@ def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
 )
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts], rounds: int, observe: Observe) -> None:
-    """It is relative to the loss of a zero gradient, per unit of total variation of pixels, for any normalisation."""
+    """`tv` is relative to the loss of a zero gradient, per unit of total variation of pixels, for any normalisation."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     seen = tuple(observe((x, y), model=LENET, data=data, seed=seed) for seed in range(rounds))
@@ -146,7 +146,7 @@ def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts
 
 @pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
 @pytest.mark.parametrize("std", [(1.0,), (0.3081,), (0.25, 0.25, 0.25)])
-def test_presets_of_normalised_inputs_cost_what_they_cost(attack: str, std: tuple[float, ...], observe: Observe) -> None:
+def test_presets_for_normalised_inputs_keep_their_loss(attack: str, std: tuple[float, ...], observe: Observe) -> None:
     """Weights in presets for normalised inputs are converted to pixels, so that the loss stays the same."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5,) * len(std), std=std)
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
@@ -164,7 +164,7 @@ def test_presets_of_normalised_inputs_cost_what_they_cost(attack: str, std: tupl
         assert float(added) == pytest.approx(before, rel=1e-3, abs=2e-7)
 
 
-def test_defaults_stay_where_pixels_are_not_normalised(observe: Observe) -> None:
+def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
     assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (3e-3, 1e-4, 0.0)
     images = DataSpec(shape=(3, 32, 32), num_classes=10)
     for attack in ("cpl", "inverting_gradients", "agic"):
@@ -172,7 +172,7 @@ def test_defaults_stay_where_pixels_are_not_normalised(observe: Observe) -> None
         assert presets.get_arguments(attack, "tuned", ModelSpec(name="cnn6"), images) == raw
 
 
-def test_a_null_by_cosine_has_the_prior_of_the_attack_and_one_by_squares_takes_one_for_what_it_cannot_know(
+def test_prior_weight_of_nulls(
     observe: Observe,
 ) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)

@@ -32,7 +32,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
-def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name: str) -> None:
+def test_decoded_examples_have_the_shape_of_the_data_and_do_not_mix(name: str) -> None:
     own = get_decoder(name)(IMAGES)
     z = torch.rand(4, *own.shape, generator=seeded())
     x = own.decode(z)
@@ -43,27 +43,26 @@ def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name:
 
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
-def test_slopes_are_those_of_numbers(name: str) -> None:
-    """Directional derivatives by autograd equal finite differences, in float64."""
+def test_derivatives_agree_with_finite_differences(name: str) -> None:
     own = get_decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
     z = (0.2 + 0.6 * torch.rand(1, *own.shape, generator=seeded(), dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(own.decode, (z,))
 
 
 @pytest.mark.parametrize("name", BUILT_IN_DECODERS)
-def test_a_search_begins_near_the_examples_that_it_is_given(name: str) -> None:
+def test_encoded_examples_are_decoded_to_nearly_the_same(name: str) -> None:
     own = get_decoder(name)(IMAGES)
     smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
     assert (own.decode(own.encode(smooth)) - smooth).abs().max() < 0.1
 
 
-def test_pixels_are_what_they_are_to_the_bit() -> None:
+def test_pixels_decoder_is_the_identity() -> None:
     own, x = get_decoder("pixels")(IMAGES), torch.randn(2, *IMAGES.shape, generator=seeded())
     assert own.decode(x) is x
     assert torch.equal(own.project(x), x.clamp(0, 1))
 
 
-def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> None:
+def test_bicubic_latents_have_a_quarter_of_the_size_and_keep_constants() -> None:
     own = get_decoder("bicubic4")(IMAGES)
     assert own.shape == (3, 3, 4)
     torch.testing.assert_close(own.decode(torch.full((1, 3, 3, 4), 0.3)), torch.full((1, *IMAGES.shape), 0.3))
@@ -72,12 +71,12 @@ def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> No
     assert 1 < float(x.max()) < 1.4
 
 
-def test_bicubic_interpolation_is_refused_of_rows() -> None:
+def test_bicubic_interpolation_is_refused_for_table_rows() -> None:
     with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are rows of shape \(9,\)"):
         get_decoder("bicubic4")(ROWS)
 
 
-def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
+def test_tanh_box_stays_in_range_and_encodes_within_a_margin() -> None:
     own = get_decoder("tanh_box")(ROWS)
     x = own.decode(100 * torch.randn(50, 9, generator=seeded()))
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
@@ -86,7 +85,7 @@ def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
     )
 
 
-def test_soft_labels_and_surrogate_weights_follow_the_examples_in_the_latent() -> None:
+def test_latent_holds_examples_then_soft_labels_then_surrogate_weight() -> None:
     space = LatentSpace(Parametrisation(decoder=get_decoder("bicubic4"), boxed=True), IMAGES, 2, joint=True, surrogate=True)
     starts = [torch.rand(2, *IMAGES.shape, generator=seeded(i)) for i in range(3)]
     z = space.encode(starts, [seeded(i) for i in range(3)], "cpu")
@@ -102,8 +101,8 @@ def test_soft_labels_and_surrogate_weights_follow_the_examples_in_the_latent() -
 
 
 @pytest.fixture
-def easy(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
-    """Return a case of a smooth image that a quarter of the resolution can represent."""
+def smooth_case(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
+    """The attack's input (case), and its image: smooth, so that a quarter of the resolution represents it."""
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     small = torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.3, 0.5, 0.7, 0.6], [0.4, 0.6, 0.7, 0.5], [0.4, 0.5, 0.5, 0.4]])
     x = get_decoder("bicubic4")(data).decode(small[None, None])
@@ -111,8 +110,8 @@ def easy(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
 
 
 @pytest.mark.parametrize(("name", "decoded_by"), [("cpl", "bicubic4"), ("cpl", "tanh_box"), ("inverting_gradients", "bicubic4")])
-def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str, decoded_by: str) -> None:
-    case, x = easy
+def test_smooth_image_is_recovered_with_named_decoders(smooth_case: tuple[Case, Tensor], name: str, decoded_by: str) -> None:
+    case, x = smooth_case
     settings: dict[str, Any] = {"optimiser": "wolfe", "steps": 30} if name == "cpl" else {"steps": 400, "tv": 1e-4}
     attack = AttackSpec(name=name, arguments={"decoder": decoded_by, **settings}).build()
     (found,) = attack([case], rng=seeded())
@@ -121,7 +120,7 @@ def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str
     assert found.confidence.isnan().all()
 
 
-def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(observe: Callable[..., Observation]) -> None:
+def test_small_latent_lowers_the_error_with_noise(observe: Callable[..., Observation]) -> None:
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     x = get_decoder("bicubic4")(data).decode(torch.rand(1, 1, 4, 4, generator=seeded(2)))
     noisy = observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data, defense="gaussian(0.005)")
@@ -132,8 +131,8 @@ def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(obse
     assert errors["bicubic4"] < 0.5 * errors["pixels"]
 
 
-def test_smooth_latents_are_white_for_smooth_images_and_encoded_without_loss() -> None:
-    """Of white latents the images' low frequencies vary more than their high ones; encoding is the inverse."""
+def test_smooth_decoder_maps_white_noise_to_smooth_images_and_is_inverted() -> None:
+    """Neighbouring pixels of the images of white latents differ little; encoding is the exact inverse."""
     own, z = get_decoder("smooth")(IMAGES), torch.randn(200, *IMAGES.shape, generator=seeded(), dtype=torch.float64)
     x = own.decode(z)
     torch.testing.assert_close(own.encode(x), z)
@@ -142,15 +141,15 @@ def test_smooth_latents_are_white_for_smooth_images_and_encoded_without_loss() -
     assert get_decoder("smooth")(ROWS).decode(torch.zeros(1, 9)).tolist() == [[0.5] * 9]
 
 
-def test_the_default_is_pixels_and_names_that_do_not_exist_are_listed() -> None:
+def test_default_decoder_is_pixels_and_unknown_names_are_refused() -> None:
     assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is get_decoder("pixels")
     assert list(DECODERS) == ["bicubic4", "pixels", "smooth", "tanh_box"]
     with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
 
 
-def test_an_own_decoder_is_named_by_module_and_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, easy: tuple[Case, Tensor]
+def test_custom_decoder_is_named_by_module_and_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smooth_case: tuple[Case, Tensor]
 ) -> None:
     (tmp_path / "own_decoders.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -160,7 +159,7 @@ def test_an_own_decoder_is_named_by_module_and_function(
         AttackSpec(name="cpl", arguments=arguments)
     own = references.admit("own_decoders:flipped")
     assert isinstance(own(IMAGES), Decoder)
-    case, _ = easy
+    case, _ = smooth_case
     (found,) = AttackSpec(name="cpl", arguments=arguments).build()([case], rng=seeded())
     (plain,) = cpl(steps=4)([case], rng=seeded())
     torch.testing.assert_close(found.x, plain.x, rtol=0, atol=2e-2)  # the same search, mirrored
@@ -185,7 +184,7 @@ def decoded(**parts: Any) -> Any:
         (decoded(project=lambda z: z.sum()), r"project must map .* got \(\)"),
     ],
 )
-def test_what_is_no_decoder_or_keeps_no_shapes_is_refused_in_one_sentence(factory: Any, words: str) -> None:
+def test_invalid_decoder_is_refused(factory: Any, words: str) -> None:
     factory.__name__ = "own"
     with pytest.raises(ValueError, match=f"decoder own: {words}"):
         LatentSpace(Parametrisation(decoder=factory), IMAGES, 1).encode([torch.rand(1, *IMAGES.shape)], [seeded()], "cpu")

@@ -27,7 +27,7 @@ def given(start: Tensor, **arguments: Any) -> GradientMatching:
     return cpl(optimiser="wolfe", **arguments).copy_with(warm_start=first)
 
 
-def test_a_start_that_leads_to_the_end_is_the_only_one(image_case: Make) -> None:
+def test_good_warm_start_is_the_only_start(image_case: Make) -> None:
     case, x, _ = image_case(1)
     (found,) = given((x + 0.01).clamp(0, 1))([case], rng=seeded())
     assert mse(found.x, x).item() < 1e-3
@@ -35,7 +35,7 @@ def test_a_start_that_leads_to_the_end_is_the_only_one(image_case: Make) -> None
     assert found.route == "optimisation from a closed form"
 
 
-def test_a_bad_start_costs_one_more_search_and_no_quality(image_case: Make) -> None:
+def test_bad_warm_start_is_followed_by_a_plain_start(image_case: Make) -> None:
     case, _, _ = image_case(1)
     (plain,) = cpl(optimiser="wolfe", steps=4)([case], rng=seeded())
     (found,) = given(40 * torch.randn(1, 1, 8, 8, generator=seeded(3)), steps=4)([case], rng=seeded())
@@ -45,8 +45,8 @@ def test_a_bad_start_costs_one_more_search_and_no_quality(image_case: Make) -> N
     assert found.loss[-1] < 1e-2 * plain.loss[0]
 
 
-def test_the_better_of_both_is_chosen_by_the_loss(image_case: Make) -> None:
-    """After two iterations neither has converged, and the one that began near the image is ahead."""
+def test_start_with_the_lower_loss_is_chosen(image_case: Make) -> None:
+    """After few iterations neither search has converged, and the one that began near the image has the lower loss."""
     case, x, _ = image_case(1)
     (found,) = given(x + 0.05 * torch.rand(x.shape, generator=seeded(2)), steps=1)([case], rng=seeded())
     (plain,) = cpl(optimiser="wolfe", steps=1)([case], rng=seeded())
@@ -55,7 +55,7 @@ def test_the_better_of_both_is_chosen_by_the_loss(image_case: Make) -> None:
     assert found.loss[-1] < plain.loss[-1]
 
 
-def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, observe: Callable[..., Any]) -> None:
+def test_examples_of_a_start_are_placed_by_label(image_case: Make, observe: Callable[..., Any]) -> None:
     """The order of a closed form's examples differs from that of the search's labels, so that they must be matched."""
     x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
     one = image_case(0)[0].observations[0]
@@ -67,7 +67,7 @@ def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, obser
     assert mse(found.x, x[y.argsort()]).max() < 1e-6
 
 
-def test_places_without_an_example_keep_their_own_start() -> None:
+def test_places_without_a_given_example_keep_their_own_start() -> None:
     own, x = torch.arange(5.0)[:, None], torch.tensor([[20.0], [10.0], [21.0], [40.0]])
     labels = torch.tensor([1, 2, 2, 3, 3])
     assert place_start(Given(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
@@ -75,7 +75,7 @@ def test_places_without_an_example_keep_their_own_start() -> None:
     assert own.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> None:
+def test_warm_start_is_used_only_for_its_case(image_case: Make) -> None:
     (one, x, y), (other, _, _) = image_case(1), image_case(2)
     attack = cpl(optimiser="wolfe", steps=1).copy_with(
         warm_start=lambda cases, _: [Given(x, y) if c is one else None for c in cases]
@@ -87,13 +87,13 @@ def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> Non
     torch.testing.assert_close(found[1].x, alone.x, rtol=1e-3, atol=1e-3)
 
 
-def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_case: Make) -> None:
+def test_warm_start_is_refused_with_order_invariant(image_case: Make) -> None:
     _, x, _ = image_case(1)
     with pytest.raises(ValueError, match="cannot be combined with order_invariant"):
         given(x).copy_with(local_steps="simulated", order_invariant=0.1)
 
 
-def test_a_null_is_told_nothing(image_case: Make) -> None:
+def test_null_gets_no_warm_start(image_case: Make) -> None:
     case, x, _ = image_case(1)
     (null,) = given(x, steps=1).null()([case], rng=seeded())
     (plain,) = cpl(optimiser="wolfe", steps=1).null()([case], rng=seeded())
@@ -101,7 +101,7 @@ def test_a_null_is_told_nothing(image_case: Make) -> None:
     assert (null.restarts, null.route) == (1, "prior alone")
 
 
-def test_total_variation_sees_through_noise(image_case: Make) -> None:
+def test_total_variation_lowers_the_error_with_noise(image_case: Make) -> None:
     """With the prior, the result is nearer to the smooth image than to the one that fits the noise."""
     pairs = [image_case(i, defense="gaussian(0.002)") for i in (1, 2, 3)]
     cases = [case for case, _, _ in pairs]

@@ -44,7 +44,7 @@ def test_weights_rise_linearly_from_one_to_beta_and_linear_layers_get_their_mean
 @pytest.mark.parametrize(
     ("shape", "middle"), [("linear", 1.5), ("log", 1 + 0.6309298), ("exp", 1 + 0.2689414), ("constant", 1.0)]
 )
-def test_every_shape_goes_through_both_ends(shape: str, middle: float) -> None:
+def test_every_shape_starts_at_one_and_ends_at_beta(shape: str, middle: float) -> None:
     """Table I: a f(i) + b through (1, 1) and (3, 2); half way, log 2 / log 3 and (e^2 - e) / (e^3 - e) of the way."""
     model = network()
     found = values(weigh_by_depth(2.0, shape)(model, full(model)))
@@ -52,12 +52,12 @@ def test_every_shape_goes_through_both_ends(shape: str, middle: float) -> None:
     assert found["3.weight"] == pytest.approx(middle, abs=1e-5)
 
 
-def test_falling_weights_are_a_beta_below_one() -> None:
+def test_beta_below_one_gives_falling_weights() -> None:
     model = network()
     assert [values(weigh_by_depth(0.5)(model, full(model)))[f"{i}.weight"] for i in (0, 3, 5)] == [1.0, 0.75, 0.5]
 
 
-def test_zeros_in_a_gradient_are_made_up_for_and_a_dead_layer_is_capped() -> None:
+def test_share_of_zeros_raises_the_weight_up_to_a_cap() -> None:
     model = network()
     observed = full(model)
     observed["3.weight"].flatten()[:9] = 0  # a quarter of 36
@@ -70,19 +70,19 @@ def test_zeros_in_a_gradient_are_made_up_for_and_a_dead_layer_is_capped() -> Non
     assert values(weigh_by_depth(5.0, relu_modifier=False)(model, observed))["3.weight"] == 3.0
 
 
-def test_without_convolutions_all_layers_count_alike() -> None:
+def test_without_convolutions_all_layers_have_weight_one() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     assert set(values(weigh_by_depth(50.0)(model, full(model))).values()) == {1.0}
 
 
 @pytest.mark.parametrize(("arguments", "words"), [((0.0,), "beta must be positive"), ((2.0, "cubic"), "unknown shape")])
-def test_nonsense_is_refused(arguments, words: str) -> None:
+def test_invalid_arguments_are_refused(arguments, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         weigh_by_depth(*arguments)
 
 
-def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> None:
-    """Compare with equation 6, computed independently here."""
+def test_weights_are_applied_in_the_dot_product_and_both_norms(image_case) -> None:
+    """The reference computes equation 6 independently."""
     case, x, y = image_case(1)
     weigh = weigh_by_depth(7.0)
     attack = cpl().copy_with(distance=cosine, layers=weigh)
@@ -104,8 +104,8 @@ def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> No
     assert slope.abs().sum() > 0
 
 
-def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> None:
-    """21 of them in ResNet20-4: the stem, 18, and two that change the shape (AGIC, table I)."""
+def test_shortcut_convolutions_of_a_residual_network_are_counted() -> None:
+    """ResNet20-4 has 21 convolutions: the first, 18 in blocks, and two shortcuts that change the shape (AGIC, table I)."""
     model = models.build_layout(ModelSpec(name="resnet20_4"), DataSpec(shape=(3, 32, 32), num_classes=10))
     found = values(
         weigh_by_depth(21.0, relu_modifier=False)(model, {name: torch.ones(1) for name, _ in model.named_parameters()})
@@ -117,7 +117,7 @@ def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> Non
 
 
 def test_relative_weights_by_hand() -> None:
-    """Mean squares are 16 and 2; that of all is (16 + 4) / 3, of which a tensor of zeros counts a share."""
+    """The tensors' mean squares are 16 and 2; a tensor of zeros gets a tiny share (1e-8) of the mean square of all values."""
     observed = {"b": torch.tensor(4.0), "w": torch.tensor([0.0, -2.0]), "none": torch.zeros(1)}
     assert {name: float(w) for name, w in weigh_relatively(observed).items()} == {
         "b": pytest.approx(1 / (4 * 16)),
@@ -127,13 +127,13 @@ def test_relative_weights_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("defense", "worst"), [("", 1.0), ("clip(0.01)", 1.0)])
-def test_a_zero_gradient_is_at_a_relative_distance_of_one(image_case, defense: str, worst: float) -> None:
+def test_relative_distance_of_a_zero_gradient_is_one(image_case, defense: str, worst: float) -> None:
     case, _, _ = image_case(1, **({"defense": defense} if defense else {}))
     assert CaseBatch(cpl(relative=True), [case]).views[0].worst.item() == pytest.approx(worst, rel=1e-5)
 
 
-def test_behind_noise_of_known_power_no_tensor_is_counted_in_its_own_units(image_case) -> None:
-    """Noise errs alike in all tensors: those with small gradients are then mostly noise."""
+def test_relative_weights_are_not_used_with_known_noise(image_case) -> None:
+    """Noise has equal power in all tensors, so that relative weights would raise tensors that are mostly noise."""
     case, _, _ = image_case(1, defense="gaussian(0.002)")
     known, plain = (CaseBatch(cpl(relative=one), [case]).views[0].worst for one in (True, False))
     assert torch.equal(known, plain)

@@ -24,7 +24,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("attack", [cpl(restarts=3), dlg(restarts=3), idlg(restarts=3)], ids=["cpl", "dlg", "idlg"])
-def test_one_image_and_its_label_come_back(attack, image_case) -> None:
+def test_one_image_and_its_label_are_recovered(attack, image_case) -> None:
     cases, truths, labels = zip(*(image_case(i) for i in range(3)), strict=True)
     for found, x, y in zip(attack(cases, rng=seeded()), truths, labels, strict=True):
         assert torch.equal(found.y, y)
@@ -33,7 +33,7 @@ def test_one_image_and_its_label_come_back(attack, image_case) -> None:
         assert found.confidence.item() > 0.5
 
 
-def test_inverting_gradients_comes_closer_than_its_null_and_stays_in_the_box(image_case) -> None:
+def test_inverting_gradients_is_better_than_its_null_and_in_range(image_case) -> None:
     case, x, y = image_case(1)
     attack = inverting_gradients(steps=400)
     (found,), (null,) = attack([case], rng=seeded()), attack.null()([case], rng=seeded())
@@ -44,7 +44,7 @@ def test_inverting_gradients_comes_closer_than_its_null_and_stays_in_the_box(ima
     assert mse(found.x, x).item() < 0.5 * mse(null.x, x).item()
 
 
-def test_a_batch_of_several_examples_comes_back_from_a_wide_layer(observe) -> None:
+def test_batch_of_table_rows_is_recovered_from_a_wide_layer(observe) -> None:
     data = DataSpec(shape=(12,), num_classes=6)
     x, y = torch.rand(3, 12, generator=seeded(5)), torch.tensor([0, 2, 5])
     observation = observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": [128]}), data=data)
@@ -54,7 +54,7 @@ def test_a_batch_of_several_examples_comes_back_from_a_wide_layer(observe) -> No
     assert [slot.position for slot in found.slots] == [0, 1, 2]
 
 
-def test_the_answer_does_not_depend_on_the_neighbours(image_case) -> None:
+def test_answer_does_not_depend_on_the_other_cases(image_case) -> None:
     cases = [image_case(i)[0] for i in range(4)]
     attack = cpl(steps=1)
     together = attack(cases, rng=seeded(3))
@@ -64,14 +64,14 @@ def test_the_answer_does_not_depend_on_the_neighbours(image_case) -> None:
     assert (other_seed.x - alone.x).abs().max() > 0.05
 
 
-def test_cases_with_weights_of_their_own_are_attacked_with_them(image_case) -> None:
+def test_cases_with_different_weights_are_recovered(image_case) -> None:
     cases, truths, _ = zip(*(image_case(i, seed=i) for i in range(3)), strict=True)
     assert not torch.equal(cases[0].observations[0].weights["0.weight"], cases[1].observations[0].weights["0.weight"])
     for found, x in zip(cpl(restarts=4)(cases, rng=seeded()), truths, strict=True):
         assert mse(found.x, x).item() < 1e-3
 
 
-def test_the_null_never_looks_at_the_payload(image_case) -> None:
+def test_null_does_not_depend_on_the_payload(image_case) -> None:
     case, _, _ = image_case(1)
     observation = case.observations[0]
     noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
@@ -86,7 +86,7 @@ def test_the_null_never_looks_at_the_payload(image_case) -> None:
         assert first.route == "prior alone"
 
 
-def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> None:
+def test_restarts_do_not_raise_the_loss(image_case) -> None:
     cases = [image_case(i)[0] for i in range(3)]
     attack = cpl(steps=1).copy_with(stop=Stop(stuck=0.0))
     singles = [attack(cases, rng=seeded())]
@@ -97,7 +97,7 @@ def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> Non
         assert found.loss[-1] <= singles[0][i].loss[-1]
 
 
-def test_a_cosine_that_is_far_off_is_stuck_too(image_case) -> None:
+def test_search_by_cosine_restarts_above_the_stuck_threshold(image_case) -> None:
     case, _, _ = image_case(0)
     far = inverting_gradients(steps=1, restarts=3).copy_with(stop=Stop(stuck=1e-4, patience=5))
     near = far.copy_with(stop=Stop(stuck=0.9, patience=5))
@@ -105,7 +105,7 @@ def test_a_cosine_that_is_far_off_is_stuck_too(image_case) -> None:
     assert near([case], rng=seeded())[0].restarts == 1
 
 
-def test_told_labels_are_used_where_labels_would_have_been_searched_for(image_case) -> None:
+def test_known_labels_replace_the_search_for_labels(image_case) -> None:
     case, x, y = image_case(2)
     (found,) = dlg(restarts=3)([replace(case, known_labels=y)], rng=seeded())
     assert found.oracles == ("labels",)
@@ -113,13 +113,13 @@ def test_told_labels_are_used_where_labels_would_have_been_searched_for(image_ca
     assert mse(found.x, x).item() < 1e-3
 
 
-def test_no_second_start_where_the_first_did_not_get_stuck(image_case) -> None:
+def test_some_search_needs_no_second_start(image_case) -> None:
     cases = [image_case(i)[0] for i in range(3)]
     found = cpl(restarts=5)(cases, rng=seeded())
     assert min(f.restarts for f in found) == 1
 
 
-def test_knowing_a_clip_is_what_makes_a_clipped_update_readable(image_case) -> None:
+def test_clipped_update_is_recovered_only_with_knowledge_of_the_clipping(image_case) -> None:
     cases, truths, labels = zip(*(image_case(i, defense="clip(0.01)") for i in (0, 2)), strict=True)
     knowing = cpl(restarts=4)(cases, rng=seeded())
     ignoring = cpl(steps=40, knows_defense=False)(cases, rng=seeded())
@@ -129,7 +129,7 @@ def test_knowing_a_clip_is_what_makes_a_clipped_update_readable(image_case) -> N
         assert mse(ignored.x, x).item() > 0.05
 
 
-def test_an_attacker_who_knows_the_noise_does_not_take_it_for_a_stuck_search(image_case) -> None:
+def test_known_noise_is_not_taken_for_a_stuck_search(image_case) -> None:
     case, x, _ = image_case(0, defense="gaussian(0.002)")
     (knowing,) = cpl(restarts=2)([case], rng=seeded())
     (ignoring,) = cpl(restarts=2, knows_defense=False)([case], rng=seeded())
@@ -139,7 +139,7 @@ def test_an_attacker_who_knows_the_noise_does_not_take_it_for_a_stuck_search(ima
     assert mse(knowing.x, x).item() < 0.5 * mse(ignoring.x, x).item()
 
 
-def test_several_steps_are_read_as_one_batch(observe) -> None:
+def test_examples_of_several_steps_are_recovered_as_one_batch(observe) -> None:
     data = DataSpec(shape=(12,), num_classes=6)
     x, y = torch.rand(2, 12, generator=seeded(5)), torch.tensor([1, 4])
     model = ModelSpec(name="mlp", arguments={"hidden": [128]})
@@ -149,21 +149,21 @@ def test_several_steps_are_read_as_one_batch(observe) -> None:
     assert [(slot.batch, slot.position) for slot in found.slots] == [(1, 0), (2, 0)]
 
 
-def test_an_oracle_is_written_down_and_used(image_case) -> None:
+def test_known_labels_are_used_and_listed_as_an_oracle(image_case) -> None:
     case, _, y = image_case(1)
-    told = replace(case, known_labels=(y + 1) % 4)
-    (found,) = cpl(steps=2)([told], rng=seeded())
+    with_labels = replace(case, known_labels=(y + 1) % 4)
+    (found,) = cpl(steps=2)([with_labels], rng=seeded())
     assert found.oracles == ("labels",)
     assert torch.equal(found.y, (y + 1) % 4)
-    assert cpl(steps=2).null()([told], rng=seeded())[0].oracles == ()
+    assert cpl(steps=2).null()([with_labels], rng=seeded())[0].oracles == ()
     assert cpl(steps=2)([case], rng=seeded())[0].oracles == ()
 
 
-def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_case) -> None:
+def test_known_logits_attract_the_answer_and_are_listed_as_an_oracle(image_case) -> None:
     case, _, _ = image_case(1)
     observation = case.observations[0]
     model, data = build_network(observation), observation.data
-    pull = cpl(steps=40, agreement=1e3).copy_with(optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
+    pull = cpl(steps=40, agreement=1e3).copy_with(optimiser=Adam(learning_rate=0.05))  # so large that the gradient hardly matters
     logits = torch.linspace(-1, 1, data.num_classes)[None]
     (found,) = pull([replace(case, known_logits=logits)], rng=seeded())
     (plain,) = pull([case], rng=seeded())
@@ -176,11 +176,11 @@ def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_cas
     assert away(found.x) < 0.5 * away(plain.x)
     assert (found.oracles, plain.oracles) == (("logits",), ())
     without = pull.copy_with(agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
-    assert without[0].oracles == ()  # nothing was made of it
+    assert without[0].oracles == ()  # the logits were not used
     assert pull.null()([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
 
 
-def test_needs_are_said_in_words(image_case) -> None:
+def test_unmet_needs_are_stated_in_words(image_case) -> None:
     case, _, _ = image_case(0)
     assert find_unmet(idlg(), case) == []
     two = Case((replace(case.observations[0], num_examples=2),))
@@ -189,8 +189,8 @@ def test_needs_are_said_in_words(image_case) -> None:
     assert "reported no number" in find_unmet(cpl(), unknown)[0]
 
 
-def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None:
-    """A server cannot tell which of the batches was short, but it prescribed how many there were."""
+def test_batches_of_unequal_size_are_counted_as_two_steps(observe) -> None:
+    """Batches of 4 and 2: the server does not know which one was short, but it prescribed two steps."""
     data = DataSpec(shape=(12,), num_classes=6)
     x, y = torch.rand(6, 12, generator=seeded(5)), torch.tensor([0, 1, 2, 3, 4, 5])
     model = ModelSpec(name="mlp", arguments={"hidden": [16]})
@@ -218,14 +218,14 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
     assert torch.equal(starts[0], starts[1])
 
 
-def test_an_attack_with_an_image_prior_says_so_of_rows(observe) -> None:
+def test_attack_with_an_image_prior_refuses_table_rows(observe) -> None:
     data = DataSpec(shape=(12,), num_classes=6)
     rows = observe((torch.rand(1, 12), torch.tensor([1])), model=ModelSpec(name="mlp"), data=data)
     assert find_unmet(inverting_gradients(), Case((rows,))) == ["its prior is for images, and these data are table rows"]
 
 
 @pytest.mark.parametrize("defense", ["", "prune(0.5)", "sign('mean')", "withhold(['*'])"])
-def test_an_update_of_zeros_has_an_answer_without_confidence(image_case, defense: str) -> None:
+def test_zero_update_gets_an_answer_with_low_confidence(image_case, defense: str) -> None:
     case, _, _ = image_case(0, defense=defense)
     zeros = {name: torch.zeros_like(t) for name, t in case.observations[0].payload.tensors.items()}
     (found,) = cpl(steps=2)([Case((replace(case.observations[0], payload=Payload(tensors=zeros)),))], rng=seeded())

@@ -47,7 +47,7 @@ def test_total_variation_is_the_mean_of_absolute_differences() -> None:
 
 @pytest.mark.parametrize("name", sorted(STARTS))
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 9, 7)])
-def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[int, ...]) -> None:
+def test_starts_have_the_shape_of_the_batch_and_depend_on_the_seed(name: str, shape: tuple[int, ...]) -> None:
     data, labels = DataSpec(shape=shape, num_classes=3), torch.tensor([0, 2])
     first, again, other = (get_start(name)(data, labels, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert first.shape == (2, *shape)
@@ -56,13 +56,13 @@ def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[i
     assert torch.equal(first, other) != drawn
 
 
-def test_a_pattern_repeats_its_block_and_is_no_constant() -> None:
+def test_patterned_start_repeats_its_block_and_is_not_constant() -> None:
     x = get_start("patterned4")(DataSpec(shape=(3, 32, 32), num_classes=2), torch.tensor([0]), torch.Generator().manual_seed(0))
     assert torch.equal(x[..., :8, :8], x[..., 24:, 8:16])
     assert x[..., :8, :8].std() > 0.2
 
 
-def test_colours() -> None:
+def test_starts_of_one_colour() -> None:
     data, labels, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.tensor([0]), torch.Generator()
     assert get_start("red")(data, labels, rng)[0, :, 0, 0].tolist() == [1, 0, 0]
     assert get_start("blue")(data, labels, rng)[0, :, 3, 3].tolist() == [0, 0, 1]
@@ -72,7 +72,7 @@ def test_colours() -> None:
         get_start("red")(DataSpec(shape=(1, 4, 4), num_classes=2), labels, rng)
 
 
-def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
+def test_insider_start_is_an_image_of_the_same_class(tmp_path) -> None:
     import numpy as np
 
     images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 51, 255)])
@@ -85,7 +85,7 @@ def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
         get_start("insider")
 
 
-def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> None:
+def test_file_of_an_insider_start_is_checked_and_a_pipe_refused(tmp_path) -> None:
     import os
 
     import numpy as np
@@ -99,7 +99,7 @@ def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> N
             get_start("insider", str(tmp_path / f"{name}.npz"))(data, torch.tensor([0]), rng)
 
 
-def test_the_simulated_gradient_is_autograds_own_on_normalised_inputs() -> None:
+def test_simulated_gradient_agrees_with_autograd_on_normalised_inputs() -> None:
     network = models.build(MODEL, DATA, seed=1)
     weights = {name: p.detach() for name, p in network.named_parameters()}
     x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 2])
@@ -112,7 +112,7 @@ def test_the_simulated_gradient_is_autograds_own_on_normalised_inputs() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(momentum=st.floats(0, 0.95), decay=st.floats(0, 0.1), rate=st.floats(1e-3, 1.0))
-def test_one_step_gives_the_gradient_back(momentum: float, decay: float, rate: float) -> None:
+def test_gradient_is_computed_exactly_from_the_update_of_one_step(momentum: float, decay: float, rate: float) -> None:
     network = models.build(MODEL, DATA, seed=1).double()
     weights = {name: p.detach() for name, p in network.named_parameters()}
     training = Training(learning_rate=rate, batch_size=1, steps=1, momentum=momentum, weight_decay=decay)
@@ -128,7 +128,7 @@ def test_total_step_of_momentum_by_hand() -> None:
     assert compute_total_step(training, 3) == pytest.approx(0.5 * (1 + 1.1 + 1.11))
 
 
-def test_through_a_clip_is_what_the_clipped_update_reads_as() -> None:
+def test_simulated_clipping_agrees_with_the_clipped_update() -> None:
     rng = torch.Generator().manual_seed(0)
     weights = {"w": torch.randn(5, generator=rng), "b": torch.randn(2, generator=rng)}
     gradient = {name: torch.randn(w.shape, generator=rng) for name, w in weights.items()}

@@ -31,7 +31,7 @@ def test_absolute_distance_by_hand() -> None:
     assert not absolute.squares
 
 
-def test_names_stand_for_the_parts_that_they_name() -> None:
+def test_names_select_their_parts() -> None:
     assert [get_distance(name) for name in DISTANCES] == [euclidean, cosine, absolute]
     assert get_optimiser("lbfgs") == LBFGS()
     assert get_optimiser("wolfe") == LBFGS(line_search=True)
@@ -40,7 +40,7 @@ def test_names_stand_for_the_parts_that_they_name() -> None:
     assert get_optimiser("adagrad", 0.25) == Adagrad(learning_rate=0.25)
 
 
-def test_the_default_is_the_paper() -> None:
+def test_defaults_are_those_of_the_paper() -> None:
     attack = cpl()
     assert attack.objective.distance is euclidean
     assert attack.search.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
@@ -67,12 +67,12 @@ def test_the_default_is_the_paper() -> None:
         ({"boxed": "yes"}, "boxed must be true or false"),
     ],
 )
-def test_what_does_not_exist_is_refused_with_what_does(arguments: dict[str, object], words: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AttackSpec(name="cpl", arguments=arguments)
 
 
-def test_a_specification_says_what_was_chosen_and_builds_it() -> None:
+def test_specification_prints_its_arguments_and_builds_the_attack() -> None:
     spec = AttackSpec(name="cpl", arguments={"optimiser": "adam", "distance": "cosine", "learning_rate": 0.05})
     assert str(spec) == "cpl(distance='cosine', learning_rate=0.05, optimiser='adam')"
     attack = spec.build()
@@ -81,18 +81,18 @@ def test_a_specification_says_what_was_chosen_and_builds_it() -> None:
     assert attack.search.optimiser == Adam(learning_rate=0.05, decay_at=())
 
 
-def test_patience_is_counted_in_evaluations_of_the_gradient() -> None:
+def test_patience_is_converted_to_evaluations_of_the_gradient() -> None:
     for name in OPTIMISERS:
         attack = cpl(optimiser=name, patience=3)
         assert attack.search.stop.patience * attack.search.optimiser.period == 60
 
 
-def test_labels_that_are_searched_for_need_no_head() -> None:
+def test_searching_for_labels_needs_no_linear_head() -> None:
     assert Need.LINEAR_HEAD in cpl().needs
     assert Need.LINEAR_HEAD not in cpl(label_rule="joint").needs
 
 
-def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_case) -> None:
+def test_tv_is_relative_to_the_loss_of_a_zero_gradient_and_needs_images(image_case) -> None:
     case, _, _ = image_case(1)
     power = sum((t / 0.1).square().sum() for t in case.observations[0].update.values())
     for name, worst in (("euclidean", power), ("cosine", 1.0)):
@@ -102,7 +102,7 @@ def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_c
     assert Need.IMAGE_PRIOR not in cpl().needs
 
 
-def test_steps_that_are_simulated_are_seen_through(observe) -> None:
+def test_simulated_local_steps_lower_the_error(observe) -> None:
     """The learning rate is so large that three epochs on an image are not approximated by one gradient."""
     x = (0.5 + 0.4 * torch.sin(torch.arange(64.0) / 9)).reshape(1, 1, 8, 8)
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
@@ -118,14 +118,14 @@ def test_steps_that_are_simulated_are_seen_through(observe) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_every_optimiser_makes_the_loss_smaller(image_case, name: str) -> None:
+def test_every_optimiser_lowers_the_loss(image_case, name: str) -> None:
     case, _, _ = image_case(1)
     (found,) = cpl(optimiser=name, steps=3 if get_optimiser(name).period > 1 else 60)([case], rng=seeded())
     assert found.loss[-1] < 0.6 * found.loss[0]
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_every_distance_leads_to_the_image(image_case, name: str) -> None:
+def test_every_distance_lowers_the_error(image_case, name: str) -> None:
     case, x, y = image_case(1)
     (found,) = cpl(optimiser="wolfe", distance=name, steps=20)([case], rng=seeded())
     (start,) = cpl(steps=1, learning_rate=1e-9)([case], rng=seeded())
@@ -133,13 +133,13 @@ def test_every_distance_leads_to_the_image(image_case, name: str) -> None:
     assert mse(found.x, x).item() < (0.5 if name == "absolute" else 0.1) * mse(start.x, x).item()
 
 
-def test_with_a_line_search_no_start_is_stuck(image_case) -> None:
+def test_line_search_recovers_every_image(image_case) -> None:
     cases, truths, _ = zip(*(image_case(i) for i in range(8)), strict=True)
     for found, x in zip(cpl(optimiser="wolfe")(cases, rng=seeded()), truths, strict=True):
         assert mse(found.x, x).item() < 1e-3
 
 
-def test_a_boxed_search_stays_in_the_box(image_case) -> None:
+def test_plain_search_leaves_the_range_and_boxed_search_lowers_the_loss(image_case) -> None:
     case, _, _ = image_case(1)
     (free,) = cpl(init="random", steps=1)([case], rng=seeded())
     (boxed,) = cpl(init="random", steps=1, boxed=True, optimiser="wolfe")([case], rng=seeded())

@@ -1,4 +1,4 @@
-"""Tests of ROG: its decoder, its start, its comparison through each compressor, and what it finds."""
+"""Tests of the attack ROG: its decoder, its start, its loss behind each compressor, and its reconstructions."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,8 +50,8 @@ def measure_loss(attack: GradientMatching, case: Case, x: Tensor) -> float:
     return float(loss / batch.views[0].worst)
 
 
-def test_the_decoder_is_the_bicubic_kernel_on_both_axes() -> None:
-    """Against the matrix of the cubic convolution kernel with a = -0.75, with pixels at the border repeated."""
+def test_decoder_agrees_with_the_bicubic_kernel() -> None:
+    """The reference is the matrix of the cubic convolution kernel with a = -0.75, with pixels at the border repeated."""
 
     def weigh(distance: Tensor) -> Tensor:
         d, a = distance.abs(), BICUBIC_A
@@ -68,7 +68,7 @@ def test_the_decoder_is_the_bicubic_kernel_on_both_axes() -> None:
     torch.testing.assert_close(get_decoder("bicubic4")(DATA).decode(z), matrix @ z @ matrix.T)
 
 
-def test_the_start_is_one_independent_value_for_each_value_of_the_small_image() -> None:
+def test_start_is_uniform_and_independent_in_the_latent() -> None:
     data = DataSpec(shape=(3, 64, 64), num_classes=5)
     z = get_decoder("bicubic4")(data).encode(get_start("coarse4")(data, torch.zeros(4, dtype=torch.long), seeded()))
     assert z.shape == (4, 3, 16, 16)
@@ -78,7 +78,7 @@ def test_the_start_is_one_independent_value_for_each_value_of_the_small_image() 
 
 
 @pytest.mark.parametrize("defense", ["", "uniform(3)", "top_k(0.05)", "sign()", "prune(ratio=0.9)", "dgc(0.1)"])
-def test_the_true_examples_satisfy_what_every_compressor_tells(observe: Callable[..., Observation], defense: str) -> None:
+def test_true_examples_have_no_loss_behind_any_compressor(observe: Callable[..., Observation], defense: str) -> None:
     """The interval of a quantiser, the entries of a sparsifier and the soft sign leave no distance at the true examples."""
     attack, case = rog(decoder="pixels", tv=0.0), observe_once(observe, defense)
     assert measure_loss(attack, case, draw_images()) < 1e-6
@@ -86,12 +86,12 @@ def test_the_true_examples_satisfy_what_every_compressor_tells(observe: Callable
 
 
 @pytest.mark.parametrize("defense", ["uniform(3)", "sign()"])
-def test_without_the_channel_the_true_examples_do_not_fit(observe: Callable[..., Observation], defense: str) -> None:
+def test_true_examples_have_a_loss_if_the_compressor_is_ignored(observe: Callable[..., Observation], defense: str) -> None:
     attack = rog(decoder="pixels", tv=0.0, knows_defense=False)
     assert measure_loss(attack, observe_once(observe, defense), draw_images()) > 1e-3
 
 
-def test_simulated_epochs_fit_where_one_batch_only_comes_near(observe: Callable[..., Observation]) -> None:
+def test_simulated_epochs_fit_better_than_one_batch(observe: Callable[..., Observation]) -> None:
     case = observe_once(observe, epochs=5, rate=0.03)
     ways = (rog(decoder="pixels", tv=0.0, local_steps=way) for way in ("one_batch", "simulated"))
     one, simulated = (measure_loss(attack, case, draw_images()) for attack in ways)
@@ -99,10 +99,10 @@ def test_simulated_epochs_fit_where_one_batch_only_comes_near(observe: Callable[
 
 
 @pytest.mark.parametrize(("defense", "gain"), [("", 12), ("uniform(3)", 5), ("top_k(0.05)", 8), ("sign()", 1)])
-def test_the_small_latent_finds_what_its_null_does_not(observe: Callable[..., Observation], defense: str, gain: float) -> None:
-    """gain: decibels by which the worse image is above the better one of the null with total variation, at least.
+def test_search_in_the_latent_is_better_than_its_null(observe: Callable[..., Observation], defense: str, gain: float) -> None:
+    """gain: least difference in decibels between the worse image found and the better one of the null.
 
-    The images are of random colours, for which total variation is no good prior.
+    The attack, unlike the null, runs without total variation, which is no good prior for images of random colours.
     """
     attack, case = rog(steps=60, boxed=True, tv=0.0), observe_once(observe, defense)
     (found,), (null,) = attack([case], rng=seeded()), rog(steps=60).null()([case], rng=seeded())
@@ -111,7 +111,7 @@ def test_the_small_latent_finds_what_its_null_does_not(observe: Callable[..., Ob
     assert "decoder" in " ".join(found.notes)
 
 
-def test_many_cases_are_searched_at_once_with_the_same_answers(observe: Callable[..., Observation]) -> None:
+def test_batched_cases_get_the_answers_of_single_ones(observe: Callable[..., Observation]) -> None:
     case = observe_once(observe, "uniform(3)")
     other = Case((replace(case.observations[0], client="d"),), known_labels=LABELS)
     both = rog(steps=5)([case, other], rng=seeded())

@@ -1,4 +1,4 @@
-"""Tests of `accumulate`: one objective over all rounds, with the simulated residual of the clients' defense."""
+"""Tests of the attack `accumulate`: one objective over all rounds, which simulates the error feedback of a compressor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def make_example(seed: int = 0) -> Tensor:
 
 
 def record(observe, x: Tensor, y: Tensor, rounds: int, defense: str, *, client: str = "a", rate: float = 0.05) -> Case:
-    """Return rounds of one client that uses the same examples in each, with the state of its defense, and the model moving."""
+    """Return rounds of one client that trains on the same examples in each; model and defense state change with the rounds."""
     (first, spec), found = (observe((x, y), model=LENET, data=DATA), DefenseSpec.parse(defense)), []
     training = Training(learning_rate=rate, batch_size=len(y), steps=1)
     built, weights, state = spec.build(), dict(first.weights), None
@@ -53,7 +53,7 @@ def evaluate(cases: Sequence[Case], x: Tensor, y: Tensor, *, residual: bool = Tr
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)", "sign('mean', error_feedback=True)"])
-def test_the_true_examples_explain_all_rounds_only_with_the_residual(observe, defense: str) -> None:
+def test_true_examples_fit_all_rounds_only_with_the_residual(observe, defense: str) -> None:
     x, y = make_example(), torch.tensor([2])
     case = record(observe, x, y, 5, defense)
     wrong = evaluate([case], torch.rand(x.shape)[:, 0], y)[1]
@@ -62,8 +62,8 @@ def test_the_true_examples_explain_all_rounds_only_with_the_residual(observe, de
     assert float(followed) < 1e-2 * float(alone)
 
 
-def test_the_slope_is_that_of_the_loss_and_cases_do_not_mix(observe) -> None:
-    """Compare with differences of the loss, and two clients at once with each alone."""
+def test_slope_is_the_derivative_of_the_loss_and_cases_do_not_mix(observe) -> None:
+    """The references are finite differences of the loss, and each client alone."""
     y, rng = torch.tensor([1]), torch.Generator().manual_seed(3)
     cases = [record(observe, make_example(i), y, 3, "top_k(0.1, error_feedback=True)", client=f"c{i}") for i in range(2)]
     x = torch.rand(2, 1, 8, 8, generator=rng)
@@ -79,19 +79,19 @@ def test_the_slope_is_that_of_the_loss_and_cases_do_not_mix(observe) -> None:
     torch.testing.assert_close((ahead - behind) / (2 * step), along, rtol=0.1, atol=1e-2 * float(along.abs().max()))
 
 
-def test_more_rounds_give_back_what_compression_held_back(observe) -> None:
+def test_more_rounds_lower_the_error_with_error_feedback(observe) -> None:
     x, y = make_example(), torch.tensor([2])
     case = record(observe, x, y, 6, "top_k(0.02, error_feedback=True)", rate=0.01)
     attack = accumulate(steps=4, decoder="pixels", tv=1e-5)
     found = [attack([replace(case, observations=case.observations[:count])], rng=torch.Generator())[0] for count in (1, 6)]
-    off = [float((one.x - x).square().mean()) for one in found]
-    assert off[1] < 0.25 * off[0]
+    errors = [float((one.x - x).square().mean()) for one in found]
+    assert errors[1] < 0.25 * errors[0]
     assert found[1].y.tolist() == [2]
     assert found[1].notes[0] == "all 6 rounds are assumed to hold the same examples"
     assert [slot.round for slot in found[1].slots] == list(range(1, 7))
 
 
-def test_a_round_that_cannot_be_used_is_left_out_in_words(observe) -> None:
+def test_unusable_round_is_left_out_with_a_note(observe) -> None:
     case = record(observe, make_example(), torch.tensor([2]), 3, "gaussian(0.001)")
     damaged = {name: torch.full_like(t, torch.nan) for name, t in case.observations[1].update.items()}
     rounds = (case.observations[0], replace(case.observations[1], payload=encode(damaged)), case.observations[2])
@@ -100,14 +100,14 @@ def test_a_round_that_cannot_be_used_is_left_out_in_words(observe) -> None:
     assert {slot.round for slot in found.slots} == {1, 3}
 
 
-def test_rounds_of_different_sizes_are_refused_with_the_mend(observe) -> None:
+def test_rounds_of_different_sizes_are_refused_with_advice(observe) -> None:
     both = [record(observe, make_example().expand(n, -1, -1, -1), torch.arange(n), 1, "").observations[0] for n in (1, 2)]
     rounds = tuple(replace(one, round=number, num_examples=number) for number, one in enumerate(both, start=1))
     with pytest.raises(ValueError, match=r"from 1 to 2 examples.*compare=features"):
         accumulate(steps=1, closed_forms=False)([Case(rounds)], rng=torch.Generator())
 
 
-def test_labels_behind_noise_are_read_off_the_mean_of_all_rounds(observe) -> None:
+def test_labels_with_noise_are_inferred_from_the_mean_of_all_rounds(observe) -> None:
     """One noisy round names a wrong label; the mean of eight names the right one."""
     case = record(observe, make_example(), torch.tensor([3]), 8, "gaussian(0.01)", rate=0.02)
     one, all_rounds = (
@@ -119,7 +119,7 @@ def test_labels_behind_noise_are_read_off_the_mean_of_all_rounds(observe) -> Non
 
 
 @pytest.mark.parametrize("search", ["cpl", "inverting_gradients", "agic"])
-def test_every_search_can_be_joint(observe, search: str) -> None:
+def test_every_search_can_use_several_rounds(observe, search: str) -> None:
     case = record(observe, make_example(), torch.tensor([1]), 2, "")
     attack = accumulate(search=search, steps=2)
     (found,) = attack([case], rng=torch.Generator())
@@ -128,7 +128,7 @@ def test_every_search_can_be_joint(observe, search: str) -> None:
     assert null.x.shape == found.x.shape
 
 
-def test_wrong_names_are_refused() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown search 'dlg'"):
         accumulate(search="dlg")
     with pytest.raises(ValueError, match="unknown comparison 'published'"):

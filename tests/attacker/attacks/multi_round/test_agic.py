@@ -26,7 +26,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture
 def client(observe) -> Client:
-    """Return the observations of a client that makes one step on two examples in each of six rounds with changing weights."""
+    """Function that returns the observations of a client that makes one step in each round, with changing weights.
+
+    By default there are six rounds of two examples.
+    """
 
     def make(name: str = "c", order: tuple[tuple[int, ...], ...] = ORDER) -> tuple[Case, Tensor]:
         x = torch.rand(6, 1, 8, 8, generator=seeded(5))
@@ -41,7 +44,7 @@ def client(observe) -> Client:
     return make
 
 
-def held(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[int, int]]:
+def list_uses(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[int, int]]:
     """Return (round, label) of each slot."""
     return [(slot.round, int(found.y[slot.example])) for slot in found.slots]
 
@@ -52,24 +55,27 @@ def broken(observation: Observation, value: float) -> Observation:
 
 
 @pytest.mark.parametrize("compare", ["features", "images"])
-def test_every_example_of_two_epochs_is_linked_to_itself(client: Client, compare: str) -> None:
+def test_every_example_of_two_epochs_is_linked(client: Client, compare: str) -> None:
     case, _ = client()
     (found,) = agic(steps=3, pre_steps=60, compare=compare)([case], rng=seeded())
     assert len(found.x) == 6
-    assert sorted(held(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
+    assert sorted(list_uses(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
     assert any("pass 2: rounds 4 to 6" in note for note in found.notes)
     assert found.case == case.key
 
 
-def test_without_links_every_place_is_an_example_of_its_own(client: Client) -> None:
+def test_without_links_every_place_has_its_own_example(client: Client) -> None:
     case, _ = client()
     (found,) = agic(steps=1, compare="none")([case], rng=seeded())
     assert len(found.x) == 12
     assert [slot.example for slot in found.slots] == list(range(12))
 
 
-def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_two_are_the_same(client: Client) -> None:
-    """The null returns more than the six examples, and scoring compares the first six. See also test_nulls."""
+def test_null_returns_one_example_for_every_place(client: Client) -> None:
+    """Only gradients show that two places hold the same example, so that the null returns 12, not 6, examples.
+
+    Scoring compares the first six; see also test_nulls.
+    """
     case, _ = client()
     (null,) = agic(steps=3).null()([case], rng=seeded())
     assert len(null.x) == 12
@@ -79,9 +85,7 @@ def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_
 
 
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite"), (0.0, "all zeros")])
-def test_a_round_that_says_nothing_is_left_out_in_words_and_the_others_are_attacked(
-    client: Client, value: float, words: str
-) -> None:
+def test_unusable_round_is_left_out_with_a_note(client: Client, value: float, words: str) -> None:
     case, _ = client()
     rounds = list(case.observations)
     rounds[1] = broken(rounds[1], value)
@@ -92,24 +96,24 @@ def test_a_round_that_says_nothing_is_left_out_in_words_and_the_others_are_attac
     assert found.case == Case(tuple(rounds)).key
 
 
-def test_a_client_of_which_nothing_can_be_used_is_refused_with_the_reason(client: Client) -> None:
+def test_client_without_a_usable_round_is_refused(client: Client) -> None:
     case, _ = client()
     nothing = Case(tuple(broken(o, float("nan")) for o in case.observations))
     with pytest.raises(ValueError, match="no round can be used: its update contains NaN or infinite values"):
         agic(steps=1)([nothing], rng=seeded())
 
 
-def test_rounds_that_are_missing_and_batches_of_other_sizes_are_said_and_do_no_harm(client: Client) -> None:
+def test_missing_rounds_and_other_batch_sizes_are_noted(client: Client) -> None:
     order = ((0, 3), (1, 4), (2, 5), (4, 2, 0), (1,), (5, 3))
     case, _ = client(order=order)
     (found,) = agic(steps=2)([Case(case.observations[:1] + case.observations[2:])], rng=seeded())
-    said = " ".join(found.notes)
-    assert "no usable round of this client between rounds 1 and 3" in said
-    assert "3 in round 4" in said
+    all_notes = " ".join(found.notes)
+    assert "no usable round of this client between rounds 1 and 3" in all_notes
+    assert "3 in round 4" in all_notes
     assert sorted({slot.round for slot in found.slots}) == [1, 3, 4, 5, 6]
 
 
-def test_clients_of_different_structure_are_attacked_in_one_call(client: Client) -> None:
+def test_clients_with_different_numbers_of_rounds_are_attacked_in_one_call(client: Client) -> None:
     one, _ = client()
     short = Case(client("d")[0].observations[:2])
     first, second = agic(steps=1)([one, short], rng=seeded())
@@ -117,34 +121,34 @@ def test_clients_of_different_structure_are_attacked_in_one_call(client: Client)
     assert (len(first.x), len(second.x)) == (6, 4)
 
 
-def cut_off_at(call: int) -> tuple[Callable[[int, int, str], None], list[int]]:
+def interrupt_at(call: int) -> tuple[Callable[[int, int, str], None], list[int]]:
     """Return a progress callback that raises KeyboardInterrupt once, and the list of iterations that it received."""
-    told: list[int] = []
+    received: list[int] = []
 
     def progress(done: int, most: int, words: str) -> None:
-        told.append(done)
-        if len(told) == call:
+        received.append(done)
+        if len(received) == call:
             raise KeyboardInterrupt
 
-    return progress, told
+    return progress, received
 
 
-def test_nothing_is_linked_by_a_first_image_that_was_cut_off(client: Client) -> None:
-    progress, told = cut_off_at(23)  # in the third of six
+def test_interrupt_during_the_first_reconstructions_ends_the_attack(client: Client) -> None:
+    progress, received = interrupt_at(23)  # in the third of six rounds
     with pytest.raises(KeyboardInterrupt):
         agic(steps=3, pre_steps=10, compare="images")([client()[0]], rng=seeded(), progress=progress)
-    assert len(told) == 23
+    assert len(received) == 23
 
 
-def test_ctrl_c_ends_the_joint_searches_of_all_clients_and_keeps_those_that_are_over(client: Client) -> None:
+def test_interrupted_joint_search_returns_the_finished_clients(client: Client) -> None:
     cases = [Case(client(name)[0].observations[:rounds]) for name, rounds in (("c", 3), ("d", 2), ("e", 1))]
-    progress, told = cut_off_at(15)  # in the second of three groups, of which the one round comes first
+    progress, received = interrupt_at(15)  # in the second of three groups, of which the one round comes first
     found = agic(steps=10, closed_forms=False)(cases, rng=seeded(), progress=progress)
     assert [(one.case, one.interrupted) for one in found] == [(cases[1].key, True), (cases[2].key, False)]
-    assert len(told) == 15
+    assert len(received) == 15
 
 
-class Dictionary:
+class MemoryStorage:
     """A checkpoint storage that keeps every state."""
 
     every, look = 0.0, None
@@ -160,36 +164,36 @@ class Dictionary:
         self.kept[key] = {name: tensor.clone() for name, tensor in state.items()}
 
 
-def test_a_memory_does_not_give_one_client_the_first_images_of_another(client: Client) -> None:
+def test_checkpoints_of_two_clients_do_not_mix(client: Client) -> None:
     other = tuple(reversed(ORDER))
     cases = [client()[0], client("d", other)[0]]
     attack = agic(steps=2, pre_steps=20, compare="images")
-    for one, alone in zip(attack(cases, rng=seeded(), memory=Dictionary()), cases, strict=True):
+    for one, alone in zip(attack(cases, rng=seeded(), memory=MemoryStorage()), cases, strict=True):
         (own,) = attack([alone], rng=seeded())
         assert [(s.round, s.example) for s in one.slots] == [(s.round, s.example) for s in own.slots]
 
 
-def test_a_search_that_was_cut_off_while_it_linked_goes_on_to_the_same_end(client: Client) -> None:
-    cases, attack, memory = [client()[0], client("d")[0]], agic(steps=3, pre_steps=10, compare="images"), Dictionary()
+def test_attack_interrupted_while_linking_resumes_to_the_same_result(client: Client) -> None:
+    cases, attack, memory = [client()[0], client("d")[0]], agic(steps=3, pre_steps=10, compare="images"), MemoryStorage()
     with pytest.raises(KeyboardInterrupt):
-        attack(cases, rng=seeded(), memory=memory, progress=cut_off_at(87)[0])  # in the third round of the second client
-    progress, told = cut_off_at(0)
+        attack(cases, rng=seeded(), memory=memory, progress=interrupt_at(87)[0])  # in the third round of the second client
+    progress, received = interrupt_at(0)
     went_on = attack(cases, rng=seeded(), memory=memory, progress=progress)
-    assert len(told) < 50
+    assert len(received) < 50
     for one, whole in zip(went_on, attack(cases, rng=seeded()), strict=True):
         assert torch.equal(one.x, whole.x)
         assert one.slots == whole.slots
 
 
-def test_known_labels_are_an_oracle_and_say_so(client: Client) -> None:
+def test_known_labels_are_listed_as_an_oracle(client: Client) -> None:
     case, _ = client()
-    told = replace(case, known_labels=torch.tensor([label for rows in ORDER for label in rows]))
-    (found,) = agic(steps=1)([told], rng=seeded())
+    received = replace(case, known_labels=torch.tensor([label for rows in ORDER for label in rows]))
+    (found,) = agic(steps=1)([received], rng=seeded())
     assert found.oracles == ("labels",)
-    assert sorted(held(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
+    assert sorted(list_uses(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
 
 
-def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
+def test_rounds_of_several_clients_are_refused(client: Client) -> None:
     case, other = client()[0], client("d")[0]
     mixed = Case((case.observations[0], other.observations[1]))
     assert find_unmet(agic(), mixed) == ["it attacks rounds of one client together"]
@@ -208,7 +212,7 @@ def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
         ({"beta": 0.0}, "beta must be positive"),
     ],
 )
-def test_nonsense_is_refused_before_any_work(arguments: dict[str, object], words: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AttackSpec(name="agic", arguments=arguments)
 

@@ -1,4 +1,4 @@
-"""Tests of closed forms before a joint search: rounds that they open are not searched, and nothing else changes."""
+"""Tests of closed forms before a search over several rounds: rounds that they solve are not searched."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from fedsim.recording import DataSpec, ModelSpec
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
 SINGLES = ((0,), (1,), (2,), (1,), (0,))
 MIXED = ((0,), (1,), (1, 0), (2, 3), (4, 1))
-"""Two opened rounds, one whose examples are known from them, and two with unknown examples, of which the last has a known one."""
+"""Rounds 1 and 2 are solved by closed forms, round 3 has their examples, and 4 and 5 have unknown ones (and 5 a known one)."""
 
 Client = Callable[..., Case]
 
@@ -36,7 +36,7 @@ def make_images() -> Tensor:
 
 @pytest.fixture
 def client(observe) -> Client:
-    """Return the rounds of a client that makes one step on the examples `order[t]` in round t, with changing weights."""
+    """Function that returns the rounds of a client: one step on the examples `order[t]` in each, with changing weights."""
 
     def make(order: tuple[tuple[int, ...], ...], defense: str = "", rate: float = 0.01) -> Case:
         x, weights, rounds = make_images(), None, []
@@ -52,7 +52,7 @@ def client(observe) -> Client:
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return a list of the rounds of every search that is evaluated, one entry for each evaluation of the loss."""
+    """List with one entry for each evaluation of a search's loss: the rounds that the search uses."""
     rounds, evaluate = [], CaseBatch.evaluate
 
     def count(self: CaseBatch, *args, **named):
@@ -69,7 +69,7 @@ def list_uses(found: Reconstruction) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("attack", [agic(), accumulate(compare="features"), agic(compare="none"), agic(compare="images")])
-def test_a_client_of_single_images_is_answered_as_by_exact_without_any_search(client: Client, searched, attack: Agic) -> None:
+def test_client_of_single_images_is_solved_by_closed_forms_without_a_search(client: Client, searched, attack: Agic) -> None:
     case = client(SINGLES)
     (found,) = attack([case], rng=seeded())
     assert (searched, found.iterations, found.case, found.attack) == ([], 0, case.key, attack.name)
@@ -86,14 +86,14 @@ def test_a_client_of_single_images_is_answered_as_by_exact_without_any_search(cl
     assert any("3 examples in 5 rounds" in note for note in found.notes)
 
 
-def test_a_client_that_always_uses_one_image_is_answered_once(client: Client, searched) -> None:
+def test_client_that_always_uses_one_image_gets_one_example(client: Client, searched) -> None:
     (found,) = accumulate()([client(((3,),) * 4)], rng=seeded())
     assert (searched, len(found.x), found.y.tolist()) == ([], 1, [3])
     assert [(slot.round, slot.example) for slot in found.slots] == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
-def test_a_round_with_the_gradient_of_known_examples_holds_them(client: Client, searched, monkeypatch) -> None:
-    """The closed forms open the first round only. The attack takes all rounds to hold the same examples, which one does not."""
+def test_round_that_known_examples_explain_is_not_searched(client: Client, searched, monkeypatch) -> None:
+    """Closed forms are limited to round 1. `accumulate` assumes the same examples in all rounds, but round 3 has another."""
     certify = ClosedForm.certify
     monkeypatch.setattr(
         ClosedForm,
@@ -106,7 +106,7 @@ def test_a_round_with_the_gradient_of_known_examples_holds_them(client: Client, 
     assert found.slots[0].example == found.slots[1].example != found.slots[2].example
 
 
-def test_a_mixed_client_is_searched_only_in_rounds_with_unknown_examples(client: Client, searched) -> None:
+def test_only_rounds_with_unknown_examples_are_searched(client: Client, searched) -> None:
     case = client(MIXED)
     attack = agic(steps=5, optimiser="wolfe", distance="euclidean", beta=1.0, relu_modifier=False)
     (found,) = attack([case], rng=seeded())
@@ -125,18 +125,18 @@ def test_a_mixed_client_is_searched_only_in_rounds_with_unknown_examples(client:
     assert not any("no usable round" in note for note in found.notes)
 
 
-def test_known_examples_of_a_round_make_its_others_easier_to_find(client: Client) -> None:
+def test_known_examples_of_a_round_lower_the_error_of_its_others(client: Client) -> None:
     case = client(((1,), (4, 1)))
     settings = {"steps": 40, "optimiser": "wolfe", "distance": "euclidean", "beta": 1.0, "relu_modifier": False, "tv": 0.0}
-    off = []
+    errors = []
     for first in (True, False):
         rounds = case if first else Case(case.observations[1:])
         (found,) = agic(**settings, closed_forms=first)([rounds], rng=seeded())
-        off.append(min(float((x - make_images()[4]).square().mean()) for x in found.x))
-    assert off[0] < 0.5 * off[1]
+        errors.append(min(float((x - make_images()[4]).square().mean()) for x in found.x))
+    assert errors[0] < 0.5 * errors[1]
 
 
-def test_held_examples_enter_the_loss_and_are_not_moved(client: Client) -> None:
+def test_held_examples_enter_the_loss_and_have_no_slope(client: Client) -> None:
     case, x, y = client(((2, 3),)), make_images()[[2, 3]], torch.tensor([2, 3])
     held = Held(x * torch.tensor([1.0, 0.0])[:, None, None, None], torch.tensor([True, False]))
     attack = replace(agic(tv=0.0, optimiser="wolfe", distance="euclidean").matching, held={case.key: held})
@@ -147,14 +147,14 @@ def test_held_examples_enter_the_loss_and_are_not_moved(client: Client) -> None:
         wrong, free_batch.build_problem([0], wrong, y[None])
     )
     assert float(loss[0]) < 1e-6 * float(free[0])
-    off = torch.rand(2, 1, 8, 8, generator=seeded(1)).flatten()[None]
-    slope, _ = batch.evaluate(off, batch.build_problem([0], off, y[None]))
+    errors = torch.rand(2, 1, 8, 8, generator=seeded(1)).flatten()[None]
+    slope, _ = batch.evaluate(errors, batch.build_problem([0], errors, y[None]))
     assert not bool(slope[0, :64].any())
     assert bool(slope[0, 64:].any())
-    assert torch.equal(batch.decode_answer(0, off[0], y)[0][0], x[0])
+    assert torch.equal(batch.decode_answer(0, errors[0], y)[0][0], x[0])
 
 
-def test_behind_noise_nothing_is_certified_and_the_search_is_as_without_closed_forms(client: Client) -> None:
+def test_with_noise_the_answer_is_that_without_closed_forms(client: Client) -> None:
     case = client(SINGLES[:3], defense="gaussian(0.001)")
     settings = {"steps": 3, "optimiser": "wolfe", "distance": "euclidean"}
     (found,), (plain,) = (agic(**settings, closed_forms=first)([case], rng=seeded()) for first in (True, False))
@@ -164,12 +164,12 @@ def test_behind_noise_nothing_is_certified_and_the_search_is_as_without_closed_f
 
 
 @pytest.mark.parametrize("knows_defense", [True, False])
-def test_noise_is_never_taken_for_an_example(client: Client, knows_defense: bool) -> None:
+def test_no_round_is_certified_with_noise(client: Client, knows_defense: bool) -> None:
     for defense in ("gaussian(0.001)", "gaussian(0.00001)"):
         assert certify_rounds(client(SINGLES, defense=defense), seeded(), knows_defense, "cpu") is None
 
 
-def test_after_failures_at_a_batch_size_no_more_rounds_of_it_are_tried(client: Client, monkeypatch) -> None:
+def test_closed_forms_stop_after_failures_at_a_batch_size(client: Client, monkeypatch) -> None:
     tried, certify = [], ClosedForm.certify
 
     def count(self, case, *, rng):
@@ -184,7 +184,7 @@ def test_after_failures_at_a_batch_size_no_more_rounds_of_it_are_tried(client: C
     assert list(known.routes) == [len(order)]
 
 
-def test_the_null_and_told_links_use_no_closed_form(client: Client, monkeypatch) -> None:
+def test_null_and_given_links_use_no_closed_form(client: Client, monkeypatch) -> None:
     def fail(self, case, *, rng):
         raise AssertionError("a closed form was tried")
 
@@ -192,8 +192,8 @@ def test_the_null_and_told_links_use_no_closed_form(client: Client, monkeypatch)
     case = client(SINGLES[:2])
     (null,) = agic(steps=1).null()([case], rng=seeded())
     assert null.route == "prior alone"
-    told = Links((torch.tensor([0]), torch.tensor([1])), torch.ones(2), torch.tensor([0, 1]))
-    agic(steps=1)([replace(case, links=told)], rng=seeded())
+    given_links = Links((torch.tensor([0]), torch.tensor([1])), torch.ones(2), torch.tensor([0, 1]))
+    agic(steps=1)([replace(case, links=given_links)], rng=seeded())
     agic(steps=1, closed_forms=False)([case], rng=seeded())
     with pytest.raises(AssertionError, match="closed form"):
         agic(steps=1)([case], rng=seeded())
@@ -205,7 +205,7 @@ def test_a_simulated_residual_keeps_all_rounds(client: Client, searched) -> None
     assert {tuple(rounds) for rounds in searched} == {(1, 2, 3)}
 
 
-class Shelf:
+class FailingStorage:
     """A checkpoint storage that raises an error after a number of calls."""
 
     every, look = 0.0, None
@@ -224,30 +224,30 @@ class Shelf:
         self.kept[key] = {name: t.clone() for name, t in state.items()}
 
 
-def test_a_mixed_client_that_was_killed_comes_to_the_same_end(client: Client) -> None:
-    case, attack, shelf = client(MIXED), agic(steps=6), Shelf(3)
+def test_killed_attack_resumes_to_the_same_result(client: Client) -> None:
+    case, attack, storage = client(MIXED), agic(steps=6), FailingStorage(3)
     (whole,) = attack([case], rng=seeded())
     with pytest.raises(RuntimeError, match="killed"):
-        attack([case], rng=seeded(), memory=shelf)
-    shelf.calls = 10**6
-    (resumed,) = attack([case], rng=seeded(), memory=shelf)
+        attack([case], rng=seeded(), memory=storage)
+    storage.calls = 10**6
+    (resumed,) = attack([case], rng=seeded(), memory=storage)
     assert torch.equal(resumed.x, whole.x)
     assert torch.equal(resumed.loss, whole.loss)
     assert (resumed.slots, resumed.evaluations) == (whole.slots, whole.evaluations)
 
 
-def test_a_search_that_began_without_closed_forms_goes_on_without_them(client: Client) -> None:
-    case, shelf = client(MIXED), Shelf(2)
+def test_search_begun_without_closed_forms_resumes_without_them(client: Client) -> None:
+    case, storage = client(MIXED), FailingStorage(2)
     (whole,) = agic(steps=6, closed_forms=False)([case], rng=seeded())
     with pytest.raises(RuntimeError, match="killed"):
-        agic(steps=6, closed_forms=False)([case], rng=seeded(), memory=shelf)
-    shelf.calls = 10**6
-    (resumed,) = agic(steps=6)([case], rng=seeded(), memory=shelf)
+        agic(steps=6, closed_forms=False)([case], rng=seeded(), memory=storage)
+    storage.calls = 10**6
+    (resumed,) = agic(steps=6)([case], rng=seeded(), memory=storage)
     assert torch.equal(resumed.x, whole.x)
 
 
-def test_known_examples_are_not_merged_with_each_other_and_candidates_are_merged_with_them() -> None:
-    """The first two nearly agree and are known to be different; the third was searched for, and is the first."""
+def test_known_examples_are_merged_with_candidates_only() -> None:
+    """The first two examples nearly agree but are known to differ; the third is a search's result for the first."""
     x = torch.zeros(4, 1, 8, 8)
     x[1], x[2], x[3] = 0.02, 0.001, 1.0
     found = Reconstruction(

@@ -1,4 +1,4 @@
-"""Tests of `cohort_spans`: spans of clients from secure sums, and their examples with the owner named."""
+"""Tests of the attack `cohort_spans`: subspaces of single clients from secure sums, and their examples with the owner named."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +36,7 @@ def hold(*names: str) -> dict[str, tuple[Tensor, Tensor]]:
 def make_sums(
     cohorts: Sequence[tuple[str, ...]], holdings: Mapping[str, tuple[Tensor, Tensor]], hidden: int = 96, client: str = SUM_CLIENT
 ) -> Case:
-    """Return secure sums of clients that take one local step on each of their examples, while the model moves."""
+    """Return secure sums of clients that take one local step on each of their examples; weights change with the rounds."""
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
     network = models.build(model, DATA, seed=2)
     weights = {name: p.detach() for name, p in network.named_parameters()}
@@ -64,13 +64,13 @@ def make_sums(
 
 
 def plane(*axes: int) -> RowSpace:
-    """Return the space of some axes of 12 dimensions, almost without noise."""
+    """Return the subspace spanned by some axes of 12 dimensions, almost without noise."""
     y = 1e6 * torch.eye(12, dtype=torch.float64)[list(axes)]
     return RowSpace(y, torch.eye(12, dtype=torch.float64)[:, : len(axes)], torch.ones(12), 1e6, saturated=False)
 
 
-def test_a_client_is_isolated_once_no_other_is_in_all_of_its_cohorts() -> None:
-    """Client a holds axes 0 and 1, b holds 2, c holds 3 and 4."""
+def test_client_is_isolated_once_no_other_is_in_all_of_its_cohorts() -> None:
+    """Client a has the axes 0 and 1, b has 2, c has 3 and 4; each sum spans the axes of its clients."""
     spaces = [plane(0, 1, 2), plane(0, 1, 3, 4), plane(2, 3, 4), plane(0, 1, 2)]
     found = isolate_clients(spaces, COHORTS, [1, 2, 3, 4])
     assert {name: (len(one.y), one.round) for name, one in found.items()} == {"a": (2, 2), "b": (1, 3), "c": (2, 3)}
@@ -88,7 +88,7 @@ def test_the_owner_is_the_only_client_of_all_its_sums() -> None:
     assert name_owner([], COHORTS) == ""
 
 
-def test_examples_of_secure_sums_are_exact_and_have_their_owners() -> None:
+def test_examples_of_secure_sums_are_exact_with_their_owners() -> None:
     holdings = hold("a", "b", "c")
     case = make_sums(COHORTS, holdings)
     (found,) = cohort_spans()([case], rng=seeded())
@@ -102,12 +102,12 @@ def test_examples_of_secure_sums_are_exact_and_have_their_owners() -> None:
 
 def test_fixed_cohorts_name_no_owner() -> None:
     case = make_sums(FIXED, hold("a", "b", "c", "d"))
-    (found,) = cohort_spans()([case], rng=seeded())  # examples that alone turn on a neuron
+    (found,) = cohort_spans()([case], rng=seeded())  # finds examples that alone turn on a neuron
     assert set(list_owners(found)) == {""}
     assert any("0 of 4 clients are isolated" in note for note in found.notes)
 
 
-def test_a_layer_narrower_than_a_sum_hides_everything() -> None:
+def test_layer_narrower_than_a_sum_is_refused() -> None:
     case = make_sums(COHORTS, hold("a", "b", "c"), hidden=6)
     with pytest.raises(ValueError, match="too narrow"):
         cohort_spans()([case], rng=seeded())
@@ -118,7 +118,7 @@ def test_a_single_client_is_refused() -> None:
     assert find_unmet(cohort_spans(), case) == [Need.SECURE_SUM.value]
 
 
-def test_the_largest_rank_is_what_clients_report_or_their_steps_can_use() -> None:
+def test_most_examples_of_a_sum_are_those_reported() -> None:
     (first, *_), holdings = make_sums(COHORTS, hold("a", "b", "c")).observations, 2 * EXAMPLES
     assert count_most_examples(first) == holdings
 

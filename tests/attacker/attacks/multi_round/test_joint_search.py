@@ -62,8 +62,8 @@ def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tup
 
 
 @pytest.mark.parametrize("robust", [0.0, 0.3])
-def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
-    """Compare with AGIC, equation 5, with weights 1 and 0.1 for the first and second epoch, computed by autograd."""
+def test_loss_is_the_weighted_sum_over_rounds(two_rounds: Case, robust: float) -> None:
+    """The reference is AGIC's equation 5, with weights 1 and 0.1 for the first and second epoch, computed by autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
     slope, loss = evaluated(cpl().copy_with(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
@@ -75,7 +75,7 @@ def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_ro
     torch.testing.assert_close(slope[0], by_torch.flatten(), rtol=1e-3, atol=1e-4 * float(by_torch.abs().max()))
 
 
-def test_the_truth_costs_nothing_where_links_are_right_and_something_where_they_are_wrong(two_rounds: Case, examples) -> None:
+def test_true_examples_have_no_loss_with_right_links_only(two_rounds: Case, examples) -> None:
     x, y = examples
     _, right = evaluated(cpl(), two_rounds, x, y)
     wrong_links = Links((torch.tensor([0, 1]), torch.tensor([0, 2])), torch.ones(3), y, (1, 2))
@@ -83,7 +83,7 @@ def test_the_truth_costs_nothing_where_links_are_right_and_something_where_they_
     assert float(right) < 1e-6 < 1e-3 < float(wrong)
 
 
-def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds: Case, examples) -> None:
+def test_shared_example_is_returned_once_with_its_places_in_both_rounds(two_rounds: Case, examples) -> None:
     attack = cpl(init="uniform", steps=40, restarts=4).copy_with(later=1.0)
     (found,) = attack([two_rounds], rng=seeded())
     assert found.x.shape == (3, 1, 8, 8)
@@ -94,7 +94,7 @@ def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds:
     assert found.evidence["linked"] == (1.0, 0.5, 1.0)
 
 
-def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rounds: Case, observe, examples) -> None:
+def test_batched_cases_of_several_rounds_are_answered_like_single_ones(two_rounds: Case, observe, examples) -> None:
     x, y = examples
     other = tuple(
         replace(observe((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
@@ -108,8 +108,8 @@ def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rou
         torch.testing.assert_close(one.x, alone.x, rtol=1e-3, atol=1e-3)
 
 
-def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> None:
-    """With equal noise in both rounds, two rounds give a smaller distance to the truth than one."""
+def test_more_noisy_rounds_lower_the_error(observe, examples) -> None:
+    """With equal noise in each, four rounds give less than half of the squared error of one."""
     x, y = examples
     rounds = tuple(
         replace(observe((x[:1], y[:1]), model=LENET, data=DATA, seed=seed, defense="gaussian(0.002)", client="e"), round=seed + 1)
@@ -121,8 +121,8 @@ def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> 
     assert (together.x - x[:1]).square().mean() < 0.5 * (alone.x - x[:1]).square().mean()
 
 
-def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, examples) -> None:
-    """Weights lie at the share sigmoid(z) between both (SME); compared by hand half way."""
+def test_surrogate_weights_lie_between_broadcast_and_returned_ones(observe, examples) -> None:
+    """The weights lie at the share sigmoid(z) between both (SME); the reference is computed at the share 0.5."""
     x, y = examples
     batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
     observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
@@ -140,7 +140,7 @@ def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, e
     assert float(slope[0, -1].abs()) > 0
 
 
-def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(observe, examples) -> None:
+def test_separate_local_epochs_are_merged_in_the_answer(observe, examples) -> None:
     x, y = examples
     observation = observe((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
     training = replace(observation.training, steps=None, epochs=2)
@@ -161,7 +161,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
         cpl().copy_with(order_invariant=0.1)
 
 
-class Shelf:
+class FailingStorage:
     """A checkpoint storage that is due at every call, and raises an error after a number of calls."""
 
     every = 0.0
@@ -182,27 +182,27 @@ class Shelf:
 
 
 @pytest.mark.parametrize("calls", [1, 4, 9])
-def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(image_case, calls: int) -> None:
-    """It is killed in its first start, between two starts, and in its second, which needs the result of the first."""
+def test_killed_search_resumes_to_the_same_result(image_case, calls: int) -> None:
+    """The search is killed in its first start, between two starts, and in its second, which needs the result of the first."""
     cases = [image_case(i)[0] for i in range(2)]
     attack = cpl(init="uniform", steps=5, restarts=2).copy_with(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())
-    shelf = Shelf(calls)
+    storage = FailingStorage(calls)
     with pytest.raises(RuntimeError, match="killed"):
-        attack(cases, rng=seeded(), memory=shelf)
-    shelf.calls = 10**6
-    for one, expected in zip(attack(cases, rng=seeded(), memory=shelf), undisturbed, strict=True):
+        attack(cases, rng=seeded(), memory=storage)
+    storage.calls = 10**6
+    for one, expected in zip(attack(cases, rng=seeded(), memory=storage), undisturbed, strict=True):
         assert torch.equal(one.x, expected.x)
         assert torch.equal(one.loss, expected.loss)
         assert (one.iterations, one.restarts, one.evaluations) == (10, 2, expected.evaluations)
 
 
-def test_labels_of_linked_examples_are_those_of_the_links(two_rounds: Case) -> None:
+def test_labels_of_linked_examples_come_from_links_or_the_oracle(two_rounds: Case) -> None:
     links = two_rounds.links
     assert links is not None
-    told = replace(two_rounds, links=replace(links, labels=torch.tensor([3, 3, 1])))
-    (found,) = cpl(init="uniform").copy_with(optimiser=Adam(), steps=1)([told], rng=seeded())
+    relabelled = replace(two_rounds, links=replace(links, labels=torch.tensor([3, 3, 1])))
+    (found,) = cpl(init="uniform").copy_with(optimiser=Adam(), steps=1)([relabelled], rng=seeded())
     assert found.y.tolist() == [3, 3, 1]
-    oracle = replace(told, known_labels=torch.tensor([2, 0, 0, 1]))
+    oracle = replace(relabelled, known_labels=torch.tensor([2, 0, 0, 1]))
     (found,) = cpl(init=uniform.__name__).copy_with(optimiser=Adam(), steps=1)([oracle], rng=seeded())
     assert (found.y.tolist(), found.oracles) == ([2, 0, 1], ("labels",))

@@ -36,12 +36,12 @@ def two_passes(noise: float) -> tuple[Tensor, Tensor, list[int]]:
     return torch.cat([x, second]), torch.cat([LABELS, LABELS[order]]), [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-EVERY = dict.fromkeys(range(1, 9), 0.1)
+EQUAL_MISFITS = dict.fromkeys(range(1, 9), 0.1)
 
 
-def test_the_same_example_of_several_rounds_comes_out_once_and_fills_the_places_of_all() -> None:
+def test_example_of_several_rounds_is_returned_once_with_all_places() -> None:
     x, y, rounds = two_passes(0.05)
-    found = merge(answer(x, y, rounds), EVERY)
+    found = merge(answer(x, y, rounds), EQUAL_MISFITS)
     assert torch.equal(found.x, x[:4])
     assert torch.equal(found.y, LABELS)
     assert [(slot.round, slot.example) for slot in found.slots] == [
@@ -52,50 +52,50 @@ def test_the_same_example_of_several_rounds_comes_out_once_and_fills_the_places_
     assert len(found.loss) == 3
 
 
-def test_of_each_group_the_most_certain_candidate_is_kept_and_of_equal_ones_the_one_that_explains_its_round_best() -> None:
+def test_most_certain_candidate_is_kept_and_ties_go_to_the_smaller_misfit() -> None:
     x, y, rounds = two_passes(0.05)
     sure = torch.tensor([0.5, 0.9, 0.9, 0.9, 0.2, 0.8, 0.2, 0.2])
-    found = merge(answer(x, y, rounds, sure), EVERY)
+    found = merge(answer(x, y, rounds, sure), EQUAL_MISFITS)
     assert torch.equal(found.x[0], x[5])
     assert found.confidence.tolist() == pytest.approx([0.8, 0.9, 0.9, 0.9])
     explained = merge(answer(x, y, rounds), {1: 0.5, 2: 0.1, 3: 0.01, 4: 0.7})
     assert torch.equal(explained.x, torch.cat([x[5:6], x[1:2], x[4:5], x[3:4]]))
-    undecided = merge(answer(x, y, rounds, torch.full((8,), torch.nan)), EVERY)
+    undecided = merge(answer(x, y, rounds, torch.full((8,), torch.nan)), EQUAL_MISFITS)
     assert torch.equal(undecided.x, x[:4])
 
 
-def test_candidates_of_one_round_or_of_other_labels_stay_apart_however_near() -> None:
+def test_candidates_of_one_round_or_of_other_labels_are_not_merged() -> None:
     x = four()
     alike = torch.cat([x, x])
-    assert len(merge(answer(alike, torch.arange(8), [1, 1, 2, 2, 3, 3, 4, 4]), EVERY).x) == 8
-    same_round = merge(answer(x[[0, 0, 1, 1]], torch.zeros(4, dtype=torch.int64), [1, 1, 2, 2]), EVERY)
+    assert len(merge(answer(alike, torch.arange(8), [1, 1, 2, 2, 3, 3, 4, 4]), EQUAL_MISFITS).x) == 8
+    same_round = merge(answer(x[[0, 0, 1, 1]], torch.zeros(4, dtype=torch.int64), [1, 1, 2, 2]), EQUAL_MISFITS)
     assert len(same_round.x) == 4
 
 
-def test_different_examples_stay_apart() -> None:
+def test_different_examples_are_not_merged() -> None:
     x = torch.cat([four(0), four(1)])
     found = answer(x, torch.cat([LABELS, LABELS]), [1, 1, 2, 2, 3, 3, 4, 4])
-    assert merge(found, EVERY) is found
+    assert merge(found, EQUAL_MISFITS) is found
 
 
 @pytest.mark.parametrize("size", [1, MAX_CANDIDATES + 1])
-def test_what_cannot_be_compared_is_left_as_it_is(size: int) -> None:
+def test_one_candidate_or_too_many_are_left_unchanged(size: int) -> None:
     found = answer(torch.zeros(size, 1, 2, 2), torch.zeros(size, dtype=torch.int64), list(range(size)))
     assert merge(found, dict.fromkeys(range(size), 0.0)) is found
 
 
-def test_where_nothing_is_surely_different_nothing_is_merged() -> None:
+def test_nothing_is_merged_without_pairs_known_to_differ() -> None:
     x = torch.rand(3, 1, 8, 8)
     assert group_candidates(x, torch.zeros(3), [{1}, {2}, {3}], same=0.5) == [[0], [1], [2]]
 
 
-def test_numbers_that_are_none_do_no_harm() -> None:
+def test_nan_candidate_is_not_merged() -> None:
     x, y, rounds = two_passes(0.0)
     x = torch.cat([x[:7], torch.full_like(x[:1], torch.nan)])
-    assert len(merge(answer(x, y, rounds), EVERY).x) == 5
+    assert len(merge(answer(x, y, rounds), EQUAL_MISFITS).x) == 5
 
 
-def test_an_attack_that_does_not_link_merges_what_it_finds_twice(observe: Callable[..., Observation]) -> None:
+def test_attack_without_links_merges_its_candidates(observe: Callable[..., Observation]) -> None:
     """With batches of two and three passes, a search without links returns twelve candidates of four examples."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), four()
     rounds, weights = [], None

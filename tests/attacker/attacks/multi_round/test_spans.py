@@ -1,4 +1,4 @@
-"""Tests of `spans`: row spaces, their intersections, and examples recovered from the rounds of a client."""
+"""Tests of the attack `spans`: row spaces of updates, their intersections, and examples recovered from a client's rounds."""
 
 from dataclasses import replace
 
@@ -73,14 +73,14 @@ def measure_errors(found: Tensor, x: Tensor) -> Tensor:
     return (found[:, None].flatten(2) - x[None].flatten(2)).abs().amax(dim=2).amin(dim=0)
 
 
-def test_the_rank_is_the_number_of_examples_and_overlaps_are_counted() -> None:
+def test_shared_examples_of_all_pairs_of_rounds_are_counted() -> None:
     order = ((0, 1, 2), (3, 4, 5), (0, 1, 3), (2, 4, 6, 7), (8,))
     spaces = find_spaces(make_client(order)[0])
     expected = torch.tensor([[len(set(one) & set(other)) for other in order] for one in order])
     assert torch.equal(count_all_shared(spaces, seeded()), expected)
 
 
-def test_an_intersection_of_hand_made_spaces_is_their_common_line() -> None:
+def test_intersection_of_two_planes_is_their_common_line() -> None:
     one = 1e3 * torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], dtype=torch.float64)
     other = 1e3 * torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 1.0, 0]], dtype=torch.float64)
     both = intersect(one, other)
@@ -107,8 +107,8 @@ def test_every_example_is_exact_and_found_in_its_rounds() -> None:
     assert bool((found.confidence > 0.9).all())
 
 
-def test_a_flipped_sign_of_the_bias_ends_it_and_one_of_a_single_row_does_not() -> None:
-    """The rows of an update whose bias has the wrong sign span [x, -1]. A single wrong row only counts as a noisy one."""
+def test_negated_bias_removes_overlaps_and_one_negated_row_does_not() -> None:
+    """The rows of an update with a negated bias span [x, -1] instead of [x, 1]. A single negated row counts as noise."""
     case, *_ = make_client(TWO_EPOCHS[:4])
     last = case.observations[-1]
 
@@ -138,7 +138,7 @@ def test_three_batches_separate_what_two_share() -> None:
     assert len(two.vectors) == 0
 
 
-def test_zeros_of_relu_give_the_rest_of_a_batch() -> None:
+def test_zeros_of_relu_give_the_other_examples_of_a_batch() -> None:
     order = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 6, 7, 8))
     case, x, _ = make_client(order)
     (alone,) = spans(relu=False)([case], rng=seeded())
@@ -157,7 +157,7 @@ def test_several_local_steps_with_momentum_and_weight_decay_span_the_examples_us
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"schedule": (1.0, 0.5)}])
-def test_the_decayed_share_is_that_of_torchs_own_optimiser(settings: dict[str, object]) -> None:
+def test_decayed_share_agrees_with_torchs_optimiser(settings: dict[str, object]) -> None:
     training = Training(learning_rate=0.1, batch_size=1, steps=3, weight_decay=0.2, **settings)
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
     facts = {"momentum": training.momentum, "nesterov": training.nesterov}
@@ -169,8 +169,8 @@ def test_the_decayed_share_is_that_of_torchs_own_optimiser(settings: dict[str, o
     assert compute_decayed_share(training, 3) == pytest.approx(1 - weight.item(), abs=1e-12)
 
 
-def test_noise_lowers_the_error_estimate_and_not_the_counts() -> None:
-    """With little noise every overlap is still counted, and the estimated error is near the true one."""
+def test_little_noise_keeps_the_count_and_its_error_is_estimated() -> None:
+    """With little noise all nine examples are found, and the estimated error is within a factor of 10 of the true one."""
     case, x, _ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=60)")
     (found,) = spans(relu=False)([case], rng=seeded())
     errors = measure_errors(found.x, x)
@@ -179,27 +179,27 @@ def test_noise_lowers_the_error_estimate_and_not_the_counts() -> None:
     assert 0.1 < float(errors.mean() / estimated.mean()) < 10
 
 
-def test_strong_noise_gives_no_example_and_no_certain_answer() -> None:
+def test_strong_noise_gives_no_answer() -> None:
     case, *_ = make_client(TWO_EPOCHS, defense="gaussian(snr_db=0)")
     with pytest.raises(ValueError, match="no example could be recovered from the updates"):
         spans()([case], rng=seeded())
 
 
-def test_vectors_that_agree_within_noise_are_one() -> None:
+def test_vectors_that_agree_within_noise_are_merged() -> None:
     vectors = 1e4 * torch.tensor([[1.0, 2.0, 1.0], [1.0, 2.0, 1.0001], [2.0, 1.0, 1.0]], dtype=torch.float64)
     kept, clearance = merge_equal(vectors, torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))
     assert len(kept) == 2
     assert sorted(clearance.tolist()) == [2.0, 3.0]
 
 
-def test_an_example_is_only_held_by_its_batches() -> None:
+def test_holders_of_an_example_are_its_batches() -> None:
     case, x, _ = make_client(TWO_EPOCHS)
     spaces = find_spaces(case)
     vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(9, 1)], dim=1).double() * 1e5
     assert find_holders(vectors, spaces)[4] == (1, 4)
 
 
-def test_more_examples_than_neurons_hide_them() -> None:
+def test_more_examples_than_neurons_are_refused() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [4]})
     order = (tuple(range(6)), (0, 6, 7, 8, 1, 2))
     case, *_ = make_client(order, model=narrow)
@@ -208,7 +208,7 @@ def test_more_examples_than_neurons_hide_them() -> None:
         spans()([case], rng=seeded())
 
 
-def test_the_input_layer_is_the_one_that_sees_the_example() -> None:
+def test_input_layer_is_a_linear_first_layer() -> None:
     assert find_input_layer(MLP, DATA) == LAYER
     assert find_input_layer(ModelSpec(name="lenet_dlg"), DATA) is None
     case, *_ = make_client(((0, 1),))
@@ -216,7 +216,7 @@ def test_the_input_layer_is_the_one_that_sees_the_example() -> None:
     assert Need.INPUT_LAYER.value in find_unmet(spans(), Case((convolutional,)))
 
 
-def test_what_is_no_sum_of_gradients_is_refused() -> None:
+def test_updates_that_are_no_sums_of_gradients_are_refused() -> None:
     training = Training(learning_rate=0.1, batch_size=1, steps=1, optimiser="adam")
     assert "adam" in explain_unlinear(training, LAYER)
     frozen = Training(learning_rate=0.1, batch_size=1, steps=1, frozen=("1.*",))

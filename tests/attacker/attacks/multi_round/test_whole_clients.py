@@ -1,4 +1,4 @@
-"""Tests of attacks on all rounds of a client: which rounds form a case, and that a defective round does not affect the others."""
+"""Tests of attacks on all rounds of a client: which rounds are attacked together (a case), and which are left out."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ SEEN: list[list[Case]] = []
 
 
 @dataclass(kw_only=True)
-class Together:
+class RecordingAttack:
     """An attack that returns grey images, and records the cases that it was called with."""
 
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES}))
     device: str = "cpu"
 
-    def null(self) -> "Together":
+    def null(self) -> "RecordingAttack":
         return self
 
     def __call__(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
@@ -77,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(ATTACKS._builtin, "together", Together)
+    monkeypatch.setitem(ATTACKS._builtin, "together", RecordingAttack)
     SEEN.clear()
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
@@ -142,21 +142,21 @@ def test_every_client_is_one_case_of_all_its_rounds_in_order(run: Path) -> None:
     assert (again.done, again.skipped, len(SEEN)) == (0, 2, 1)
 
 
-def test_cases_that_an_attack_had_not_come_to_at_ctrl_c_are_done_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_off(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
+def test_interrupted_cases_are_attacked_by_the_next_replay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted_after_one(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
         return [replace(_grey(cases[0], 0), interrupted=True)]
 
-    whole = Together.__call__
-    monkeypatch.setattr(Together, "__call__", cut_off)
+    whole = RecordingAttack.__call__
+    monkeypatch.setattr(RecordingAttack, "__call__", interrupted_after_one)
     with pytest.raises(KeyboardInterrupt):
         replay(run, chunk=2).run()
-    monkeypatch.setattr(Together, "__call__", whole)
+    monkeypatch.setattr(RecordingAttack, "__call__", whole)
     assert len(list(replay(run).folder.glob("*.safetensors"))) == 1
     again = replay(run, chunk=2).run()
     assert (again.done, again.skipped) == (2, 0)
 
 
-def test_other_rounds_are_other_cases_and_one_round_is_named_as_it_always_is(run: Path) -> None:
+def test_selected_rounds_are_separate_cases_in_the_same_folder(run: Path) -> None:
     whole = replay(run).run()
     some = replay(run, rounds=frozenset({1, 3}), clients=frozenset(clients(run)[:1])).run()
     one = replay(run, rounds=frozenset({2})).run()
@@ -166,14 +166,14 @@ def test_other_rounds_are_other_cases_and_one_round_is_named_as_it_always_is(run
     assert f"00002-{clients(run)[0]}" in entries(one)
 
 
-def test_rounds_of_one_case_hold_the_same_weights_as_those_of_its_neighbour(run: Path) -> None:
+def test_cases_share_the_weights_of_a_round_in_memory(run: Path) -> None:
     replay(run).run()
     (first, second) = SEEN[0]
     for mine, theirs in zip(first.observations, second.observations, strict=True):
-        assert mine.weights is theirs.weights  # searches keep what is shared once
+        assert mine.weights is theirs.weights  # so that searches store shared weights once
 
 
-def test_an_update_that_is_no_number_is_left_out_of_its_client_in_words(run: Path) -> None:
+def test_round_with_nan_is_left_out_with_the_reason(run: Path) -> None:
     bad, good = clients(run)
     alter(run, 2, bad, one_nan)
     done = replay(run).run()
@@ -187,7 +187,7 @@ def test_an_update_that_is_no_number_is_left_out_of_its_client_in_words(run: Pat
     assert (done.done, done.failed) == (2, {})
 
 
-def test_an_update_that_is_no_number_fails_by_itself_where_rounds_are_attacked_one_at_a_time(run: Path) -> None:
+def test_round_with_infinite_values_fails_alone_in_attacks_on_single_rounds(run: Path) -> None:
     bad, _ = clients(run)
     alter(run, 2, bad, lambda t: t.fill_(torch.inf))
     done = replay(run, "cpl").run()
@@ -195,16 +195,16 @@ def test_an_update_that_is_no_number_fails_by_itself_where_rounds_are_attacked_o
     assert "the update holds" in done.failed[f"00002-{bad}"]
 
 
-def test_an_update_whose_squares_overflow_is_left_out_in_words(run: Path) -> None:
+def test_round_whose_squares_overflow_is_left_out_with_the_reason(run: Path) -> None:
     bad, _ = clients(run)
     alter(run, 2, bad, lambda t: t.fill_(1e30))
-    alter(run, 3, bad, lambda t: t.fill_(1e15))  # large, and good for all that
+    alter(run, 3, bad, lambda t: t.fill_(1e15))  # large but valid
     ((round, reason),) = (one for left in replay(run).run().left_out.values() for one in left)
     assert round == 2
     assert reason.startswith("round 2: the update holds values so large that their squares overflow, in ")
 
 
-def test_a_round_in_which_a_client_reported_0_is_left_out_and_one_in_which_it_reported_nothing_is_not(run: Path) -> None:
+def test_round_of_zero_examples_is_left_out_and_of_unknown_number_kept(run: Path) -> None:
     execute(run, "UPDATE observations SET num_examples = 0 WHERE round = 2")
     execute(run, "UPDATE observations SET num_examples = NULL WHERE round = 3")  # the number is estimated
     done = replay(run).run()
@@ -213,20 +213,20 @@ def test_a_round_in_which_a_client_reported_0_is_left_out_and_one_in_which_it_re
         assert two.endswith("reported 0")
 
 
-def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_printed_reasons_are_limited_and_the_rest_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from attacker.commands.progress_bar import replay_with_progress
 
     for round in (2, 3):
         alter(run, round, "global", one_nan)
     spec = AttackSpec(name="together")
     replay_with_progress(Recording(run / "recording"), spec, run / "reconstructions")
-    said = capfd.readouterr().err
-    assert "4 rounds were not attacked together" in said
-    assert said.count("the weights that were sent hold") == 3
-    assert "and 1 more" in said
+    printed = capfd.readouterr().err
+    assert "4 rounds were not attacked together" in printed
+    assert printed.count("the weights that were sent hold") == 3
+    assert "and 1 more" in printed
 
 
-def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows() -> None:
+def test_refusal_of_table_rows_names_the_argument_to_change() -> None:
     from types import SimpleNamespace
 
     from attacker.attacks.base import explain_refusal
@@ -243,14 +243,14 @@ def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows()
         assert not {Need.IMAGE_PRIOR, Need.IMAGE_CRITERION} & AttackSpec(name=name, arguments=setting).build().needs
 
 
-def test_weights_that_are_no_numbers_take_their_round_from_every_client(run: Path) -> None:
+def test_round_with_nan_weights_is_left_out_of_every_client(run: Path) -> None:
     alter(run, 3, "global", one_nan)
     done = replay(run).run()
     assert seen_rounds() == {client: [1, 2] for client in clients(run)}
     assert all("the weights that were sent hold" in reason for ((_, reason),) in done.left_out.values())
 
 
-def test_damaged_failed_and_unusable_rounds_are_all_said_and_the_rest_is_attacked(run: Path) -> None:
+def test_damaged_failed_and_unusable_rounds_are_listed_with_reasons(run: Path) -> None:
     bad, good = clients(run)
     path = run / "recording" / "rounds" / "00001" / f"{bad}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -285,15 +285,15 @@ def test_a_client_without_a_usable_round_fails_with_all_reasons(run: Path) -> No
     assert json.loads((done.folder / f"{key}.failed.json").read_text())["reason"] == reason
 
 
-def test_labels_of_an_oracle_stand_one_round_after_the_other(run: Path) -> None:
-    told = replay(run, oracle_labels=lambda row: torch.tensor([row.round, row.round + 3]))
-    told.run()
+def test_labels_of_an_oracle_are_concatenated_by_round(run: Path) -> None:
+    with_labels = replay(run, oracle_labels=lambda row: torch.tensor([row.round, row.round + 3]))
+    with_labels.run()
     for case in SEEN[0]:
         assert case.known_labels is not None
         assert case.known_labels.tolist() == [1, 4, 2, 5, 3, 6]
 
 
-def test_a_client_or_round_that_is_not_there_is_refused_with_those_that_are(run: Path) -> None:
+def test_unknown_clients_and_rounds_are_refused_with_the_known_ones(run: Path) -> None:
     names = ", ".join(clients(run))
     with pytest.raises(ValueError, match=f"holds no client 'nobody'. Its clients: {names}"):
         replay(run, clients=frozenset({"nobody", clients(run)[0]})).run()

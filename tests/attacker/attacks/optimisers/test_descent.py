@@ -14,7 +14,7 @@ TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 
 
 def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return problems that minimise the squared distance to a target each."""
+    """Compute slopes and losses of the squared distance of each problem to its target."""
     offset = z - per_problem["target"]
     return 2 * offset, offset.square().sum(dim=1)
 
@@ -30,7 +30,7 @@ def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough:
     return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
 
 
-def test_each_problem_finds_its_own_target_though_others_leave_earlier() -> None:
+def test_each_problem_finds_its_own_target() -> None:
     found = search()
     torch.testing.assert_close(torch.stack(found.z), TARGETS, atol=2e-3, rtol=0)
     assert found.iterations[0] == 1
@@ -80,9 +80,9 @@ def test_a_plateau_ends_a_problem_after_its_patience() -> None:
 
 
 @pytest.mark.parametrize("give_up", [0.0, 0.25])
-def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is_asked_for(give_up: float) -> None:
+def test_slow_problem_is_given_up_if_requested(give_up: float) -> None:
     def slow_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return problems of which the last one's loss decreases by 1 % per step of 0.2, until 7."""
+        """Compute slopes and losses; that of the last problem starts at 7 and decreases by 0.05 per unit of z."""
         gradient, loss = bowl(z, per_problem)
         last = per_problem["target"].flatten() == 5
         return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 0.05 * z.flatten(), loss)
@@ -98,7 +98,7 @@ def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is
     assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
 
 
-def test_a_problem_that_is_lost_leaves_and_keeps_its_last_finite_best() -> None:
+def test_problem_with_nan_ends_with_its_last_finite_best() -> None:
     def explodes(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         gradient, loss = bowl(z, per_problem)
         last = (per_problem["target"].flatten() == 5) & (z.flatten() != 0)
@@ -111,7 +111,7 @@ def test_a_problem_that_is_lost_leaves_and_keeps_its_last_finite_best() -> None:
     torch.testing.assert_close(torch.stack(found.z[:3]), TARGETS[:3], atol=2e-3, rtol=0)
 
 
-def test_ctrl_c_ends_with_the_best_so_far() -> None:
+def test_interrupt_ends_with_the_best_so_far() -> None:
     calls = []
 
     def interrupted(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_with_the_best_so_far() -> None:
     assert float(found.z[1]) > 0.5
 
 
-EVERY = [
+OPTIMISERS = [
     Adam(learning_rate=0.2),
     SGD(learning_rate=0.05),
     Adagrad(),
@@ -135,9 +135,9 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("optimiser", EVERY, ids=str)
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
 @pytest.mark.parametrize("at", [1, 5, 11])
-def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(optimiser: Optimiser, at: int) -> None:
+def test_resumed_search_ends_at_the_same_result(optimiser: Optimiser, at: int) -> None:
     def wavy(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         offset = z - per_problem["target"]
         return 2 * offset + 0.3 * torch.cos(3 * z), offset.square().sum(dim=1) + 0.1 * torch.sin(3 * z).sum(dim=1)
@@ -156,7 +156,7 @@ def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(op
         assert torch.equal(mine, its)
 
 
-def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None:
+def test_checkpoint_holds_finished_and_active_problems() -> None:
     kept: list[OptimiserState] = []
     search(checkpoint=lambda state: kept.append({name: t.clone() for name, t in state().items()}))
     assert kept[0]["active.ids"].tolist() == [1, 2, 3]
@@ -165,7 +165,7 @@ def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None
     assert len({len(state["active.ids"]) for state in kept}) == 3
 
 
-def test_the_best_of_a_coarse_beginning_is_forgotten_once_losses_are_fine() -> None:
+def test_best_of_the_coarse_steps_is_discarded() -> None:
     """Coarse losses are lower than all exact ones, and have another minimum: only results after the coarse steps count."""
 
     def evaluate(z: Tensor, per_problem: dict[str, Tensor], share: float) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ def starts() -> Tensor:
     return 1 + 0.4 * torch.randn(6, 5, generator=rng, dtype=torch.float64)
 
 
-def test_lbfgs_with_line_searches_finds_the_minimum_that_torchs_finds() -> None:
+def test_lbfgs_with_line_searches_agrees_with_torch() -> None:
     z = starts()
     stepper = LBFGS(line_search=True).start()
     for _ in range(150):
@@ -63,7 +63,7 @@ def search_on(loss: Curve, slope: Curve, first: float) -> tuple[Tensor, int]:
 
 
 @pytest.mark.parametrize("first", [1e-3, 0.3, 1.0, 50.0])
-def test_each_answer_keeps_both_conditions(first: float) -> None:
+def test_found_lengths_fulfil_both_wolfe_conditions(first: float) -> None:
     centre = torch.tensor([0.01, 0.7, 1.0, 4.0, 30.0], dtype=torch.float64)
 
     def loss(t: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_each_answer_keeps_both_conditions(first: float) -> None:
     assert trials <= 12
 
 
-def test_a_line_that_leads_into_the_void_is_walked_back() -> None:
+def test_length_with_a_finite_loss_is_found() -> None:
     """The loss is not finite beyond one half, like that of a network that overflows."""
 
     def loss(t: Tensor) -> Tensor:
@@ -94,14 +94,13 @@ def test_a_line_that_leads_into_the_void_is_walked_back() -> None:
     assert trials < 10
 
 
-def test_a_line_that_does_not_descend_is_given_up() -> None:
+def test_line_that_does_not_descend_is_given_up() -> None:
     length, trials = search_on(lambda t: 1 + t.reshape(-1), lambda t: -torch.ones_like(t).reshape(-1), 1.0)
     assert float(length) == 0
     assert trials == MAX_TRIALS
 
 
-def test_nothing_moves_up() -> None:
-    """Accepted points never have a larger loss than the previous one."""
+def test_accepted_losses_never_increase() -> None:
     z, stepper = starts(), LBFGS(line_search=True).start()
     last = torch.full((len(z),), float("inf"), dtype=torch.float64)
     for _ in range(60):

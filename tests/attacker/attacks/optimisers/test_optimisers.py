@@ -38,7 +38,7 @@ def run(optimiser: Optimiser, scale: Tensor, shift: Tensor, z: Tensor, steps: in
     return z
 
 
-EVERY = [
+OPTIMISERS = [
     LBFGS(learning_rate=0.3, history=4),
     LBFGS(line_search=True),
     Adam(learning_rate=0.05),
@@ -48,7 +48,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("history", [3, 20, 100])
-def test_lbfgs_is_torchs_own_for_each_row(problems: tuple[Tensor, Tensor, Tensor], history: int) -> None:
+def test_lbfgs_agrees_with_torch_for_each_row(problems: tuple[Tensor, Tensor, Tensor], history: int) -> None:
     scale, shift, start = problems
     ours = run(LBFGS(history=history, learning_rate=0.3), scale, shift, start, steps=30)
     for row in range(PROBLEMS):
@@ -66,14 +66,14 @@ def test_lbfgs_is_torchs_own_for_each_row(problems: tuple[Tensor, Tensor, Tensor
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_adam_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], signed: bool) -> None:
+def test_adam_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], signed: bool) -> None:
     ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=()), *problems, steps=20)
     theirs = torchs(lambda z: torch.optim.Adam([z], lr=0.05), *problems, steps=20, signed=signed)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("last", [0.1, 1.0])
-def test_the_cosine_schedule_is_torchs_own(last: float) -> None:
+def test_cosine_schedule_agrees_with_torch(last: float) -> None:
     own, steps = Adam(learning_rate=0.05, decay_at=(), cosine=last), 7
     theirs = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=steps, eta_min=0.05 * last)
@@ -84,13 +84,13 @@ def test_the_cosine_schedule_is_torchs_own(last: float) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_gradient_descent_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], momentum: float) -> None:
+def test_gradient_descent_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], momentum: float) -> None:
     ours = run(SGD(learning_rate=0.03, momentum=momentum), *problems, steps=20)
     theirs = torchs(lambda z: torch.optim.SGD([z], lr=0.03, momentum=momentum), *problems, steps=20)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_adagrad_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_adagrad_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor]) -> None:
     ours = run(Adagrad(learning_rate=0.2), *problems, steps=20)
     theirs = torchs(lambda z: torch.optim.Adagrad([z], lr=0.2), *problems, steps=20)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
@@ -126,8 +126,8 @@ def test_adam_takes_a_tenth_of_the_step_after_each_decay() -> None:
     assert after.item() == pytest.approx(-0.1, rel=1e-6)
 
 
-@pytest.mark.parametrize("optimiser", EVERY, ids=str)
-def test_rows_that_leave_do_not_change_the_others(problems: tuple[Tensor, Tensor, Tensor], optimiser: Optimiser) -> None:
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+def test_removed_rows_do_not_change_the_others(problems: tuple[Tensor, Tensor, Tensor], optimiser: Optimiser) -> None:
     scale, shift, start = problems
     alone = run(optimiser, scale[3:4], shift[3:4], start[3:4], steps=14)
     kept = torch.tensor([1, 3])
@@ -140,9 +140,9 @@ def test_rows_that_leave_do_not_change_the_others(problems: tuple[Tensor, Tensor
     torch.testing.assert_close(z[1:], alone, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("optimiser", EVERY, ids=str)
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_a_stepper_that_was_put_down_goes_on_where_it_was(
+def test_loaded_state_continues_with_the_same_steps(
     problems: tuple[Tensor, Tensor, Tensor], optimiser: Optimiser, after: int
 ) -> None:
     scale, shift, z = problems
@@ -166,7 +166,7 @@ def test_lbfgs_stands_still_at_a_minimum(line_search: bool) -> None:
 
 
 @pytest.mark.parametrize("line_search", [False, True])
-def test_lbfgs_goes_on_where_the_loss_is_small(line_search: bool) -> None:
+def test_lbfgs_converges_for_a_tiny_loss(line_search: bool) -> None:
     """PyTorch's L-BFGS stops at once here, since its thresholds are absolute and this loss is scaled by 1e-12."""
     stretch = torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64)
     z, stepper = torch.full((1, 3), 2.0, dtype=torch.float64), LBFGS(line_search=line_search).start()
@@ -175,7 +175,7 @@ def test_lbfgs_goes_on_where_the_loss_is_small(line_search: bool) -> None:
     assert z.abs().max() < 1e-3
 
 
-def test_lbfgs_forgets_what_no_longer_descends() -> None:
+def test_lbfgs_discards_a_history_that_points_uphill() -> None:
     stepper = LBFGS().start()
     assert isinstance(stepper, LBFGSStepper)
     z, up = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
@@ -183,7 +183,7 @@ def test_lbfgs_forgets_what_no_longer_descends() -> None:
     z = stepper.step(z, 0.5 * up, torch.ones(1), 0.0)
     assert stepper.history is not None
     assert stepper.history.count.item() == 1
-    stepper.history.steps.neg_()  # as rounding may: the model is no bowl now, and points uphill
+    stepper.history.steps.neg_()  # as rounding may do: the quadratic model is not convex now
     stepper.history.scale.neg_()
     after = stepper.step(z, up, torch.ones(1), 0.0)
     assert stepper.history.count.item() == 0

@@ -1,4 +1,4 @@
-"""Batch norm statistics that clients return tell the moments of their batches, and a search can be held to them."""
+"""Tests of a search's penalty on batch norm statistics, which clients return and which give the moments of their batches."""
 
 from dataclasses import replace
 from typing import Any
@@ -87,40 +87,40 @@ def compute(observation: Observation, x: Tensor, sizes: tuple[int, ...]) -> Stat
     return compute_statistics(model, DATA, "cross_entropy", observation.weights, {}, x, sizes)
 
 
-def test_after_one_step_the_statistics_read_are_those_of_the_batch() -> None:
+def test_statistics_after_one_step_are_those_of_the_batch() -> None:
     batches = draw_batches(1)
     observation = observe(batches)
-    told, true = read_statistics(observation, build_network(observation)), measure_by_hand(observation, batches[0][0])
-    assert told.keys() == true.keys()
-    assert len(told) == 2
+    seen, true = read_statistics(observation, build_network(observation)), measure_by_hand(observation, batches[0][0])
+    assert seen.keys() == true.keys()
+    assert len(seen) == 2
     for name, moments in true.items():
         for moment, value in moments.items():
-            torch.testing.assert_close(told[name][moment], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(seen[name][moment], value, rtol=1e-3, atol=1e-4)
 
 
-def test_after_several_steps_later_batches_count_more() -> None:
-    """With a learning rate that moves nothing, the statistics of candidates are those read, in the order of the steps alone."""
+def test_statistics_after_several_steps_depend_on_their_order() -> None:
+    """The learning rate is so small that only the order of the batches matters: the reverse order does not fit."""
     batches = draw_batches(3)
     observation = observe(batches, rate=1e-9)
-    told, x = read_statistics(observation, build_network(observation)), torch.cat([x for x, _ in batches])
-    in_order = measure_mismatch(compute(observation, x, (SIZE,) * 3), told)
-    backwards = measure_mismatch(compute(observation, x.flip(0), (SIZE,) * 3), told)
+    seen, x = read_statistics(observation, build_network(observation)), torch.cat([x for x, _ in batches])
+    in_order = measure_mismatch(compute(observation, x, (SIZE,) * 3), seen)
+    backwards = measure_mismatch(compute(observation, x.flip(0), (SIZE,) * 3), seen)
     assert float(in_order) < 1e-6 < 1e-3 < float(backwards)
 
 
 def test_the_mismatch_is_least_at_the_true_batch_and_zero_there() -> None:
     batches = draw_batches(1)
     observation, x = observe(batches), batches[0][0]
-    told = read_statistics(observation, build_network(observation))
-    at = {share: float(measure_mismatch(compute(observation, x + share * (0.5 - x), (SIZE,)), told)) for share in (0.0, 0.3, 1.0)}
+    seen = read_statistics(observation, build_network(observation))
+    at = {share: float(measure_mismatch(compute(observation, x + share * (0.5 - x), (SIZE,)), seen)) for share in (0.0, 0.3, 1.0)}
     assert at[0.0] < 1e-5
     assert at[0.0] < at[0.3] < at[1.0]
 
 
 def test_a_mismatch_by_hand() -> None:
-    told = {"a": {"mean": torch.tensor([1.0, 0.0]), "deviation": torch.tensor([2.0, 2.0])}}
+    seen = {"a": {"mean": torch.tensor([1.0, 0.0]), "deviation": torch.tensor([2.0, 2.0])}}
     found = {"a": {"mean": torch.tensor([3.0, 0.0]), "deviation": torch.tensor([2.0, 4.0])}}
-    assert float(measure_mismatch(found, told)) == pytest.approx(0.5 + 0.5, rel=1e-4)
+    assert float(measure_mismatch(found, seen)) == pytest.approx(0.5 + 0.5, rel=1e-4)
 
 
 def test_statistics_of_several_problems_are_those_of_each() -> None:
@@ -138,7 +138,7 @@ def test_statistics_of_several_problems_are_those_of_each() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"mode": "eval"}, {"buffers": "local"}])
-def test_clients_that_return_nothing_tell_nothing(settings: dict[str, Any]) -> None:
+def test_clients_that_return_no_statistics_give_none(settings: dict[str, Any]) -> None:
     observation = observe(draw_batches(1), **settings)
     if "buffers" in settings:
         observation = replace(observation, buffers_after={})
@@ -157,8 +157,8 @@ def test_the_loss_of_a_search_grows_by_the_weighted_mismatch() -> None:
         batch = CaseBatch(inverting_gradients(batch_norm=weight, tv=0.0), [case])
         z = batch.space.encode(list(x), [torch.Generator().manual_seed(0)], "cpu")
         losses.append(batch.evaluate(z, batch.build_problem([0], z, labels)))
-    told = read_statistics(case.observations[0], build_network(case.observations[0]))
-    mismatch = measure_mismatch(compute(case.observations[0], x[0], (SIZE,)), told)
+    seen = read_statistics(case.observations[0], build_network(case.observations[0]))
+    mismatch = measure_mismatch(compute(case.observations[0], x[0], (SIZE,)), seen)
     torch.testing.assert_close(losses[1][1] - losses[0][1], 0.25 * mismatch[None], rtol=1e-4, atol=1e-5)
     assert not torch.equal(losses[0][0], losses[1][0])
 

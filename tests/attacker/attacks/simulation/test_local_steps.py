@@ -15,7 +15,7 @@ DATA = DataSpec(shape=(6,), num_classes=3)
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
-def test_simulated_steps_are_those_of_torch_and_not_one_batch(momentum: float, decay: float) -> None:
+def test_simulated_steps_agree_with_torch_and_differ_from_one_batch(momentum: float, decay: float) -> None:
     training = Training(learning_rate=0.3, batch_size=2, steps=3, momentum=momentum, weight_decay=decay)
     model = models.build(ModelSpec(name="mlp", arguments={"hidden": [5]}), DATA, seed=3)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -37,7 +37,7 @@ def test_simulated_steps_are_those_of_torch_and_not_one_batch(momentum: float, d
     assert max(float((together[name] - simulated[name]).abs().max()) for name in update) > 1e-3
 
 
-def test_one_step_is_the_gradient_itself() -> None:
+def test_one_simulated_step_is_the_gradient() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
     weights = {name: p.detach() for name, p in model.named_parameters()}
     x, y = torch.rand(4, 6, generator=torch.Generator().manual_seed(4)), torch.tensor([0, 1, 2, 0])
@@ -47,12 +47,12 @@ def test_one_step_is_the_gradient_itself() -> None:
         torch.testing.assert_close(found[name], expected)
 
 
-def test_epochs_begin_again_from_the_first_example() -> None:
+def test_rows_are_assigned_to_batches_by_epoch() -> None:
     assert assign_rows((2, 1, 2, 1), 3) == [[0, 1], [2], [0, 1], [2]]
     assert assign_rows((2, 1, 2, 1), 6) == [[0, 1], [2], [3, 4], [5]]
 
 
-def test_epochs_that_hold_the_same_examples_in_any_order_do_not_disagree() -> None:
+def test_disagreement_of_epochs_does_not_depend_on_the_order() -> None:
     x = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     shuffled = torch.cat([x, x[[2, 0, 3, 1]], x.flip(0)])
     assert float(local_epochs.measure_disagreement(shuffled, 3)) == pytest.approx(0, abs=1e-12)
@@ -60,7 +60,7 @@ def test_epochs_that_hold_the_same_examples_in_any_order_do_not_disagree() -> No
     assert float(local_epochs.measure_disagreement(apart, 2)) == pytest.approx(0.25)
 
 
-def test_examples_of_later_epochs_are_put_to_those_of_the_first_and_averaged() -> None:
+def test_examples_of_epochs_are_matched_and_averaged() -> None:
     x = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 0, 1, 1])
     both = torch.cat([x, x[[1, 0, 3, 2]] + 0.01])
@@ -69,13 +69,13 @@ def test_examples_of_later_epochs_are_put_to_those_of_the_first_and_averaged() -
     torch.testing.assert_close(merged, x + 0.005)
 
 
-def test_examples_of_different_labels_are_not_averaged() -> None:
+def test_examples_are_averaged_by_label_and_not_by_distance() -> None:
     x = torch.tensor([[0.0], [1.0]])
     merged, _ = local_epochs.merge_epochs(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 0, 1]), 2)
     assert merged.flatten().tolist() == [0.5, 0.5]
 
 
-def test_only_a_weight_and_several_epochs_make_epochs_separate() -> None:
+def test_separate_epochs_need_a_weight_and_several_epochs() -> None:
     assert local_epochs.count_separate_epochs(0.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 1
     assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 3
     assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, steps=3)) == 1

@@ -107,7 +107,7 @@ STATISTICS = statistics(normed((1, 6, 6), 3), 2)
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("buffers", [None, STATISTICS], ids=["own", "sent"])
-def test_the_gradient_at_the_truth_is_the_clients(mode: str, buffers: dict[str, Tensor] | None) -> None:
+def test_simulated_gradient_at_the_true_examples_is_the_clients(mode: str, buffers: dict[str, Tensor] | None) -> None:
     x, y = examples(4)
     observation = observed((x, y), mode=mode, buffers=buffers)
     assert_same(simulated(observation, x, y), seen(observation))
@@ -115,14 +115,14 @@ def test_the_gradient_at_the_truth_is_the_clients(mode: str, buffers: dict[str, 
     assert not torch.allclose(other["8.weight"], seen(observation)["8.weight"], rtol=1e-2)
 
 
-def test_what_was_sent_matters_in_eval_mode_and_not_in_train_mode() -> None:
+def test_sent_statistics_matter_in_eval_mode_only() -> None:
     x, y = examples(4)
     for mode, same in (("eval", False), ("train", True)):
         own, sent = (seen(observed((x, y), mode=mode, buffers=b))["0.weight"] for b in (None, STATISTICS))
         assert torch.allclose(own, sent, rtol=1e-3) == same
 
 
-def test_soft_labels_that_are_certain_give_the_same_gradient() -> None:
+def test_one_hot_soft_labels_give_the_same_gradient() -> None:
     x, y = examples(4)
     observation = observed((x, y), mode="train")
     assert_same(simulated(observation, x, torch.nn.functional.one_hot(y, 3).float()), seen(observation))
@@ -130,7 +130,7 @@ def test_soft_labels_that_are_certain_give_the_same_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["cnn6", "mlp", "normed"])
 @pytest.mark.parametrize("count", [1, 4])
-def test_the_logistic_gradient_at_the_truth_is_the_clients(name: str, count: int) -> None:
+def test_simulated_logistic_gradient_at_the_true_examples_is_the_clients(name: str, count: int) -> None:
     x, y = examples(count, classes=2)
     arguments = {} if name == "cnn6" else {"outputs": 1}
     observation = observed((x, y), name=name, data=TWO, loss="logistic", **arguments)
@@ -139,7 +139,7 @@ def test_the_logistic_gradient_at_the_truth_is_the_clients(name: str, count: int
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_simulating_writes_nothing(mode: str) -> None:
+def test_simulation_changes_no_model_or_observation(mode: str) -> None:
     x, y = examples(4)
     observation = observed((x, y), mode=mode, buffers={name: b.clone() for name, b in STATISTICS.items()})
     model = build_network(observation)
@@ -151,7 +151,7 @@ def test_simulating_writes_nothing(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_own(mode: str) -> None:
+def test_batched_rounds_are_simulated_with_their_own_statistics(mode: str) -> None:
     x, y = examples(4)
     observations = [observed((x, y), mode=mode, buffers=statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
     (batch,) = CaseBatch(cpl(), [Case((o,)) for o in observations]).views
@@ -163,7 +163,7 @@ def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_ow
         assert_same({name: g[i] for name, g in batch.gradients.items()}, seen(observation))
 
 
-def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
+def test_equal_statistics_are_stored_once_and_missing_ones_refused() -> None:
     observation = observed(examples(2), buffers=STATISTICS)
     model = build_network(observation)
     kept, same = get_buffers(model, [observation, observed(examples(3), buffers=dict(STATISTICS))])
@@ -183,10 +183,10 @@ def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
 @pytest.mark.parametrize(
     "attack", [cpl(init="uniform", steps=8), inverting_gradients(steps=160, tv=0.0), dlg(steps=8)], ids=lambda a: a.name
 )
-def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
+def test_attacks_lower_the_loss_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
     x, y = examples(4)
-    told = None if attack.labels.rule is None else y  # labels of several examples are a guess, and not what is tested here
-    case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=told)
+    known = None if attack.labels.rule is None else y  # inferred labels of several examples may be wrong
+    case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=known)
     assert find_unmet(attack, case) == []
     (found,) = attack([case], rng=torch.Generator().manual_seed(1))
     assert found.x.shape == x.shape
@@ -199,7 +199,7 @@ def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, b
     assert null.confidence.max() < 0.05
 
 
-def test_one_example_comes_back_through_batch_norm_in_eval_mode_whatever_the_round() -> None:
+def test_one_example_is_recovered_through_batch_norm_in_eval_mode() -> None:
     cases, truths = [], []
     for s in (2, 3):
         x, y = examples(1, seed=s)
@@ -214,7 +214,7 @@ def test_one_example_comes_back_through_batch_norm_in_eval_mode_whatever_the_rou
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_one_example_behind_a_single_logit_comes_back_with_its_label(label: int) -> None:
+def test_one_example_with_a_single_logit_is_recovered_with_its_label(label: int) -> None:
     x, y = examples(1)[0], torch.tensor([label])
     observation = observed((x, y), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
     (found,) = cpl(steps=60, restarts=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
@@ -223,19 +223,19 @@ def test_one_example_behind_a_single_logit_comes_back_with_its_label(label: int)
     assert (found.x - x).square().mean() < 1e-2
 
 
-def test_soft_labels_behind_a_single_logit_can_be_searched_for() -> None:
+def test_soft_labels_with_a_single_logit_can_be_searched_for() -> None:
     observation = observed(examples(2, classes=2), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
     (found,) = dlg(steps=8)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert found.loss[-1] < 0.5 * found.loss[0]
 
 
-def test_agreement_knows_the_single_logit() -> None:
+def test_agreement_with_labels_works_for_a_single_logit() -> None:
     observation = observed((examples(1)[0], torch.tensor([1])), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[8])
     (found,) = cpl(steps=3, agreement=0.01)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert torch.isfinite(found.loss).all()
 
 
-def test_labels_of_several_examples_behind_a_single_logit_are_counted() -> None:
+def test_labels_of_several_examples_with_a_single_logit_are_counted() -> None:
     x, y = examples(3, classes=2)
     observation = observed((x, y), name="mlp", data=TWO, loss="logistic", outputs=1)
     (found,) = cpl(steps=2)([Case((observation,))], rng=torch.Generator().manual_seed(0))
@@ -244,7 +244,7 @@ def test_labels_of_several_examples_behind_a_single_logit_are_counted() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_dropout_is_simulated_switched_off(mode: str) -> None:
+def test_dropout_is_switched_off_in_simulations(mode: str) -> None:
     x, y = examples(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -252,7 +252,7 @@ def test_dropout_is_simulated_switched_off(mode: str) -> None:
     assert_same(simulated(observation, x, y), simulated(observation, x, y))
     plain = seen(observed((x, y), mode=mode))
     assert_same(simulated(observation, x, y), plain)
-    if mode == "eval":  # where the client's was off too
+    if mode == "eval":  # in which the client's dropout was off too
         assert_same(plain, seen(observation))
     first, again = (
         cpl(steps=3)([Case((observation,)), Case((observation,))], rng=torch.Generator().manual_seed(1)) for _ in range(2)
@@ -269,14 +269,14 @@ def noisy(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Noisy(36, num_classes)
 
 
-def test_a_model_that_draws_in_any_mode_can_be_attacked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_random_outputs_can_be_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(building._ADMITTED, "noisy", noisy)
     observation = observed(examples(1), name="noisy")
     (found,) = cpl(steps=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     assert torch.isfinite(found.loss).all()
 
 
-def test_whether_a_model_has_a_linear_head_is_told_without_building_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_head_is_detected_without_building_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((replace(observed(examples(1), name="mlp"), model=ModelSpec(name="resnet18")),))
     monkeypatch.setattr(models, "build", None)
     assert Need.LINEAR_HEAD.is_met(case)

@@ -90,22 +90,22 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor], without: frozenset[str]
 
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0)", "fed_cdp(0.05, noise=0)", "soteria(0.5)"])
-def test_at_the_truth_who_knows_the_rule_gets_the_clients_gradient_and_who_ignores_it_does_not(gradient: str) -> None:
+def test_known_rule_reproduces_the_clients_gradient_and_an_ignored_one_does_not(gradient: str) -> None:
     o = observed(gradient)
     assert distance(simulated(o, knows=True), seen(o)) < 1e-9
     assert distance(simulated(o, knows=False), seen(o)) > 1e-2
 
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0.5)", "fed_cdp(0.05, noise=0.5)", "fed_cdp(0.05, snr_db=3)"])
-def test_what_is_left_at_the_truth_is_the_noise_that_the_channel_tells_of(gradient: str) -> None:
+def test_distance_at_the_true_examples_is_the_stated_noise(gradient: str) -> None:
     o = observed(gradient)
     model = build_network(o)
     left = sum(float((g - seen(o)[name]).square().sum()) for name, g in simulated(o, knows=True).items())
     power = float(build_channel(o, model).noise(o.update)) / compute_total_step(o.training, 1) ** 2
-    assert left == pytest.approx(power, rel=0.25)  # 323 values, and for the ratio an estimate
+    assert left == pytest.approx(power, rel=0.25)  # only 323 values; and with snr_db the power is an estimate
 
 
-def test_a_defense_of_the_update_comes_after_the_rule() -> None:
+def test_noise_of_gradient_rule_and_update_defense_add_up() -> None:
     o = observed("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
     power = build_channel(o, build_network(o)).noise(o.update)
     parts = [
@@ -119,19 +119,19 @@ def test_a_defense_of_the_update_comes_after_the_rule() -> None:
     ("changes", "exact"),
     [({}, True), ({"steps": 2}, False), ({"weight_decay": 0.1}, False), ({"defense": "gaussian(0.1)"}, False)],
 )
-def test_the_layer_that_soteria_prunes_is_left_out_where_zeros_do_not_show(changes: dict[str, Any], exact: bool) -> None:
+def test_layer_that_soteria_prunes_is_left_out_if_its_zeros_are_hidden(changes: dict[str, Any], exact: bool) -> None:
     o = observed("soteria(0.5)", **changes)
     head, _ = models.find_head(build_network(o))
     assert find_omitted(o, build_network(o)) == (frozenset() if exact else {head})
 
 
-def test_the_noise_of_precode_is_averaged_out_and_its_divergence_counts_for_who_knows() -> None:
+def test_precode_is_simulated_without_noise_and_with_its_divergence() -> None:
     o = observed(network="precode(bottleneck=6, beta=0.2)", certain=True)
     assert distance(simulated(o, knows=True), seen(o)) < 1e-6
     assert distance(simulated(o, knows=False), seen(o)) > 1e-3
 
 
-def test_the_block_of_precode_is_left_out_and_simulating_draws_nothing() -> None:
+def test_block_of_precode_is_left_out_and_simulations_draw_nothing() -> None:
     o = observed(network="precode(bottleneck=6)")
     model = build_network(o)
     assert find_omitted(o, model) == {
@@ -148,7 +148,7 @@ def test_the_block_of_precode_is_left_out_and_simulating_draws_nothing() -> None
     ("gradient", "network"),
     [("dp_sgd(0.3)", ""), ("soteria", ""), ("plain", "precode(4)"), ("fed_cdp(1, noise=1)", "dropout(0.5)")],
 )
-def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
+def test_simulations_of_batched_problems_agree_with_single_ones(gradient: str, network: str) -> None:
     o = observed(gradient, network)
     model = build_network(o)
     simulate = build_gradient(model, DATA, rule=o.gradient.build())
@@ -160,7 +160,7 @@ def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_shares_of_the_steps_are_those_of_the_optimiser(momentum: float) -> None:
+def test_shares_of_the_steps_agree_with_the_optimiser(momentum: float) -> None:
     """A unit gradient in one step, and zero in the others, gives an update equal to the step's share."""
     training = Training(learning_rate=0.1, batch_size=1, steps=4, momentum=momentum)
     for step, share in enumerate(compute_shares(training, 4)):
@@ -171,7 +171,7 @@ def test_the_shares_of_the_steps_are_those_of_the_optimiser(momentum: float) -> 
     assert sum(compute_shares(training, 4)) == pytest.approx(compute_total_step(training, 4))
 
 
-def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
+def test_step_sizes_are_computed_or_assumed_equal() -> None:
     def sizes(count: int, **changes: Any) -> list[int]:
         o = observed()
         training = Training(**{"learning_rate": 0.1, "batch_size": 4, **changes})
@@ -184,16 +184,16 @@ def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(1e-4, noise=0)", "fed_cdp(1e-4, noise=0)"])
-def test_a_search_does_not_stall_where_examples_are_clipped_to_very_little(gradient: str) -> None:
+def test_search_works_with_very_strong_clipping(gradient: str) -> None:
     case = Case((observed(gradient),), known_labels=examples()[1])
     (found,) = cpl(steps=30)([case], rng=torch.Generator().manual_seed(0))
-    assert found.explained.min() > 0.4  # four examples through eight hidden units: not all of it
+    assert found.explained.min() > 0.4  # less than 1, as four examples pass eight hidden units
 
 
 @pytest.mark.parametrize(
     ("gradient", "network"), [("dp_sgd(0.3, noise=0.01)", ""), ("soteria(0.5)", ""), ("plain", "precode(6)")]
 )
-def test_an_attack_goes_downhill_by_what_it_knows(gradient: str, network: str) -> None:
+def test_attack_lowers_the_loss_with_a_known_defense(gradient: str, network: str) -> None:
     o = observed(gradient, network)
     (found,) = inverting_gradients(steps=40, tv=0.0)(
         [Case((o,), known_labels=examples()[1])], rng=torch.Generator().manual_seed(0)

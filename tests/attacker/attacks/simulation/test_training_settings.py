@@ -70,7 +70,7 @@ def by_torch(training: Training, model: nn.Module, x: Tensor, y: Tensor) -> dict
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_simulated_steps_and_those_of_our_clients_are_torchs(name: str) -> None:
+def test_simulated_and_real_steps_agree_with_torch(name: str) -> None:
     training = settings(name)
     model, weights, x, y = problem()
     update = by_torch(training, model, x, y)
@@ -86,8 +86,8 @@ def test_simulated_steps_and_those_of_our_clients_are_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> None:
-    """Compare with torch.optim on a linear loss, whose gradient is constant."""
+def test_total_step_of_a_constant_gradient_agrees_with_torch(name: str) -> None:
+    """The reference is torch.optim on a linear loss, whose gradient is constant."""
     training = settings(name, weight_decay=0.0, clip_norm=None)
     weight = torch.zeros(1, requires_grad=True)
     sgd = torch.optim.SGD([weight], lr=1, momentum=training.momentum, nesterov=training.nesterov)
@@ -101,8 +101,8 @@ def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["clipping", "adam", "adamw"])
-def test_one_batch_is_compared_after_the_step_that_clients_take_on_it(name: str) -> None:
-    """The surrogate derivative is not zero either, although that of the sign is."""
+def test_one_simulated_step_includes_the_optimiser_and_has_a_slope(name: str) -> None:
+    """One step of Adam depends on the gradient's sign alone; a surrogate derivative still lets a search descend."""
     training = settings(name)
     model, weights, x, y = problem()
     one = build_gradient(model, DATA)
@@ -145,13 +145,13 @@ def test_frozen_parameters_are_left_out_of_the_comparison() -> None:
     assert find_omitted(seen, model) == {names[2]}
 
 
-def test_accumulated_batches_make_one_step() -> None:
+def test_accumulated_batches_count_as_one_step() -> None:
     training = Training(learning_rate=0.1, batch_size=2, epochs=1, accumulation=2)
     assert find_schedule(observation(training, 5)) == ((4, 1), 2)
     assert find_schedule(observation(replace(training, epochs=None, steps=2), 8)) == ((4, 4), 2)
 
 
-def test_a_learning_rate_that_falls_from_round_to_round() -> None:
+def test_learning_rate_decays_with_the_round_within_limits() -> None:
     training = Training(learning_rate=0.1, batch_size=2, steps=1, round_decay=0.5)
     assert [training.fix_round(number).learning_rate for number in (1, 2, 3)] == [0.1, 0.05, 0.025]
     for decay, limit in ((0.5, MIN_FLOAT), (2.0, MAX_FLOAT)):  # a recording may count any number of rounds
@@ -161,13 +161,13 @@ def test_a_learning_rate_that_falls_from_round_to_round() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("learning_rate", 1e308), ("learning_rate", 1e-300), ("weight_decay", 1e300), ("clip_norm", 1e300)]
 )
-def test_numbers_that_float32_does_not_hold_are_refused(key: str, value: float) -> None:
+def test_numbers_beyond_the_range_of_float32_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"training\.{key} must be"):
         Training(**{"learning_rate": 0.1, "batch_size": 1, "steps": 1, key: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("given", "reported", "behind"),
+    ("given", "reported", "counted"),
     [
         ({"batch_size": 1, "steps": 1}, 160, 1),
         ({"batch_size": 32, "steps": 2}, 160, 64),
@@ -181,10 +181,10 @@ def test_numbers_that_float32_does_not_hold_are_refused(key: str, value: float) 
         ({"batch_size": 32, "steps": 1, "examples": 7}, 160, 7),
     ],
 )
-def test_the_number_of_examples_behind_an_update_follows_from_the_training(
-    given: dict[str, Any], reported: int | None, behind: int | None
+def test_number_of_examples_of_an_update_follows_from_the_training(
+    given: dict[str, Any], reported: int | None, counted: int | None
 ) -> None:
-    assert Training(learning_rate=0.1, **given).count_examples(reported) == behind
+    assert Training(learning_rate=0.1, **given).count_examples(reported) == counted
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,12 @@ def test_the_number_of_examples_behind_an_update_follows_from_the_training(
         ({"betas": (0.9, 1.0)}, r"training.betas must be two numbers in \[0, 1\)"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Training(learning_rate=0.1, batch_size=1, steps=1, **given)
 
 
-def test_limits_are_named() -> None:
+def test_limits_of_simulations_are_listed() -> None:
     plain = Training(learning_rate=0.1, batch_size=1, steps=1)
     assert plain.list_limits() == []
     all_three = replace(plain, optimiser="adam", precision="bfloat16", augmentation="random crop")

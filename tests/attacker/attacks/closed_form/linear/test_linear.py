@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 
 
-def off(answer: LinearAnswer, x: Tensor) -> float:
+def largest_error(answer: LinearAnswer, x: Tensor) -> float:
     """Return the largest distance of an example from the nearest recovered one, relative to its norm."""
     true = DATA.normalise(x).flatten(1).double()
     if not answer.scaled:
@@ -25,21 +25,21 @@ def test_a_whole_batch_is_recovered_and_explains_its_gradient(size: int, steps: 
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, size)
     assert answer.found == answer.rank == size
-    assert off(answer, x) < 1e-4
+    assert largest_error(answer, x) < 1e-4
     assert float(answer.certainty.min()) > 0.97
     product = answer.d.T @ torch.cat([answer.x, torch.ones(size, 1, dtype=torch.float64)], dim=1)
     wanted = torch.cat([gradient["1.weight"], gradient["1.bias"][:, None]], dim=1).double()
     assert float((product - wanted).norm() / wanted.norm()) < 1e-6
 
 
-def test_sixteen_examples_are_found_where_few_are_alone_at_a_neuron() -> None:
+def test_sixteen_examples_are_found_although_few_neurons_see_only_one() -> None:
     model, (x, y) = network(), batch(16)
     answer = recover(model, *gradient_of(model, x, y), 16)
     assert (answer.found, answer.how) == (16, "sparse directions")
-    assert off(answer, x) < 1e-5
+    assert largest_error(answer, x) < 1e-5
 
 
-def test_of_one_example_the_ratio_is_the_least_squares_solution() -> None:
+def test_ratio_for_one_example_is_the_least_squares_solution() -> None:
     model = layers(3)
     gb = torch.tensor([1.0, -2.0, 0.5])
     noisy = torch.outer(gb, torch.linspace(0, 1, 64)) + 0.1 * torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
@@ -56,11 +56,11 @@ def test_one_example_needs_no_zeros(activation: type[nn.Module]) -> None:
     model, (x, y) = layers(activation=activation), batch(1)
     answer = recover(model, *gradient_of(model, x, y), None)
     assert (answer.found, answer.how) == (1, "ratio")
-    assert off(answer, x) < 1e-6
+    assert largest_error(answer, x) < 1e-6
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.LeakyReLU])
-def test_of_a_batch_without_zeros_no_mixture_is_given(activation: type[nn.Module]) -> None:
+def test_batch_without_zeros_in_its_gradient_is_not_recovered(activation: type[nn.Module]) -> None:
     model, (x, y) = layers(activation=activation), batch(4)
     answer = recover(model, *gradient_of(model, x, y), 4)
     assert answer.found == 0
@@ -68,23 +68,23 @@ def test_of_a_batch_without_zeros_no_mixture_is_given(activation: type[nn.Module
     assert "no zeros" in answer.note
 
 
-def test_the_number_of_examples_is_read_off_the_rank() -> None:
+def test_unknown_number_of_examples_is_the_rank() -> None:
     model, (x, y) = network(), batch(5)
     answer = recover(model, *gradient_of(model, x, y), None)
     assert answer.rank == answer.found == 5
 
 
-def test_an_example_that_comes_twice_is_found_once_and_that_is_said() -> None:
+def test_duplicate_example_is_found_once_and_noted() -> None:
     model, (x, y) = network(), batch(4)
     x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
     answer = recover(model, *gradient_of(model, x, y), 5)
     assert answer.rank == answer.found == 4
-    assert off(answer, x) < 1e-5
+    assert largest_error(answer, x) < 1e-5
     assert "rank 4 for 5 examples: some examples are equal" in answer.note
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_neurons_that_agree_confirm_nothing_behind_a_single_logit(outputs: int) -> None:
+def test_parallel_rows_are_not_trusted_with_a_single_logit(outputs: int) -> None:
     """With a single logit, parallel gradient rows of two neurons do not show that only one example turns both on.
 
     Neurons that are on for the same examples then have parallel rows, also if these examples are several.
@@ -92,39 +92,39 @@ def test_neurons_that_agree_confirm_nothing_behind_a_single_logit(outputs: int) 
     model, (x, y) = layers(outputs=outputs), batch(6)
     answer = recover(model, *gradient_of(model, x, y % 2, "logistic" if outputs == 1 else "cross_entropy"), 6)
     assert (answer.found, answer.how) == (6, "sparse directions")
-    assert off(answer, x) < 1e-5
+    assert largest_error(answer, x) < 1e-5
 
 
-def test_without_a_bias_examples_come_without_their_length() -> None:
+def test_without_bias_examples_are_found_up_to_their_norm() -> None:
     model, (x, y) = layers(bias=False), batch(5)
     answer = recover(model, *gradient_of(model, x, y), 5)
     assert not answer.scaled
-    assert off(answer, x) < 1e-5  # and with their sign
+    assert largest_error(answer, x) < 1e-5  # also the sign is right
     assert "norm of its input is not known" in answer.note
 
 
 @pytest.mark.parametrize(("noise", "error"), [(1e-6, 1e-5), (1e-4, 1e-3), (1e-3, 1e-2)])
-def test_noise_comes_through_in_proportion(noise: float, error: float) -> None:
+def test_error_is_proportional_to_the_noise(noise: float, error: float) -> None:
     model, (x, y) = network(), batch(4)
     weights, gradient = gradient_of(model, x, y)
     rng = torch.Generator().manual_seed(7)
     noisy = {n: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=rng) for n, g in gradient.items()}
     answer = recover(model, weights, noisy, 4)
     assert answer.found == 4
-    assert noise / 10 < off(answer, x) < error
+    assert noise / 10 < largest_error(answer, x) < error
 
 
 def kept(gradient: Tensors, share: float) -> Tensors:
     return {n: g * (g.abs() >= g.abs().flatten().quantile(1 - share)) for n, g in gradient.items()}
 
 
-def test_of_one_example_values_that_were_not_sent_are_left_out() -> None:
+def test_one_example_is_found_from_a_sparsified_gradient() -> None:
     model, (x, y) = network(), batch(1)
     weights, gradient = gradient_of(model, x, y)
-    assert off(recover(model, weights, kept(gradient, 0.3), 1), x) < 1e-5
+    assert largest_error(recover(model, weights, kept(gradient, 0.3), 1), x) < 1e-5
 
 
-def test_what_was_never_sent_lowers_the_certainty() -> None:
+def test_values_that_were_not_sent_lower_the_certainty() -> None:
     model, (x, y) = network(), batch(1)
     weights, gradient = gradient_of(model, x, y)
     whole, little = recover(model, weights, gradient, 1), recover(model, weights, kept(gradient, 0.01), 1)
@@ -133,14 +133,14 @@ def test_what_was_never_sent_lowers_the_certainty() -> None:
     assert "was not sent" in little.note
 
 
-def test_more_examples_than_neurons_are_not_told_apart() -> None:
+def test_more_examples_than_neurons_are_not_separated() -> None:
     model, (x, y) = layers(16), batch(30)
     answer = recover(model, *gradient_of(model, x, y), 30)
     assert answer.found == 0
     assert "more examples than" in answer.note
 
 
-def test_a_batch_beyond_reach_gives_the_examples_that_are_alone_or_none() -> None:
+def test_too_large_batch_gives_only_exact_examples_or_none() -> None:
     model, (x, y) = network([48]), batch(24)
     answer = recover(model, *gradient_of(model, x, y), 24, samples=4096)
     true = DATA.normalise(x).flatten(1).double()
@@ -164,7 +164,7 @@ BROKEN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("examples", [1, 4, None])
-def test_nothing_that_a_client_may_send_is_an_error(kind: str, examples: int | None) -> None:
+def test_broken_gradients_raise_no_error(kind: str, examples: int | None) -> None:
     model, (x, y) = network(), batch(4)
     weights, gradient = gradient_of(model, x, y)
     change, note = BROKEN[kind]
@@ -177,7 +177,7 @@ def test_nothing_that_a_client_may_send_is_an_error(kind: str, examples: int | N
         assert note in answer.note
 
 
-def test_a_convolution_is_left_to_others() -> None:
+def test_convolution_as_first_layer_is_not_solved() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     x, y = batch(1)
     answer = recover(model, *gradient_of(model, x, y), 1)
@@ -192,15 +192,15 @@ def test_the_answer_does_not_change_from_call_to_call() -> None:
     assert torch.equal(first.x, second.x)
 
 
-def test_a_large_batch_behind_one_hidden_layer_is_recovered_by_the_values_of_its_gradient() -> None:
-    size = 48  # twice the batch that samples recover
+def test_batch_of_48_behind_one_hidden_layer_is_recovered() -> None:
+    size = 48  # twice the size that sampled directions recover
     model, (x, y) = network([512]), batch(size)
     answer = recover(model, *gradient_of(model, x, y), size)
     assert answer.found == answer.rank == size
-    assert off(answer, x) < 1e-3
+    assert largest_error(answer, x) < 1e-3
 
 
-def test_of_a_large_batch_behind_noise_no_mixture_is_given() -> None:
+def test_certain_answers_for_a_large_noisy_batch_are_true_examples() -> None:
     model, (x, y) = network([512]), batch(40)
     weights, gradient = gradient_of(model, x, y)
     rng = torch.Generator().manual_seed(3)

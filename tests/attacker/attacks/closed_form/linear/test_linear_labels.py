@@ -34,7 +34,7 @@ def labels_by_example(found: Explained, x: Tensor) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("hidden", [(256,), (256, 64)])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_each_example_gets_its_own_label_and_the_batch_its_gradient(size: int, hidden: tuple[int, ...]) -> None:
+def test_labels_are_right_and_reproduce_the_gradient(size: int, hidden: tuple[int, ...]) -> None:
     model, (x, y) = network(hidden), batch(size)
     found, gradient = explained(model, x, y)
     assert labels_by_example(found, x) == list(enumerate(y.tolist()))
@@ -42,7 +42,7 @@ def test_each_example_gets_its_own_label_and_the_batch_its_gradient(size: int, h
     assert float(found.misfit.max()) < 1e-5
 
 
-def test_on_a_trained_network_too() -> None:
+def test_labels_are_right_on_a_trained_network() -> None:
     model, (x, y) = network(steps=50), batch(8)
     found, gradient = explained(model, x, y)
     assert labels_by_example(found, x) == list(enumerate(y.tolist()))
@@ -50,7 +50,7 @@ def test_on_a_trained_network_too() -> None:
 
 
 @pytest.mark.parametrize("other", [0, 3])
-def test_an_example_that_came_twice_has_both_of_its_labels(other: int) -> None:
+def test_duplicate_example_gets_both_of_its_labels(other: int) -> None:
     model, (x, y) = network(), batch(4)
     x, y = torch.cat([x, x[:1]]), torch.cat([y, (y[:1] + other) % 10])
     found, gradient = explained(model, x, y)
@@ -61,19 +61,19 @@ def test_an_example_that_came_twice_has_both_of_its_labels(other: int) -> None:
 
 @pytest.mark.parametrize(("outputs", "loss"), [(10, "cross_entropy"), (1, "logistic")])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_without_a_bias_the_loss_gives_the_length(outputs: int, loss: str, size: int) -> None:
+def test_without_bias_the_loss_determines_the_norm(outputs: int, loss: str, size: int) -> None:
     model, (x, y) = layers(outputs=outputs, bias=False), batch(size)
     y = y if outputs == 10 else y % 2
     found, gradient = explained(model, x, y, loss)
     true = DATA.normalise(x).flatten(1).double()
-    if found.twins.any():  # of these either explains the gradient
+    if found.twins.any():  # two multiples of an example that explain the gradient equally well
         assert loss == "logistic"
     else:
         assert float(torch.cdist(true, found.x).amin(dim=1).max()) < 1e-4
     assert missed(model, found, gradient, loss) < 1e-5
 
 
-def test_what_was_not_told_apart_has_no_labels() -> None:
+def test_labels_of_an_unseparated_batch_are_refused() -> None:
     model, (x, y) = layers(activation=nn.Sigmoid), batch(4)
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
@@ -95,7 +95,7 @@ def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
     answer = solve_layers(chain, *stacked, point, walk).f.flatten().double()
     true = x.flatten(1).double()
     shares = torch.linalg.lstsq(true.T, answer[:, None]).solution[:, 0]
-    assert float((answer - shares @ true).norm() / answer.norm()) < 1e-5  # float32 between layers, in the paper's
+    assert float((answer - shares @ true).norm() / answer.norm()) < 1e-5  # the paper's variant rounds to float32 between layers
     unit = shares.abs() / shares.abs().sum()
     assert int((unit > 0.01).sum()) > 1
     cosine = torch.nn.functional.cosine_similarity(true, answer[None]).abs()

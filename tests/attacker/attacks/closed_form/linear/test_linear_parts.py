@@ -21,7 +21,7 @@ def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple
     return d, x, d @ x
 
 
-def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
+def test_parallel_and_antiparallel_rows_form_one_group() -> None:
     a, b, c = drawn(3, 20)
     rows = torch.stack([a, -2 * a, b, 1e-4 * a, b * 3, c]).float().double()
     groups = group_parallel_rows(rows, estimate_rounding(rows), torch.ones(6, dtype=torch.bool))
@@ -31,8 +31,8 @@ def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
         assert float(abs(direction @ true) / true.norm()) == pytest.approx(1, abs=1e-12)
 
 
-def test_of_two_values_rows_agree_by_chance() -> None:
-    """In two dimensions, a few hundred noisy rows are nearly parallel by chance."""
+def test_parallel_rows_in_two_dimensions_are_not_confirmed() -> None:
+    """In two dimensions, some of a few hundred noisy rows are nearly parallel by chance, which shows nothing."""
     rows = drawn(300, 2)
     groups = group_parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
     assert int(groups.count.max()) > 1
@@ -46,7 +46,7 @@ def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3])
-def test_the_rank_and_the_noise_are_read_off_the_rows(noise: float) -> None:
+def test_rank_and_noise_are_estimated_from_the_rows(noise: float) -> None:
     d, _, rows = sparse_product()
     dead = ~d.any(dim=1)
     noisy = (rows + noise * drawn(*rows.shape, seed=4)).float()
@@ -60,7 +60,7 @@ def test_the_rank_and_the_noise_are_read_off_the_rows(noise: float) -> None:
         assert float(factors.noise[~dead].median()) == pytest.approx(noise, rel=0.2)
 
 
-def test_of_more_examples_than_values_no_rank_is_seen_or_it_is_full() -> None:
+def test_with_more_examples_than_values_the_rank_is_none_or_saturated() -> None:
     factors = factorise(drawn(100, 40) @ drawn(40, 10, seed=1))
     assert factors is None or factors.saturated
 
@@ -76,11 +76,11 @@ def test_the_true_directions_agree_with_their_examples_and_a_mixture_does_not() 
     mixed = q.clone()
     mixed[:, 0] += q[:, 1] * q[:, 0].norm() / q[:, 1].norm()
     score = measure_agreement(mixed, find_pattern(mixed, factors), forward, constant)
-    assert float(score[:2].max()) < 0.9  # its own zeros, and the example that it should be orthogonal to
+    assert float(score[:2].max()) < 0.9  # of the mixed direction, and of the example to which it is no longer orthogonal
     assert float(score[2:].min()) > 0.98
 
 
-def test_a_sample_is_orthogonal_to_one_row_less_than_the_rank() -> None:
+def test_sampled_direction_is_orthogonal_to_rank_minus_one_rows() -> None:
     _, _, rows = sparse_product()
     factors = factorise(rows.float())
     assert factors is not None
@@ -96,7 +96,7 @@ def test_a_known_pattern_gives_both_factors_up_to_noise() -> None:
     found, fitted, error = polish(noisy, noise, d != 0, x + 0.01 * drawn(*x.shape, seed=8), rounds=20)
     assert error == pytest.approx(1, abs=0.2)
     assert not found[d == 0].any()
-    scale = (fitted * x).sum(dim=1, keepdim=True) / x.square().sum(dim=1, keepdim=True)  # which the zeros leave open
+    scale = (fitted * x).sum(dim=1, keepdim=True) / x.square().sum(dim=1, keepdim=True)  # not determined by zeros
     assert float((fitted / scale - x).abs().max()) < 1e-3
 
 

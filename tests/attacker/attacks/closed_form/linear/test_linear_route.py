@@ -1,4 +1,4 @@
-"""Tests of the route `linear`: examples of whole batches, their labels, and repeated examples."""
+"""Tests of the closed form (route) `linear` of the attack `exact`: all examples of a batch, their labels, and duplicates."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def answer(observation: Observation, **arguments: object) -> object:
 
 
 @pytest.mark.parametrize("indices", [(3,), (3, 14), (3, 14, 15, 92), (7, 1, 8, 28, 18, 2)])
-def test_a_batch_behind_relu_is_found_whole_with_its_labels(
+def test_all_examples_behind_relu_are_found_with_their_labels(
     indices: tuple[int, ...], observe: Callable[..., Observation]
 ) -> None:
     x, y = batch(*indices)
@@ -39,7 +39,7 @@ def test_a_batch_behind_relu_is_found_whole_with_its_labels(
     assert float(found.confidence.min()) > 0.9
 
 
-def test_an_example_that_came_twice_is_given_twice(observe: Callable[..., Observation]) -> None:
+def test_duplicate_example_is_returned_twice(observe: Callable[..., Observation]) -> None:
     x, y = batch(3, 14, 14)
     found = answer(observe((x, y), model=MLP, data=DATA))
     assert found.route == "linear"
@@ -48,8 +48,8 @@ def test_an_example_that_came_twice_is_given_twice(observe: Callable[..., Observ
     assert any("rank 2 for 3 examples" in note for note in found.notes)
 
 
-def test_what_cannot_be_told_apart_is_said_and_handed_on(observe: Callable[..., Observation]) -> None:
-    """Without zeros in the gradient, the examples of a batch cannot be separated."""
+def test_inseparable_batch_is_searched_for_and_noted(observe: Callable[..., Observation]) -> None:
+    """Without zeros in the gradient, the examples cannot be separated: `exact` searches instead, and route="linear" raises."""
     x, y = batch(3, 14)
     data = DataSpec(shape=(1, 8, 8), num_classes=10)
     found = answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), steps=1)

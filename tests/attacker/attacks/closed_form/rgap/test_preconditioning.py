@@ -25,7 +25,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], nn.Conv2d]] = {
     "uneven strides": ((1, 7, 6), nn.Conv2d(1, 4, (3, 2), stride=(2, 3), padding=1)),
     "dilation": ((2, 6, 5), nn.Conv2d(2, 4, 2, dilation=(2, 3), padding=(0, 1))),
     "stride and dilation": ((1, 8, 7), nn.Conv2d(1, 6, 2, stride=2, dilation=3, padding=2)),
-    "rows that no place sees": ((1, 6, 6), nn.Conv2d(1, 3, 2, stride=3)),
+    "rows that no output uses": ((1, 6, 6), nn.Conv2d(1, 3, 2, stride=3)),
 }
 
 
@@ -52,7 +52,10 @@ def right_of(system: System, x: Tensor) -> EquationValues:
 
 
 def normal(system: System, at: int, *, weights: bool) -> Tensor:
-    """Compute the matrix [W; K]^T [W; K], or K^T K alone, of one problem, column by column."""
+    """Compute [W; K]^T [W; K], or K^T K alone, of one problem, column by column.
+
+    W holds the equations of the layer's forward pass, K those of its weights' gradient.
+    """
     one = system.select(slice(at, at + 1))
     assert one.scale is not None
     one.scale = EquationValues(one.scale.weights * weights, one.scale.gradients)
@@ -60,14 +63,14 @@ def normal(system: System, at: int, *, weights: bool) -> Tensor:
     return torch.stack([one.adjoint(one.apply(x)).flatten() for x in unit], dim=1)
 
 
-def written_down(inverse: object, system: System, at: int) -> Tensor:
+def as_matrix(inverse: object, system: System, at: int) -> Tensor:
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
     columns = [inverse(x.expand(len(system.k), *x.shape[1:]))[at].flatten() for x in unit]  # type: ignore[operator]
     return torch.stack(columns, dim=1)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) -> None:
+def test_pixel_classes_are_a_partition_and_share_no_equation_of_k(name: str) -> None:
     system = system_of(name, count=1)
     layer, classes = system.layer, find_pixel_classes(system.layer)
     places = torch.cat([one.places for one in classes])
@@ -79,7 +82,7 @@ def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) ->
     assert (normal(system, 0, weights=False)[:side, :side][~together] == 0).all()
 
 
-def whole_of(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
+def full_preconditioner(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(preconditioning, "MIN_SURPLUS", 1e9)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     return build_preconditioner(system)
@@ -87,17 +90,17 @@ def whole_of(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.parametrize("weights", [1, 2])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_of_a_small_layer_it_is_the_inverse_of_the_whole_matrix(name: str, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_layer_gets_the_inverse_of_the_full_matrix(name: str, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     system = system_of(name, weights=weights)
-    inverse = whole_of(system, monkeypatch)
+    inverse = full_preconditioner(system, monkeypatch)
     for at in (0, 1):
         wanted = normal(system, at, weights=True)
-        product = wanted @ written_down(inverse, system, at) @ wanted  # some have too few equations
+        product = wanted @ as_matrix(inverse, system, at) @ wanted  # A A^+ A = A, since some matrices are singular
         assert torch.allclose(product, wanted, atol=1e4 * DIAGONAL_FLOOR * wanted.diagonal().max())
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layer_gets_the_inverse_of_k_plus_the_mean_diagonal_of_w(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preconditioning, "MAX_WHOLE_OUTPUTS", 0)
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     system = system_of(name)
@@ -107,25 +110,23 @@ def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, mo
         of_k, both = normal(system, at, weights=False), normal(system, at, weights=True)
         diagonal = (both - of_k).diagonal().reshape(channels, -1).mean(dim=0).repeat(channels)
         used = (of_k.diagonal() + diagonal) > 0
-        product = (of_k + torch.diag(diagonal)) @ written_down(inverse, system, at)
+        product = (of_k + torch.diag(diagonal)) @ as_matrix(inverse, system, at)
         assert torch.allclose(product[used][:, used], torch.eye(int(used.sum()), dtype=F64), atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_where_classes_are_too_large_it_is_that_of_the_diagonal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_classes_get_the_inverse_of_the_diagonal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preconditioning, "MAX_CLASS_PLACES", 0)
     system = system_of(name)
     diagonal = normal(system, 1, weights=True).diagonal()
-    found = written_down(build_preconditioner(system), system, 1)
+    found = as_matrix(build_preconditioner(system), system, 1)
     assert torch.allclose(found, torch.diag(found.diagonal()))
     assert torch.allclose((found.diagonal() * diagonal)[diagonal > 0], torch.ones_like(diagonal)[diagonal > 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["whole", "blocks", "diagonal"])
 @pytest.mark.parametrize("name", ["padding", "stride"])
-def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preconditioners_keep_the_solution_and_add_no_iterations(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     monkeypatch.setattr(
         preconditioning,
@@ -142,7 +143,7 @@ def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
         assert found.iterations <= 20
 
 
-def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
+def test_solver_stops_at_the_noise_level() -> None:
     system = system_of("stride")
     x = drawn(2, *system.layer.inputs, seed=9)
     exact = right_of(system, x)
@@ -154,7 +155,7 @@ def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
     assert (rested.x - whole.x).norm() < 0.3 * (whole.x - x).norm()
 
 
-def test_it_says_what_a_problem_takes_and_large_layers_take_more() -> None:
+def test_estimated_bytes_grow_with_the_layer() -> None:
     def layer(side: int) -> Layer:
         module = nn.Conv2d(3, 8, 3, padding=1)
         return read_chain(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(8 * side**2, 2)), (3, side, side)).layers[0]

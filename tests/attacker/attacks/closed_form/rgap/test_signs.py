@@ -70,7 +70,7 @@ def error(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).square().flatten(1).mean(dim=1)
 
 
-def test_the_other_side_is_as_far_from_the_kink_and_its_other_side_is_where_it_came_from() -> None:
+def test_flipping_negates_the_pre_activation_and_undoes_itself() -> None:
     f = torch.tensor([[2.0, -0.4, 1e-3, -1e-3]], dtype=F64)
     leaky = leaky_relu(0.2)
     other = flip_outputs(leaky, f)
@@ -78,19 +78,19 @@ def test_the_other_side_is_as_far_from_the_kink_and_its_other_side_is_where_it_c
     assert torch.allclose(flip_outputs(leaky, other), f)
 
 
-def test_the_other_side_of_a_live_relu_is_zero_and_of_a_dead_one_next_to_nothing() -> None:
+def test_flipping_a_relu_output_gives_zero_or_a_tiny_value() -> None:
     f = torch.tensor([[2.0, 0.0, 1e-3, 0.0]], dtype=F64)
     other = flip_outputs(RELU, f)
     assert torch.equal(other[0, [0, 2]], torch.zeros(2, dtype=F64))
     assert ((other[0, [1, 3]] > 0) & (other[0, [1, 3]] < 1e-6)).all()
 
 
-def test_the_level_is_the_root_mean_square_of_each_problem() -> None:
+def test_root_mean_square_is_computed_per_problem() -> None:
     f = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
     assert torch.allclose(compute_root_mean_square(f), torch.tensor([[12.5**0.5], [2**0.5]]))
 
 
-def test_the_wrong_sign_is_named_among_all_values() -> None:
+def test_wrong_sign_is_found_among_all_values() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
     system, target = build_equations(s.chain, s.weights, s.gradient, point)
@@ -105,7 +105,7 @@ def test_the_wrong_sign_is_named_among_all_values() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
-def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None:
+def test_one_wrong_sign_is_corrected(noise: float) -> None:
     s = Seen(noise=noise)
     spoilt = s.spoilt(s.nearest())
     whole = solve_layers(s.chain, s.weights, s.gradient, s.start())
@@ -114,18 +114,18 @@ def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None
     assert error(left.f, s.x)[0] > 1e4 * error(whole.f, s.x)[0]
     moved = s.outputs[s.nearest()].square()  # more than its sign was changed
     assert error(mended.f, s.x)[0] < 10 * error(whole.f, s.x)[0] + moved
-    assert torch.allclose(mended.f[1], whole.f[1], atol=1e-8)  # which was right
+    assert torch.allclose(mended.f[1], whole.f[1], atol=1e-8)  # its signs were right
     assert mended.residual[0] < 1e-2 * left.residual[0]
 
 
-def test_the_papers_mode_leaves_signs_as_they_are() -> None:
+def test_paper_mode_does_not_correct_signs() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
     paper = solve_layer(s.chain, s.weights, s.gradient, point, PAPER_WALK)
     assert paper.residual[0] > 1e-5
 
 
-def test_with_noise_many_more_are_recovered() -> None:
+def test_correcting_signs_does_not_increase_the_error_with_noise() -> None:
     s = Seen(noise=1e-3)
     mended, left = (
         solve_layers(s.chain, s.weights, s.gradient, s.start(), walk)

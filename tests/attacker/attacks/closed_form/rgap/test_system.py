@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], list[nn.Module]]] = {
     "plain": ((2, 4, 5), conv(2, 3, 3)),
     "padding": ((2, 4, 3), conv(2, 3, 3, padding=(2, 1))),
     "stride": ((1, 7, 6), conv(1, 2, (3, 2), stride=(2, 3), padding=1)),
-    "rows that no place sees": ((1, 6, 6), conv(1, 2, 2, stride=3)),
+    "rows that no output uses": ((1, 6, 6), conv(1, 2, 2, stride=3)),
     "dilation": ((2, 6, 5), conv(2, 2, 2, dilation=(2, 3), padding=(0, 1))),
     "one channel": ((1, 3, 3), conv(1, 1, 1)),
     "pooling after": ((2, 6, 5), [*conv(2, 3, 2, padding=1), nn.AvgPool2d(2)]),
@@ -50,7 +50,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer_of(name: str) -> tuple[Layer, nn.Module]:
-    """Return the first layer of a network, and its linear part as a module."""
+    """Return the first layer of a network as read from it, and the same layer's linear part as a PyTorch module."""
     shape, modules = LAYERS[name]
     body = nn.Sequential(*modules).double()
     width = body(torch.zeros(1, *shape, dtype=F64))[0].numel()
@@ -100,7 +100,7 @@ def random_rows(system: System, seed: int) -> EquationValues:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_applies_the_matrix_that_torch_differentiates_out(name: str) -> None:
+def test_apply_agrees_with_the_jacobian_of_autograd(name: str) -> None:
     system, _ = built(name)
     weight = system.weight.reshape(system.layer.shape)
     k = drawn(1, *system.layer.outputs, seed=51)
@@ -138,13 +138,13 @@ def test_norms_are_the_lengths_of_the_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "pool" in name])
-def test_behind_pooling_they_are_within_its_size(name: str) -> None:
+def test_norms_with_pooling_are_right_within_a_factor(name: str) -> None:
     system, _ = built(name)
     ratio = stacked(system.compute_norms()) / dense(system).norm(dim=1)
     assert ((ratio > 0.5) & (ratio < 20)).all()
 
 
-def test_the_scale_multiplies_rows_and_zero_leaves_one_out() -> None:
+def test_scale_multiplies_rows_and_zero_removes_one() -> None:
     system, _ = built("padding")
     plain, scale = dense(system), random_rows(system, seed=30)
     scale.weights[0, 0, 0, 0] = 0
@@ -163,7 +163,7 @@ def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_maps_go_back_through_by_their_transposes(name: str) -> None:
+def test_transposed_maps_are_adjoint_to_the_maps(name: str) -> None:
     layer, _ = layer_of(name)
     for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.given)):
         x = drawn(2, *shape, seed=8)
@@ -178,7 +178,7 @@ def solved_by_numpy(system: System, target: EquationValues, at: int) -> Tensor:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("scaled", [False, True])
-def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str, scaled: bool) -> None:
+def test_least_squares_agrees_with_numpy_on_inconsistent_equations(name: str, scaled: bool) -> None:
     system, _ = built(name, count=2)
     if scaled:
         lengths = system.compute_norms()
@@ -194,12 +194,12 @@ def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str
 
 
 def deficient(count: int = 1) -> System:
-    """Return a layer with 50 unknowns, 9 of them without equations, and others with shared ones."""
+    """Return a layer's system with 50 unknowns and 12 equations; 18 of the unknowns occur in none."""
     layer = read_chain(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
     return System(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
 
 
-def test_where_there_are_too_few_equations_it_finds_the_shortest_solution() -> None:
+def test_underdetermined_system_gets_the_shortest_solution() -> None:
     system, x = deficient(), drawn(1, 2, 5, 5, seed=4)
     assert np.linalg.matrix_rank(dense(system).numpy()) < 50
     found = solve_least_squares(system, system.apply(x))
@@ -209,7 +209,7 @@ def test_where_there_are_too_few_equations_it_finds_the_shortest_solution() -> N
     assert (found.x[..., 4] == 0).all()  # which the stride does not reach
 
 
-def test_from_a_start_it_finds_the_solution_nearest_to_it() -> None:
+def test_solution_is_the_nearest_to_the_start() -> None:
     system, x, start = deficient(), drawn(1, 2, 5, 5, seed=4), drawn(1, 2, 5, 5, seed=5)
     shift = system.apply(x).add(system.apply(start), -torch.ones(1, dtype=F64))
     wanted = start[0] + solved_by_numpy(system, shift, 0)
@@ -217,7 +217,7 @@ def test_from_a_start_it_finds_the_solution_nearest_to_it() -> None:
 
 
 @pytest.mark.parametrize("weights", [1, 4])
-def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
+def test_batched_problems_are_solved_like_single_ones(weights: int) -> None:
     name = "pooling on both sides"
     system, _ = built(name, count=4, weights=weights)
     target = random_rows(system, seed=12)
@@ -234,7 +234,7 @@ def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
 
 @pytest.mark.parametrize("weights", [1, 4])
 @pytest.mark.parametrize("scales", [None, 1, 4])
-def test_some_of_many_problems_are_the_same_equations(weights: int, scales: int | None) -> None:
+def test_selected_problems_keep_their_equations(weights: int, scales: int | None) -> None:
     system, _ = built("pooling after", count=4, weights=weights)
     if scales is not None:
         scale = random_rows(system, seed=21)
@@ -245,7 +245,7 @@ def test_some_of_many_problems_are_the_same_equations(weights: int, scales: int 
         assert torch.equal(dense(part, at), dense(system, at + 1))
 
 
-def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
+def test_zero_target_has_the_solution_zero_after_few_iterations() -> None:
     system, _ = built("padding", count=2)
     target = random_rows(system, seed=13)
     target.weights[0], target.gradients[0] = 0, 0
@@ -259,7 +259,7 @@ def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_ends_and_spoils_no_other_problem(value: float) -> None:
+def test_nan_or_infinite_target_stops_and_changes_no_other_problem(value: float) -> None:
     system, _ = built("padding", count=2)
     target = random_rows(system, seed=14)
     clean = solve_least_squares(system, target).x[1]
@@ -282,7 +282,7 @@ def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
     assert (loose.x[0] - wanted).norm() > 1e3 * (tight.x[0] - wanted).norm()
 
 
-def test_rows_add_multiply_and_measure() -> None:
+def test_arithmetic_of_equation_values() -> None:
     one = EquationValues(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
     other = EquationValues(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
     assert one.squared_norm().tolist() == [9, 25]

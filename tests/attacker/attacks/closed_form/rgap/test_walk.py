@@ -44,7 +44,7 @@ def from_a_matrix(act: Act) -> nn.Module:
 
 
 def pooled(act: Act) -> nn.Module:
-    """Return a network with overlapping 2x2 average pooling, which loses no information of a zero-padded image."""
+    """Return a network with overlapping average pooling of zero-padded images, which loses no information."""
     return nn.Sequential(
         *(nn.Conv2d(2, 14, 3, padding=1), nn.AvgPool2d(2, stride=1, padding=1), act()),
         *(nn.AvgPool2d((2, 1), stride=1, padding=(1, 0)), nn.Conv2d(14, 30, 3, padding=1), act(), nn.Flatten(), nn.LazyLinear(3)),
@@ -70,7 +70,7 @@ def drawn(make: Callable[[Act], nn.Module], activation: str, shape: tuple[int, .
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_input_comes_back(network: str, activation: str, rounded: bool) -> None:
+def test_input_is_recovered(network: str, activation: str, rounded: bool) -> None:
     s = seen(drawn(NETWORKS[network], activation), rounded=rounded)
     (reading,) = s.readings()
     end = s.walked(reading)
@@ -85,7 +85,7 @@ def test_the_input_comes_back(network: str, activation: str, rounded: bool) -> N
 @pytest.mark.parametrize("y", [0, 1])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["leaky", "tanh", "relu"])
-def test_it_comes_back_from_the_logistic_loss(activation: str, bias: bool, y: int, rounded: bool) -> None:
+def test_input_is_recovered_from_the_logistic_loss(activation: str, bias: bool, y: int, rounded: bool) -> None:
     s = seen(two_convolutions(ACTIVATIONS[activation], 1, bias=bias), loss="logistic", rounded=rounded, y=y)
     assert len(s.readings()) == (1 if bias else 4)
     end = s.best()
@@ -95,19 +95,19 @@ def test_it_comes_back_from_the_logistic_loss(activation: str, bias: bool, y: in
 
 @pytest.mark.parametrize("activation", ["leaky", "sigmoid", "relu"])
 @pytest.mark.parametrize("outputs", [2, 10])
-def test_it_comes_back_from_cross_entropy_without_biases(outputs: int, activation: str) -> None:
+def test_input_is_recovered_from_cross_entropy_without_biases(outputs: int, activation: str) -> None:
     s = seen(two_convolutions(ACTIVATIONS[activation], outputs, bias=False))
     end = s.best()
     assert mse(end.f, s.x).item() < 1e-15
     assert end.head.y.item() == 1
 
 
-def test_rows_of_tables_come_back() -> None:
+def test_table_row_is_recovered() -> None:
     s = seen(nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3)), (7,))
     assert mse(s.best().f, s.x).item() < 1e-20
 
 
-def test_every_layer_on_the_way_comes_back_with_its_gradient() -> None:
+def test_activations_and_gradients_of_every_layer_are_recovered() -> None:
     s = seen(two_convolutions(nn.Tanh))
     values, x = [], s.x.clone().requires_grad_()
     inner: Tensor = x
@@ -124,7 +124,7 @@ def test_every_layer_on_the_way_comes_back_with_its_gradient() -> None:
         point = solve_layer(s.chain, s.weights, s.gradient, point) if at >= 0 else point
 
 
-def test_it_stops_where_it_is_told_to() -> None:
+def test_until_stops_at_a_layer_and_the_rest_can_follow() -> None:
     s = seen(two_convolutions(nn.Tanh))
     (reading,) = s.readings()
     half = solve_layers(s.chain, s.weights, s.gradient, reading, until=0)
@@ -133,7 +133,7 @@ def test_it_stops_where_it_is_told_to() -> None:
 
 
 def twins(s: Seen) -> tuple[Point, Point]:
-    """Return the results of R-GAP for the true solution and for its twin with the same label."""
+    """Return the results of R-GAP for the true input and for its twin: a multiple with the same label and gradient."""
     ends = [s.walked(point) for point in s.readings() if bool(point.head.valid.all()) and point.head.y.item() == s.y.item()]
     first, second = sorted(ends, key=lambda end: float(mse(end.f, s.x)))
     return first, second
@@ -161,7 +161,7 @@ def test_a_twin_has_the_same_gradient_and_is_a_multiple(activation: str, outputs
         assert (again[name] - g[0]).norm() < 1e-6 * g.norm()
 
 
-def test_biases_and_smooth_activations_make_no_multiples() -> None:
+def test_networks_with_biases_or_smooth_activations_are_not_homogeneous() -> None:
     for activation, bias, wanted in (
         ("leaky", False, True),
         ("leaky", True, False),
@@ -172,7 +172,7 @@ def test_biases_and_smooth_activations_make_no_multiples() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_many_weights_in_one_batch_are_walked_as_each_alone(bias: bool) -> None:
+def test_batched_weights_are_solved_like_single_ones(bias: bool) -> None:
     shapes = [two_convolutions(nn.LeakyReLU, bias=bias) for _ in range(4)]
     alone = [seen(model) for model in shapes]
     xs = torch.rand(4, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
@@ -194,7 +194,7 @@ def test_many_weights_in_one_batch_are_walked_as_each_alone(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("weights", [1, 4])
-def test_as_many_at_once_as_there_is_room_for(weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_memory_limit_gives_the_same_result(weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     s = seen(strided(nn.Sigmoid), count=4)
     each = {name: w.expand(weights, *w.shape[1:]) for name, w in s.weights.items()}
     s = s._replace(weights=each)
@@ -205,7 +205,7 @@ def test_as_many_at_once_as_there_is_room_for(weights: int, monkeypatch: pytest.
     assert torch.allclose(one_by_one.residual, whole.residual, rtol=1e-2, atol=1e-9)
 
 
-def test_a_batch_of_examples_of_one_model_comes_back_each() -> None:
+def test_several_examples_of_one_model_are_recovered() -> None:
     s = seen(strided(nn.Sigmoid), count=5)
     end = s.walked(s.readings()[0])
     assert mse(end.f, s.x).max() < 1e-15
@@ -225,7 +225,7 @@ def dense(system: System) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("shift", "full"), [(1.0, True), (-0.15, False)])
-def test_zeros_of_a_relu_take_equations_away(shift: float, full: bool) -> None:
+def test_zeros_of_a_relu_remove_equations(shift: float, full: bool) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 42, 3))
     with torch.no_grad():
         model[0].bias.fill_(shift)
@@ -237,10 +237,10 @@ def test_zeros_of_a_relu_take_equations_away(shift: float, full: bool) -> None:
     assert (rank_of(s, reading) == 60) is full
     end = s.walked(reading)
     assert (mse(end.f, s.x).item() < 1e-15) is full
-    assert end.residual.item() < 1e-7  # what is found explains all equations: they are too few
+    assert end.residual.item() < 1e-7  # the result solves all equations, which are too few where `full` is false
 
 
-def test_zeros_that_rounding_has_moved_are_still_zeros() -> None:
+def test_zeros_of_a_relu_are_recognised_after_rounding() -> None:
     s = seen(two_convolutions(nn.ReLU), rounded=True)
     (reading,) = s.readings()
     point = solve_layer(s.chain, s.weights, s.gradient, reading)
@@ -249,7 +249,7 @@ def test_zeros_that_rounding_has_moved_are_still_zeros() -> None:
     assert torch.equal(point.f == 0, truth == 0)
 
 
-def test_saturated_values_have_little_say() -> None:
+def test_saturated_values_do_not_spoil_the_result() -> None:
     model = two_convolutions(nn.Sigmoid)
     with torch.no_grad():
         model[2].weight.mul_(60)
@@ -261,7 +261,7 @@ def test_saturated_values_have_little_say() -> None:
     assert error < 1e-10
 
 
-def test_of_many_solutions_it_finds_the_shortest() -> None:
+def test_underdetermined_input_is_the_shortest_solution() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 20, 3)))
     (reading,) = s.readings()
     system, target = build_equations(s.chain, s.weights, s.gradient, reading)
@@ -276,7 +276,7 @@ def test_of_many_solutions_it_finds_the_shortest() -> None:
     assert end.residual.item() < 1e-6  # and nothing is left unexplained
 
 
-def test_what_is_pooled_before_the_head_comes_back_as_its_means() -> None:
+def test_features_pooled_before_the_head_are_recovered_as_means() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 30, 3, padding=1), nn.Tanh(), nn.AvgPool2d((3, 5)), nn.Flatten(), nn.Linear(60, 3)))
     (reading,) = s.readings()
     features = s.model[:2](s.x)
@@ -284,7 +284,7 @@ def test_what_is_pooled_before_the_head_comes_back_as_its_means() -> None:
     assert torch.allclose(reading.f, means, atol=1e-9)
 
 
-def test_averages_of_the_same_size_are_undone_before_the_head() -> None:
+def test_pooling_that_keeps_the_size_is_inverted_before_the_head() -> None:
     model = nn.Sequential(nn.Conv2d(2, 12, 3, padding=1), nn.Tanh(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(432, 3))
     s = seen(model, (2, 6, 6))
     (reading,) = s.readings()
@@ -292,7 +292,7 @@ def test_averages_of_the_same_size_are_undone_before_the_head() -> None:
     assert torch.allclose(reading.f, s.model[:2](s.x), atol=1e-6)
 
 
-def test_and_before_a_matrix_further_down() -> None:
+def test_pooling_that_keeps_the_size_is_inverted_before_a_hidden_layer() -> None:
     model = nn.Sequential(
         *(nn.Conv2d(2, 12, 3, padding=1), nn.Tanh(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(432, 8), nn.Tanh()),
         nn.Linear(8, 3),
@@ -301,13 +301,13 @@ def test_and_before_a_matrix_further_down() -> None:
     assert mse(s.best().f, s.x).item() < 1e-12
 
 
-def test_a_last_convolution_is_not_read() -> None:
+def test_convolution_as_last_layer_is_refused() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 3, (6, 5)), nn.Flatten()))
     with pytest.raises(ValueError, match="0, is a convolution, and closed forms need a linear last layer"):
         s.readings()
 
 
-def test_a_wrong_sign_anywhere_is_seen_in_the_residual() -> None:
+def test_negated_gradient_or_weight_raises_the_residual() -> None:
     s = seen(two_convolutions(nn.Tanh))
     (reading,) = s.readings()
     assert s.walked(reading).residual.item() < 1e-7

@@ -52,7 +52,7 @@ def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: 
 
 
 def by_the_authors(s: Seen) -> Tensor:
-    """Run R-GAP as published, for convolutions with LeakyReLU(0.2) and a single logit, with known label and root."""
+    """Run R-GAP as published, for convolutions with LeakyReLU(0.2) and a single logit, given the true label and logit."""
     mu = (2 * s.y.item() - 1) * s.model(s.x).item()
     k = torch.tensor(-(2 * s.y.item() - 1) / (1 + np.exp(mu)))
     head = s.chain.layers[-1]
@@ -90,7 +90,7 @@ def paper_network(*, first: int) -> nn.Module:
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("first", [6, 1])  # of full rank, and deficient
 @pytest.mark.parametrize("y", [0, 1])
-def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first: int, y: int) -> None:
+def test_paper_mode_agrees_with_the_authors_dense_matrices(first: int, y: int) -> None:
     model = paper_network(first=first)
     model(torch.zeros(1, 1, 6, 5))
     s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
@@ -102,7 +102,7 @@ def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first:
     assert (mse(wanted, s.x).item() < 1e-6) is (first == 6)
 
 
-def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits() -> None:
+def test_paper_mode_rounds_to_float32_between_layers_and_ours_does_not() -> None:
     s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
     reading = s.readings()[0]
     paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER_WALK, DEFAULT_WALK))
@@ -113,7 +113,7 @@ def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits(
     assert mse(s.walked(reading, PAPER_WALK).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
 
 
-def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one_spoils_and_ours_does_not() -> None:
+def test_paper_mode_averages_over_outputs_and_ours_discounts_saturated_ones() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 7), nn.Sigmoid(), nn.Linear(7, 3))
     with torch.no_grad():
         model[1].bias[2] = 12
@@ -129,6 +129,6 @@ def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one
     assert mse(paper, s.x).item() > 1e3 * mse(ours, s.x).item()
 
 
-def test_the_papers_mode_leaves_the_zeros_of_a_relu_out_too() -> None:
+def test_paper_mode_leaves_out_zeros_of_a_relu() -> None:
     s = seen(two_convolutions(nn.ReLU))
     assert mse(s.best(PAPER_WALK).f, s.x).item() < 1e-6
