@@ -1,4 +1,4 @@
-"""What two replays came to, compared."""
+"""Helpers that compare the results of two replays."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ def answers(folder: Path) -> dict[str, Reconstruction]:
 
 
 def check_equal(folder: Path, other: Path) -> None:
-    """All that was computed is equal, bit for bit."""
+    """Assert that the results in two folders are bitwise equal, except for times."""
     mine, theirs = answers(folder), answers(other)
     assert list(mine) == list(theirs)
     assert mine
     for name, answer in mine.items():
         for part in ("x", "y", "loss", "confidence"):
-            own, other = (getattr(one, part).nan_to_num(nan=-1.0) for one in (answer, theirs[name]))  # undecided
+            own, other = (getattr(one, part).nan_to_num(nan=-1.0) for one in (answer, theirs[name]))  # NaN: undecided confidence
             assert torch.equal(own, other), (name, part)

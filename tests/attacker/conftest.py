@@ -1,4 +1,4 @@
-"""Observations as a server would make them, of one client that trains on known examples."""
+"""Fixtures that make observations: what a server receives from one client that trains on known examples."""
 
 import signal
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from fedsim.recording.codec import encode
 from fedsim.training.local import train
 
 Observe = Callable[..., Observation]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background, for all below
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells ignore SIGINT
 
 
 @pytest.fixture
 def observe() -> Observe:
-    """From batches (x, y), what the server sees of one client that takes one step on each."""
+    """Function that returns the observation of one client that takes one step on each of the given batches (x, y)."""
 
     def make(
         *batches: tuple[Tensor, Tensor],
@@ -59,7 +59,7 @@ def observe() -> Observe:
 
 @pytest.fixture
 def image_case(observe: Observe) -> Callable[..., tuple[Case, Tensor, Tensor]]:
-    """One smooth 8x8 grey image and its label on a small LeNet, and the case that it makes."""
+    """Function that returns an attack's input (case) for one smooth 8x8 grey image on a small LeNet, the image and its label."""
 
     def make(index: int = 0, **settings: object) -> tuple[Case, Tensor, Tensor]:
         data = DataSpec(shape=(1, 8, 8), num_classes=4)

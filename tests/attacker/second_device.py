@@ -1,4 +1,4 @@
-"""A second device without a GPU: tensors that claim to be elsewhere, compute on the CPU, and refuse to meet CPU tensors.
+"""Emulation of a second device without a GPU: its tensors compute on the CPU, but refuse operations with CPU tensors.
 
 The rules are CUDA's: an operation takes tensors of one device, CPU tensors without dimensions excepted; a tensor on the device
 may be indexed by one on the CPU, and not the other way round; a generator of the CPU draws on the CPU; `numpy()` needs `cpu()`
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "meta"
-"""The device's name: the one beside the CPU that PyTorch's dispatcher accepts everywhere."""
+"""Name of the emulated device; beside "cpu", it is the only one that PyTorch's dispatcher accepts everywhere."""
 MOVES = {"_to_copy", "copy_"}
 INDEXES = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
 
@@ -54,7 +54,7 @@ class _Mode(TorchDispatchMode):
 
 
 class _Factories(TorchFunctionMode):
-    """Keeps the values of `torch.tensor` and of lists as indices: PyTorch makes tensors of both that are not dispatched.
+    """A mode that handles `torch.tensor` and lists as indices, from which PyTorch makes tensors without dispatching.
 
     A vector times a matrix is computed as a matrix times a vector, as PyTorch changes the shape of the first's result in place,
     which a wrapper does not notice.
@@ -73,7 +73,7 @@ class _Factories(TorchFunctionMode):
 
 @contextmanager
 def second_device() -> Iterator[str]:
-    """Let PyTorch know the device, by the name that is given."""
+    """Emulate the second device within the context; yields its name."""
     with _Factories(), _Mode():
         yield NAME
 

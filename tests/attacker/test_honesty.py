@@ -1,4 +1,4 @@
-"""The wall between attacks and truth: what is on either side, and that the guard would see a hole."""
+"""Tests that attacks cannot access the true examples: import contracts, blocked modules, opened files, and arguments."""
 
 import inspect
 import pickle
@@ -34,8 +34,8 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_the_import_contracts_hold_on_a_copy(copied: Path) -> None:
-    told = lint(copied)
-    assert told.returncode == 0, told.stdout
+    result = lint(copied)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_the_import_contracts_hold_on_a_copy(copied: Path) -> None:
         ("attacker/attacks/base.py", "import flwr"),
     ],
 )
-def test_a_hole_in_the_wall_is_seen(copied: Path, file: str, line: str) -> None:
+def test_forbidden_import_breaks_the_contracts(copied: Path, file: str, line: str) -> None:
     path = copied / file
     path.write_text(f"{line}\n{path.read_text()}")
-    told = lint(copied)
-    assert told.returncode == 1
-    assert "BROKEN" in told.stdout
+    result = lint(copied)
+    assert result.returncode == 1
+    assert "BROKEN" in result.stdout
 
 
-SEALED = """
+RUN_ALL_ATTACKS = """
 import pickle, sys
 from dataclasses import replace
 from inspect import signature
@@ -89,17 +89,15 @@ for name in ATTACKS:
 print("opened", [path for path in opened if Path(path).resolve().is_relative_to(Path(sys.argv[1]).resolve().parent)])
 print("loaded", *sorted(m for m in sys.modules if m.startswith(("fedsim.", "attacker.")) and sys.modules[m] is not None))
 """
-TRUTHFUL = (
+WITH_TRUE_EXAMPLES = (
     "fedsim.truth", "fedsim.data", "fedsim.client", "fedsim.server", "fedsim.strategies", "fedsim.training", "fedsim.secagg",
     "fedsim.engine", "fedsim.config", "fedsim.deployment", "attacker.scoring", "attacker.commands",
 )  # fmt: skip
-"""All that could hold what a client trained on."""
+"""Modules that could hold or read the examples that clients trained on."""
 
 
-def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
-    tmp_path: Path, observe: Callable[..., Observation]
-) -> None:
-    """Each of them, and its null, on two rounds of one example; the folder of the recording holds truth that nobody opens."""
+def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Path, observe: Callable[..., Observation]) -> None:
+    """Each attack and its null run on two rounds of one example, and may not open any file beside the recording."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
     kinds = {
         "lenet_dlg": {"model": ModelSpec(name="lenet_dlg")},
@@ -113,24 +111,26 @@ def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
         seen[kind] = [replace(one, round=number) for number, one in enumerate(both, start=1)]
     (tmp_path / "rounds").write_bytes(pickle.dumps(seen))
     (tmp_path / "truth.json").write_text("{}")
-    program = BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *TRUTHFUL]) + SEALED
+    program = (
+        BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *WITH_TRUE_EXAMPLES]) + RUN_ALL_ATTACKS
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "rounds")]
-    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert told.returncode == 0, told.stderr
-    *ran, opened, loaded = told.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    *ran, opened, loaded = result.stdout.splitlines()
     assert ran == [f"ran {name} {null} {name} (1, 8, 8)" for name in ATTACKS for null in (False, True)]
     assert opened == "opened []"
-    assert not [module for module in loaded.split()[1:] if module.startswith(TRUTHFUL)]
+    assert not [module for module in loaded.split()[1:] if module.startswith(WITH_TRUE_EXAMPLES)]
 
 
 @pytest.mark.parametrize("module", ["fedsim.truth", "fedsim.data", "attacker.scoring"])
-def test_what_is_blocked_there_could_not_be_reached_by_an_attack(module: str) -> None:
-    program = BLOCKED.format(names=TRUTHFUL) + f"import {module}"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert "ModuleNotFoundError" in told.stderr
+def test_blocked_modules_cannot_be_imported(module: str) -> None:
+    program = BLOCKED.format(names=WITH_TRUE_EXAMPLES) + f"import {module}"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert "ModuleNotFoundError" in result.stderr
 
 
-def test_nothing_that_an_attack_takes_mentions_truth_or_data_sets() -> None:
+def test_arguments_of_attacks_hold_no_true_examples() -> None:
     assert set(inspect.signature(Case).parameters) == {"observations", "known_labels", "known_logits", "links"}
     for name in ATTACKS:
         call = inspect.signature(type(ATTACKS[name]()).__call__)
@@ -138,7 +138,7 @@ def test_nothing_that_an_attack_takes_mentions_truth_or_data_sets() -> None:
         assert not {"truth", "dataset", "loader", "labels", "oracle"} & set(inspect.signature(ATTACKS[name]).parameters)
 
 
-def test_reconstructions_hold_no_truth() -> None:
+def test_reconstructions_hold_no_true_examples() -> None:
     fields = set(inspect.signature(Reconstruction).parameters)
     assert fields == {
         "case", "x", "y", "confidence", "slots", "loss", "iterations", "evaluations", "restarts", "seconds",

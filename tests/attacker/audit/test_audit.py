@@ -1,4 +1,4 @@
-"""Audits by the command line: verdict, formats, exit status, budget, resumption, and runs without truth."""
+"""Tests of audits by the command line: verdict, formats, exit status, budget, resumption, and runs without true examples."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_an_open_federation_is_graded_severe_in_every_format(run: Path, tmp_path: Path) -> None:
+def test_undefended_federation_is_graded_severe_in_every_format(run: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("audit.sarif", "audit.xml", "audit.html")]
     result = call(
         run, "--budget", "90s", "--fail-above", "moderate", *(word for file in files for word in ("--out", file)), "--json"
@@ -70,21 +70,21 @@ def test_a_second_audit_attacks_nothing_again(run: Path) -> None:
 
 
 def test_without_truth_the_confidence_of_closed_forms_decides(run: Path, tmp_path: Path) -> None:
-    blind = tmp_path / "blind"
-    shutil.copytree(run / "recording", blind / "recording")
-    found = json.loads(call(blind, "--budget", "3s", "--json").stdout)
+    without_truth = tmp_path / "without_truth"
+    shutil.copytree(run / "recording", without_truth / "recording")
+    found = json.loads(call(without_truth, "--budget", "3s", "--json").stdout)
     assert (found["scored"], found["grade"]) == (False, "severe")
     assert "The true examples to compare them with were not given" in found["findings"][0]["evidence"]
 
 
-def test_a_small_budget_is_said_to_leave_out_attacks(run: Path) -> None:
+def test_small_budget_leaves_out_attacks_with_a_reason(run: Path) -> None:
     result = call(run, "--budget", "0.001s", "--plan")
     assert result.exit_code == 0
     assert "more than its share" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "advice"),
     [
         (["--budget", "ten"], "write it as 90s, 10m or 2h"),
         (["--budget", "0m"], "write it as 90s, 10m or 2h"),
@@ -92,10 +92,10 @@ def test_a_small_budget_is_said_to_leave_out_attacks(run: Path) -> None:
         (["--budget", "1s", "--out", "audit.pdf"], "Write the audit to a file ending in .html"),
     ],
 )
-def test_nonsense_is_refused_with_the_mend(run: Path, words: list[str], mend: str) -> None:
+def test_invalid_options_are_refused_with_advice(run: Path, words: list[str], advice: str) -> None:
     result = call(run, *words)
     assert result.exit_code == 2
-    assert mend in " ".join(result.stderr.split())
+    assert advice in " ".join(result.stderr.split())
 
 
 def test_a_budget_is_seconds_minutes_or_hours() -> None:
@@ -128,7 +128,7 @@ def test_attacks_on_several_rounds_are_not_planned_for_one(run: Path) -> None:
 
 
 def test_attacks_that_fit_the_recording_are_planned_with_their_time(run: Path, tmp_path: Path) -> None:
-    """Compression brings in `rog`, several rounds `accumulate`, local epochs `agic`, which simulates them."""
+    """`rog` is planned for compressed updates, `accumulate` for several rounds, and `agic` for local epochs."""
     experiment = {
         **EXPERIMENT,
         "rounds": 2,

@@ -1,4 +1,4 @@
-"""Canaries of consenting clients, from the experiment to the audit's comparison with the accounted epsilon."""
+"""Tests of canaries (pairs of examples, one of which a coin selects), and of the audit's lower bound of epsilon by them."""
 
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,21 @@ def federate(out: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digits of which the clients' canaries leave nothing over."""
-    path, digits = tmp_path_factory.mktemp("data") / "few.npz", load_digits()
+    """Specification of a data set of digits, all of which the clients need for canaries."""
+    path, digits = tmp_path_factory.mktemp("data") / "noiseless.npz", load_digits()
     count = 2 * CANARIES * CLIENTS
     np.savez(path, images=(digits.images[:count] * 15).astype(np.uint8)[..., None], labels=digits.target[:count])
     return {"name": "npz", "train": str(path), "test": str(path)}
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
-    """A federation without noise."""
-    return federate(tmp_path_factory.mktemp("runs") / "few", data=data)
+def noiseless(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
+    """Folder of a finished federation without noise."""
+    return federate(tmp_path_factory.mktemp("runs") / "noiseless", data=data)
 
 
-def test_each_client_uses_one_version_of_each_canary(few: Path) -> None:
-    scorer, recording = Scorer(few, [few / "truth"]), Recording(few / "recording")
+def test_each_client_uses_one_version_of_each_canary(noiseless: Path) -> None:
+    scorer, recording = Scorer(noiseless, [noiseless / "truth"]), Recording(noiseless / "recording")
     firsts = []
     for client in {row.client for row in recording.read_rows()}:
         pairs = scorer.read_canaries(client)
@@ -61,16 +61,16 @@ def test_each_client_uses_one_version_of_each_canary(few: Path) -> None:
         assert len({index for pair in pairs for index in pair}) == 2 * CANARIES
         assert all((a in used) != (b in used) for a, b in pairs)
         firsts += [a in used for a, _ in pairs]
-    assert 0 < sum(firsts) < len(firsts)  # coins, not always the first
+    assert 0 < sum(firsts) < len(firsts)  # the coins select both versions
 
 
-def test_without_noise_canaries_are_guessed_and_bound_epsilon(few: Path) -> None:
-    scorer, recording = Scorer(few, [few / "truth"]), Recording(few / "recording")
+def test_without_noise_guessed_canaries_refute_a_small_epsilon(noiseless: Path) -> None:
+    scorer, recording = Scorer(noiseless, [noiseless / "truth"]), Recording(noiseless / "recording")
     found = guess_canaries(scorer, recording)
     assert found is not None
     assert found.canaries == found.guesses == CLIENTS * CANARIES
     assert found.right > 0.7 * found.guesses
-    (result,) = check_canaries(recording, scorer, read_metrics(few))
+    (result,) = check_canaries(recording, scorer, read_metrics(noiseless))
     assert isinstance(result, Passed)
     assert "none, as no noise is accounted" in result.evidence
     lied = [{"privacy": {"epsilon": 0.01, "delta": 1e-5}}]
@@ -79,7 +79,7 @@ def test_without_noise_canaries_are_guessed_and_bound_epsilon(few: Path) -> None
     assert (result.rule, result.grade) == (REFUTED_RULE, "serious")
 
 
-def test_sound_noise_is_not_refuted_and_counts_only_what_clients_use(tmp_path: Path, data: dict[str, str]) -> None:
+def test_correct_noise_is_not_refuted(tmp_path: Path, data: dict[str, str]) -> None:
     run = federate(tmp_path / "run", gradient="dp_sgd(max_norm=1, noise=2)", data=data)
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
     (result,) = check_canaries(recording, scorer, metrics := read_metrics(run))
@@ -88,8 +88,8 @@ def test_sound_noise_is_not_refuted_and_counts_only_what_clients_use(tmp_path: P
     assert {row.reported for row in recording.read_rows()} == {CANARIES}
 
 
-def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, few: Path) -> None:
-    (result,) = check_canaries(Recording(few / "recording"), None, [])
+def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, noiseless: Path) -> None:
+    (result,) = check_canaries(Recording(noiseless / "recording"), None, [])
     assert isinstance(result, NotChecked)
     run = federate(tmp_path / "run", clients={"count": 2}, rounds=1)
     (result,) = check_canaries(Recording(run / "recording"), Scorer(run, [run / "truth"]), [])
@@ -97,7 +97,7 @@ def test_without_canaries_or_truth_nothing_is_checked(tmp_path: Path, few: Path)
 
 
 def test_overlapping_canaries_are_separated() -> None:
-    """Without noise all coins are found; where noise dominates, the estimates order canaries as the inner products do."""
+    """Without noise all coins are found; with strong noise, the estimates correlate with the inner products."""
     rng = torch.Generator().manual_seed(0)
     differences = torch.randn(60, 100, generator=rng, dtype=torch.float64) + torch.randn(100, generator=rng, dtype=torch.float64)
     coins = torch.randint(0, 2, (60,), generator=rng).double() * 2 - 1
@@ -115,12 +115,12 @@ def test_overlapping_canaries_are_separated() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_gradients_that_tell_nothing_give_no_guess(value: float) -> None:
+def test_useless_gradients_give_no_guess(value: float) -> None:
     estimates, overlap = separate_canaries(torch.full((3,), value).double(), torch.full((3, 3), value).double())
     assert (estimates.tolist(), overlap) == ([0.0] * 3, 0.0)
 
 
-def test_batches_that_hold_few_canaries_are_guessed_far_better_than_by_chance(tmp_path: Path, data: dict[str, str]) -> None:
+def test_canaries_in_small_batches_are_guessed(tmp_path: Path, data: dict[str, str]) -> None:
     training = {"learning_rate": 0.01, "batch_size": 4, "epochs": None, "steps": 1}
     training = {key: value for key, value in training.items() if value is not None}
     run = federate(tmp_path / "run", data=data, training=training, rounds=8)

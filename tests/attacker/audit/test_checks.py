@@ -1,4 +1,4 @@
-"""Checks of an audit: each planted fault is named by its rule, and sound updates raise no alarm."""
+"""Tests of the checks of an audit: each constructed fault is found by its rule, and correct defenses have no finding."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def gradient(number: int) -> dict[str, Tensor]:
 
 
 def observed(defense: str, send: Sent) -> list[Observation]:
-    """Return updates under a declared defense; `send` is what the clients do in fact."""
+    """Return the observations of clients that declare a defense, but send what the function `send` returns."""
     spec = DefenseSpec.parse(defense)
     weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     return [
@@ -80,7 +80,7 @@ def applied(defense: str) -> Sent:
     ("defense", "revealing"),
     [("top_k(0.1)", True), ("prune(0.8)", True), ("random_k(0.3)", False), ("withhold(['head.*'])", False)],
 )
-def test_a_choice_of_coordinates_by_the_data_is_named(defense: str, revealing: bool) -> None:
+def test_sparsifiers_that_select_by_the_data_are_found(defense: str, revealing: bool) -> None:
     observations = observed(defense, applied(defense))
     result = check_support(observations, measure_signature(observations[0].defenses, observations[0].update))
     assert isinstance(result, Finding if revealing else Passed)
@@ -90,7 +90,7 @@ def test_a_choice_of_coordinates_by_the_data_is_named(defense: str, revealing: b
 
 
 @pytest.mark.parametrize("defense", ["clip(1)", f"gaussian({STD})", "qsgd(levels=8)"])
-def test_defenses_that_send_all_coordinates_choose_none(defense: str) -> None:
+def test_selection_is_not_checked_if_all_coordinates_are_sent(defense: str) -> None:
     observations = observed(defense, applied(defense))
     signature = measure_signature(observations[0].defenses, observations[0].update)
     assert isinstance(check_support(observations, signature), NotChecked)
@@ -101,18 +101,18 @@ def test_defenses_that_send_all_coordinates_choose_none(defense: str) -> None:
     [
         (["ab", "cd"], ""),
         (["abcd", "abcd"], ""),
-        (["abc", "ab"], "c"),  # the first less the second
+        (["abc", "ab"], "c"),  # the first sum minus the second
         (["ab", "bc", "ac"], "abc"),  # (ab + ac - bc) / 2 = a
-        (["abcd", "ab", "ac"], ""),  # b - c and b + c + 2 d stay together
+        (["abcd", "ab", "ac"], ""),  # only b - c and b + c + 2 d can be computed
         (["abcd", "ab", "ac", "bd"], ""),
         (["abcd", "ab", "c"], "cd"),
     ],
 )
-def test_clients_that_sums_of_rounds_single_out_are_found(cohorts: list[str], isolated: str) -> None:
+def test_clients_that_sums_of_rounds_isolate_are_found(cohorts: list[str], isolated: str) -> None:
     assert find_isolated_clients(cohorts) == list(isolated)
 
 
-SOUND = (
+DEFENSES = (
     "clip(0.5)",
     "clip_each(0.1)",
     "top_k(0.1)",
@@ -134,36 +134,36 @@ SOUND = (
 )
 
 
-@pytest.mark.parametrize("defense", SOUND)
-def test_a_sound_defense_raises_no_alarm(defense: str) -> None:
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_correct_defense_has_no_finding(defense: str) -> None:
     assert found(observed(defense, applied(defense))) == []
 
 
-@pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" not in one and "laplace" not in one])
-def test_a_defense_that_returns_its_input_is_named(defense: str) -> None:
+@pytest.mark.parametrize("defense", [one for one in DEFENSES if "gaussian" not in one and "laplace" not in one])
+def test_defense_that_returns_its_input_is_found(defense: str) -> None:
     assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED_RULE]
 
 
-@pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" in one or "laplace" in one])
-def test_noise_that_is_not_there_is_named(defense: str) -> None:
+@pytest.mark.parametrize("defense", [one for one in DEFENSES if "gaussian" in one or "laplace" in one])
+def test_missing_noise_is_found(defense: str) -> None:
     assert found(observed(defense, lambda update, i: update)) == [MISSING_RULE]
 
 
 @pytest.mark.parametrize("std", [STD, 0.003])
-def test_noise_of_the_same_seed_is_named_also_where_it_is_small(std: float) -> None:
-    """The smaller one is far below the gradient: only what lies beyond the gradient's rank shows it."""
+def test_reused_noise_is_found(std: float) -> None:
+    """The small noise is far weaker than the gradient, so that it shows only outside of the gradient's low rank."""
     built = DefenseSpec.parse(f"gaussian({std})").build()
     assert found(observed(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [REUSED_RULE]
 
 
 @pytest.mark.parametrize("left_out", ["hidden.bias", "hidden.weight"])
-def test_a_tensor_without_noise_is_named(left_out: str) -> None:
+def test_tensor_without_noise_is_found(left_out: str) -> None:
     send = applied(f"gaussian({STD})")
     assert found(observed(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING_RULE]
 
 
-def test_coordinates_without_noise_are_named() -> None:
-    """A twelfth of one tensor, whose mean square alone does not show it."""
+def test_coordinates_without_noise_are_found() -> None:
+    """Only a twelfth of one tensor has no noise, which the tensor's mean square alone does not show."""
     send = applied("gaussian(2)")
 
     def part(update: Update, i: int) -> Update:
@@ -174,15 +174,15 @@ def test_coordinates_without_noise_are_named() -> None:
     assert found(observed("gaussian(2)", part)) == [MISSING_RULE]
 
 
-def test_noise_of_half_the_declared_size_is_named() -> None:
+def test_noise_of_half_the_declared_size_is_found() -> None:
     assert found(observed(f"gaussian({STD})", applied(f"gaussian({STD / 2})"))) == [MISSING_RULE]
 
 
-def test_a_bound_that_no_update_reaches_is_named() -> None:
+def test_clipping_norm_that_no_update_reaches_is_found() -> None:
     assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
 
 
-def test_parallel_rows_are_the_mark_of_an_imprint_layer() -> None:
+def test_share_of_parallel_rows_is_high_for_imprint_layers_only() -> None:
     rng = Generator().manual_seed(0)
     measured = torch.rand(64, generator=rng)
     scales = torch.rand(32, generator=rng) + 0.1
@@ -207,7 +207,7 @@ def test_the_grade_of_an_audit_is_that_of_its_worst_finding() -> None:
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of three rounds whose noise gives a finite epsilon."""
+    """Folder of a run of three rounds whose noise gives a finite epsilon."""
     experiment = {
         "rounds": 3,
         "model": {"name": "mlp", "hidden": [8]},
@@ -221,13 +221,13 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_epsilon_that_a_sound_run_reports_is_believed(noisy: Path) -> None:
+def test_epsilon_of_a_correct_run_has_no_finding(noisy: Path) -> None:
     results = check_recording(Recording(noisy / "recording"))
     assert [one for one in results if isinstance(one, Finding)] == []
     assert EPSILON_RULE in [one.rule for one in results]
 
 
-def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: Path) -> None:
+def test_epsilon_is_not_checked_if_the_number_of_examples_is_hidden(tmp_path: Path) -> None:
     experiment = {
         "rounds": 1,
         "model": {"name": "mlp", "hidden": [8]},
@@ -245,7 +245,7 @@ def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: P
 
 
 @pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "left out")])
-def test_an_epsilon_that_does_not_add_up_is_named(noisy: Path, key: str | None, cause: str) -> None:
+def test_wrong_epsilon_is_found_with_its_cause(noisy: Path, key: str | None, cause: str) -> None:
     path = noisy / "metrics.jsonl"
     before = path.read_text()
     rows = read_json_lines(path)

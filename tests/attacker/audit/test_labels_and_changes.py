@@ -1,4 +1,4 @@
-"""Label counts read off updates, Flower apps as input, and the measured effect of a change."""
+"""Tests of audits: label counts read from updates, Flower apps as input, and the measured effect of a change of defense."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federate(tmp_path_factory.mktemp("runs") / "open")
 
 
-def test_label_counts_of_an_open_update_are_read(run: Path) -> None:
+def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
     (found,) = [one for one in check_recording(Recording(run / "recording")) if one.rule == READABLE]
     assert isinstance(found, Finding)
     assert found.grade == "moderate"
@@ -66,16 +66,16 @@ def test_label_counts_under_noise_or_signs_are_not_read(tmp_path: Path, defense:
     assert isinstance(found, Passed)
 
 
-def test_a_change_is_run_again_and_its_effect_is_measured(run: Path) -> None:
+def test_changed_federation_is_run_and_its_effect_is_measured(run: Path) -> None:
     change = "gaussian(1.0)"
     result = call(run, "--budget", "1s", "--what-if", change, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)["what_if"]
-    assert told["change"] == change
-    assert told["before"]["grade"] == "severe"
-    assert told["after"]["grade"] in ("none found", "low")
-    assert told["before"]["examples"] == told["after"]["examples"] == 16
-    assert told["before"]["recovered"] > told["after"]["recovered"] == 0
+    described = json.loads(result.stdout)["what_if"]
+    assert described["change"] == change
+    assert described["before"]["grade"] == "severe"
+    assert described["after"]["grade"] in ("none found", "low")
+    assert described["before"]["examples"] == described["after"]["examples"] == 16
+    assert described["before"]["recovered"] > described["after"]["recovered"] == 0
     assert "What a change would do" in (run / "audit.html").read_text()
     assert (name_changed_run(run, change) / "recording").is_dir()
 
@@ -103,20 +103,20 @@ def test_the_recommended_change_clips_at_the_median_norm(run: Path) -> None:
     assert float(noise[9:-1]) < float(clip[5:-1])
 
 
-def test_a_recording_of_a_foreign_app_cannot_be_run_again(run: Path, tmp_path: Path) -> None:
+def test_what_if_is_refused_without_an_experiment(run: Path, tmp_path: Path) -> None:
     (tmp_path / "recording").symlink_to(run / "recording")
     result = call(tmp_path, "--budget", "1s", "--what-if", "recommended")
     assert result.exit_code == 2
 
 
-def test_an_effect_is_told_in_sentences() -> None:
+def test_effect_of_a_change_is_described_in_sentences() -> None:
     before = AuditOutcome(grade="severe", recovered=4, examples=4, psnr=58.9, accuracy=0.8)
-    told = describe_change(
+    described = describe_change(
         MeasuredChange(change="clip(1)", before=before, after=AuditOutcome(grade="low", examples=4, accuracy=0.7))
     )
-    assert "low instead of severe" in told
-    assert "0 of 4 examples instead of 4 of 4" in told
-    assert "70% instead of 80%" in told
+    assert "low instead of severe" in described
+    assert "0 of 4 examples instead of 4 of 4" in described
+    assert "70% instead of 80%" in described
 
 
 @pytest.fixture
@@ -142,24 +142,24 @@ def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "advice"),
     [
         ("[project]\nname = 'x'\n", "does not describe a Flower app"),
         ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "run the app with flwr run and name that folder"),
     ],
 )
-def test_another_project_is_refused_with_the_mend(tmp_path: Path, text: str, mend: str) -> None:
+def test_other_projects_are_refused_with_advice(tmp_path: Path, text: str, advice: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     result = call(tmp_path)
     assert result.exit_code == 2
-    assert mend in " ".join(result.stderr.split())
+    assert advice in " ".join(result.stderr.split())
 
 
 def make_result(recovered: int, spec: str = "cpl()") -> AuditedAttack:
     return AuditedAttack(spec=spec, updates=16, examples=16, recovered=recovered)
 
 
-def test_the_accountant_bounds_reconstruction_and_an_attack_above_it_is_a_finding(tmp_path: Path) -> None:
+def test_attack_above_the_accounted_bound_is_a_finding(tmp_path: Path) -> None:
     recording = Recording(federate(tmp_path / "run", "clip(0.1) | gaussian(0.1)") / "recording")
     (none, few, many) = (list(check_robustness(recording, one)) for one in (None, make_result(1), make_result(12)))
     assert isinstance(none[0], Passed)
@@ -182,7 +182,7 @@ def test_without_noise_reconstruction_is_not_bounded(run: Path) -> None:
     assert isinstance(found, NotChecked)
 
 
-def test_an_attack_that_is_worse_than_its_null_is_told_to_have_failed() -> None:
+def test_attack_is_worse_than_its_null_by_a_margin() -> None:
     one = AuditedAttack(spec="cpl", updates=1, psnr=9.9, null_psnr=11.0)
     assert one.is_worse_than_null
     assert not AuditedAttack(spec="cpl", updates=1, psnr=10.1, null_psnr=11.0).is_worse_than_null
@@ -190,7 +190,7 @@ def test_an_attack_that_is_worse_than_its_null_is_told_to_have_failed() -> None:
     assert not AuditedAttack(spec="exact", updates=1).is_worse_than_null
 
 
-def test_the_smallest_number_of_examples_is_told(tmp_path: Path) -> None:
+def test_smallest_number_of_examples_is_stated(tmp_path: Path) -> None:
     experiment = {
         "rounds": 1,
         "model": {"name": "mlp", "hidden": [8]},
@@ -209,7 +209,7 @@ def test_the_smallest_number_of_examples_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_many_labels_of_few_examples_are_read_if_the_head_was_trained(frozen: bool, observe: Callable[..., Observation]) -> None:
-    """With a hundred labels and two examples, an update without a trace of the labels gives a hundred numbers near zero."""
+    """Rounding hides that counts are useless: with 100 labels and a frozen head, all of them are near zero."""
     data, labels = DataSpec(shape=(3, 8, 8), num_classes=100), torch.tensor([7, 42])
     one = observe((torch.rand(2, 3, 8, 8), labels), model=ModelSpec(name="mlp"), data=data)
     if frozen:

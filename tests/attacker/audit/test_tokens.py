@@ -1,4 +1,4 @@
-"""Tokens read off the update of an embedding, and the refusal of searches for whole numbers."""
+"""Tests of the audit's check that tokens are read from an embedding's update, and of searches that refuse token numbers."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def list_rows(observation: Observation, *, zeros_count: bool = True) -> list[int
 
 
 @pytest.mark.parametrize("defense", ["", "clip(0.01)", "top_k(0.02)", "qsgd(8)"])
-def test_the_rows_that_changed_are_the_tokens_of_the_examples(watch, defense: str) -> None:  # type: ignore[no-untyped-def]
+def test_changed_rows_are_the_tokens_of_the_examples(watch, defense: str) -> None:  # type: ignore[no-untyped-def]
     one = watch(defense=defense)
     found = check(one)
     assert isinstance(found, Finding)
@@ -77,8 +77,8 @@ def test_the_rows_that_changed_are_the_tokens_of_the_examples(watch, defense: st
     assert "positions" not in found.title
 
 
-def test_tokens_are_read_also_if_most_of_the_vocabulary_occurs() -> None:
-    """The median row then changes, so that no row stands out from it; those that do not change tell which tokens are absent."""
+def test_tokens_are_read_also_if_most_of_the_vocabulary_is_used() -> None:
+    """The median row changes then, so that no row is an outlier; rows of zeros show which tokens are absent."""
     rng = torch.Generator().manual_seed(0)
     update, weights = torch.randn(20, 8, generator=rng), torch.randn(20, 8, generator=rng)
     update[[3, 11]] = 0
@@ -86,7 +86,7 @@ def test_tokens_are_read_also_if_most_of_the_vocabulary_occurs() -> None:
     assert find_outlying_rows(update, weights, zeros_count=False) == []
 
 
-def test_weight_decay_of_all_rows_hides_no_token(watch) -> None:  # type: ignore[no-untyped-def]
+def test_tokens_are_read_in_spite_of_weight_decay(watch) -> None:  # type: ignore[no-untyped-def]
     one = watch()
     name = "tokens.weight"
     decayed = one.update[name] - 1e-3 * one.weights[name]
@@ -94,13 +94,13 @@ def test_weight_decay_of_all_rows_hides_no_token(watch) -> None:  # type: ignore
     assert find_outlying_rows(decayed, one.weights[name], zeros_count=True) == TOKENS
 
 
-def test_noise_as_strong_as_the_rows_hides_them_and_weaker_noise_does_not(watch) -> None:  # type: ignore[no-untyped-def]
+def test_strong_noise_hides_tokens_and_weak_noise_does_not(watch) -> None:  # type: ignore[no-untyped-def]
     strong, weak = watch(defense="gaussian(0.05)"), watch(defense="gaussian(1e-5)")
     assert isinstance(check(strong), Passed)
     assert list_rows(weak) == TOKENS
 
 
-def test_what_noise_alone_leaves_after_sparsification_is_not_taken_for_tokens(watch) -> None:  # type: ignore[no-untyped-def]
+def test_sparsified_noise_is_not_taken_for_tokens(watch) -> None:  # type: ignore[no-untyped-def]
     one = watch(defense="gaussian(0.05) | top_k(0.02)")
     assert list_rows(one, zeros_count=True) != []
     assert isinstance(check(one), Passed)
@@ -113,7 +113,7 @@ def test_pure_noise_has_no_outlying_rows() -> None:
         assert find_outlying_rows(noise, torch.randn(50_000, dimensions, generator=rng), zeros_count=False) == []
 
 
-def test_a_secure_sum_names_the_tokens_of_all_clients_and_of_none(watch) -> None:  # type: ignore[no-untyped-def]
+def test_tokens_of_a_secure_sum_are_a_moderate_finding(watch) -> None:  # type: ignore[no-untyped-def]
     found = check(replace(watch(), client=SUM_CLIENT))
     assert isinstance(found, Finding)
     assert found.grade == "moderate"
@@ -126,12 +126,12 @@ def test_a_network_without_embedding_is_not_checked(observe) -> None:  # type: i
     assert is_differentiable(one.model, one.data)
 
 
-def test_position_embeddings_are_told_from_those_of_tokens() -> None:
+def test_position_embeddings_are_not_token_embeddings() -> None:
     assert find_token_embeddings(Reader(), DATA) == {"tokens.weight": VOCABULARY}
 
 
 @pytest.mark.parametrize("name", ["cpl", "inverting_gradients", "dlg", "agic"])
-def test_a_search_for_whole_numbers_is_refused_with_the_reason(name: str, watch) -> None:  # type: ignore[no-untyped-def]
+def test_searches_refuse_networks_of_token_numbers(name: str, watch) -> None:  # type: ignore[no-untyped-def]
     reasons = find_unmet(AttackSpec(name=name).build(), Case((watch(),)))
     assert any("this network reads whole numbers" in reason for reason in reasons)
     assert not is_differentiable(MODEL, DATA)
@@ -141,14 +141,14 @@ def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # typ
     assert find_unmet(AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))) == []
 
 
-def test_two_label_estimates_are_no_conclusion(watch) -> None:  # type: ignore[no-untyped-def]
+def test_two_label_estimates_are_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
     (found,) = check_labels([watch()])
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"
     assert "so few estimates" in found.reason
 
 
-def test_an_embedding_of_which_all_rows_changed_without_noise_is_no_passed_check(watch) -> None:  # type: ignore[no-untyped-def]
+def test_embedding_with_all_rows_changed_is_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
     one, name = watch(), "tokens.weight"
     everywhere = {**one.update, name: torch.randn(VOCABULARY, 8, generator=torch.Generator().manual_seed(7))}
     found = check(replace(one, payload=encode(everywhere)))

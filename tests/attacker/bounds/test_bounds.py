@@ -1,4 +1,4 @@
-"""Bounds on reconstruction: closed forms, dense matrices at small size, data processing, and rates of two-layer networks."""
+"""Tests of lower bounds of the reconstruction error: against closed forms, dense matrices, and rates of two-layer networks."""
 
 import math
 
@@ -60,7 +60,7 @@ def compute_covariance(prior: GaussianPrior) -> Tensor:
 
 
 @pytest.mark.parametrize("max_dense", [1000, 0])
-def test_a_linear_message_with_gaussian_noise_has_the_bound_of_the_closed_form(max_dense: int) -> None:
+def test_bound_of_a_linear_message_is_the_closed_form(max_dense: int) -> None:
     matrix = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     std, prior = torch.tensor(0.3, dtype=torch.float64), make_prior(4)
     found = bound_error(
@@ -72,7 +72,7 @@ def test_a_linear_message_with_gaussian_noise_has_the_bound_of_the_closed_form(m
     assert found.prior == pytest.approx(float(compute_covariance(prior).trace()) / 4)
 
 
-def test_the_mean_squared_error_of_the_posterior_mean_is_the_bound() -> None:
+def test_posterior_mean_reaches_the_bound() -> None:
     rng = torch.Generator().manual_seed(0)
     matrix, prior = torch.randn(5, 4, generator=rng, dtype=torch.float64), make_prior(4)
     x = prior.scale(torch.randn(20_000, 4, generator=rng, dtype=torch.float64))
@@ -85,7 +85,7 @@ def test_the_mean_squared_error_of_the_posterior_mean_is_the_bound() -> None:
     assert error == pytest.approx(float(bound.mse), rel=0.03)
 
 
-def test_the_information_of_a_network_is_the_dense_matrix_of_its_jacobian() -> None:
+def test_information_of_a_network_agrees_with_its_jacobian() -> None:
     message = build_message(make_used("gaussian(0.01)"), Y)
     jacobian = torch.autograd.functional.jacobian(message.simulate, X).flatten(1)
     dense = jacobian.T @ jacobian / 0.01**2
@@ -93,7 +93,7 @@ def test_the_information_of_a_network_is_the_dense_matrix_of_its_jacobian() -> N
     assert torch.allclose(FisherInformation([message], X).to_dense(), dense, rtol=1e-9, atol=1e-9 * float(dense.abs().max()))
 
 
-def test_rounds_add_information_and_noise_takes_it() -> None:
+def test_rounds_lower_the_bound_and_noise_raises_it() -> None:
     prior, message = build_white_prior(6, 0.3), build_message(make_used("gaussian(0.01)"), Y)
     once, thrice = (bound_error(FisherInformation([message] * n, X), prior).mse for n in (1, 3))
     louder = bound_error(FisherInformation([build_message(make_used("gaussian(0.1)"), Y)], X), prior).mse
@@ -122,7 +122,7 @@ def test_pruning_alone_leaves_an_error_where_too_few_coordinates_are_sent() -> N
     assert float(all_sent.max()) < 1e-6
 
 
-def test_what_follows_the_noise_cannot_add_information() -> None:
+def test_steps_after_the_noise_do_not_change_the_message() -> None:
     sent, processed = (build_message(make_used(text), Y) for text in ("gaussian(0.01)", "gaussian(0.01) | top_k(0.1)"))
     assert torch.equal(sent.simulate(X), processed.simulate(X))
 
@@ -135,7 +135,7 @@ def test_the_noise_of_dp_sgd_is_that_of_the_update() -> None:
 @pytest.mark.parametrize(
     ("defense", "gradient"), [("sign()", "plain"), ("gaussian(snr_db=10)", "plain"), ("top_k(0.1, error_feedback=True)", "plain")]
 )
-def test_defenses_that_are_not_covered_are_refused(defense: str, gradient: str) -> None:
+def test_unsupported_defenses_are_refused(defense: str, gradient: str) -> None:
     with pytest.raises(NotBounded):
         build_message(make_used(defense, gradient), Y)
 
@@ -175,7 +175,7 @@ def test_the_rates_of_two_layer_networks_hold_in_simulation() -> None:
 
 @pytest.mark.parametrize(("batch", "alike", "share"), [(2, True, 1.0), (8, True, 1.0), (8, False, 0.71)])
 def test_the_error_of_the_sum_of_a_batch_grows_with_its_size(batch: int, alike: bool, share: float) -> None:
-    """Examples in one direction reach the upper rate; orthogonal ones B / 2 + B (B - 1) / (2 pi) in place of B^2 / 2."""
+    """Equal examples reach the upper rate; orthogonal ones have B / 2 + B (B - 1) / (2 pi) in place of B^2 / 2."""
     rng, inputs, neurons, noise = torch.Generator().manual_seed(1), 8, 20_000, 0.5
     x = torch.eye(inputs, dtype=torch.float64)[[0] * batch if alike else list(range(batch))]
     errors = []

@@ -1,4 +1,4 @@
-"""The demonstration on the local engine with few steps: what it leaves, and that it resumes after a crash."""
+"""Tests of the demonstration on the local engine with few steps: its files, and that it resumes after a crash."""
 
 import shutil
 from dataclasses import replace
@@ -16,14 +16,14 @@ from fedsim.server.app import FederationServer
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds of each federation and two steps of each search."""
+    """Demonstration limited to two rounds of each federation and two steps of each search."""
     for name, federation in demo.DEMO_FEDERATIONS.items():
         attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
         short = replace(federation, overrides={**federation.overrides, "rounds": 2}, attacks=attacks)
         monkeypatch.setitem(demo.DEMO_FEDERATIONS, name, short)
 
 
-def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
+def test_demo_writes_scores_and_a_page(short: None, tmp_path: Path) -> None:
     page = demo.run(tmp_path, engine="local")
     assert page == tmp_path / "report.html"
     rows = [row for run in demo.DEMO_FEDERATIONS for row in read_json_lines(tmp_path / run / "scores.jsonl")]
@@ -41,8 +41,8 @@ def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "changed"), [("compressed", {"defense"}), ("noisy", {"defense"})])
-def test_a_defended_federation_differs_from_its_undefended_one_in_the_defense_alone(name: str, changed: set[str]) -> None:
-    """The accuracies and attacks that stand beside each other on the page are then comparable."""
+def test_defended_federation_differs_in_the_defense_only(name: str, changed: set[str]) -> None:
+    """Otherwise the accuracies and attacks that the page shows beside each other would not be comparable."""
     undefended = demo.DEMO_FEDERATIONS[{"compressed": "single", "noisy": "batches"}[name]]
     both = [
         read(demo.EXPERIMENT_FILE, list(one.overrides.items())).model_dump() for one in (undefended, demo.DEMO_FEDERATIONS[name])
@@ -50,7 +50,7 @@ def test_a_defended_federation_differs_from_its_undefended_one_in_the_defense_al
     assert {key for key in both[0] if both[0][key] != both[1][key]} == changed
 
 
-def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_continues_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DEMO_FEDERATIONS", {"single": demo.DEMO_FEDERATIONS["single"]})
     commit, folder = FederationServer._commit, tmp_path / "single"
 

@@ -1,4 +1,4 @@
-"""Links, pipes and files with second names at any path of a run: no command follows, waits for or changes one."""
+"""Tests of symbolic links, hard links and pipes at any path of a run: no command follows, waits for or changes one."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ from fedsim.recording.run_check import find_foreign
 
 SECONDS = 10
 SECRET = b"alias ls='echo'"
-"""Without a line feed at its end: what appends rows would take it for half a row."""
-Plant = Callable[[Path, Path], None]
+"""It has no line feed at its end, so that a command that appends rows would remove it as an incomplete row."""
+ReplacePath = Callable[[Path, Path], None]
 
 
 def experiment(data: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def experiment(data: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with all that any command writes: attacked, scored and reported."""
+    """Folder of a run with the files of all commands: attacked, scored and reported."""
     root = tmp_path_factory.mktemp("runs")
     torch.set_num_threads(1)
     values = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
@@ -66,8 +66,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-def paths_of(run: Path) -> list[str]:
-    """Each path that a command writes or reads, one of those of a kind, and some that it would make."""
+def list_paths(run: Path) -> list[str]:
+    """Return the paths that commands read, write or would create in a run, one of each kind."""
     attack = sorted(path.name for path in (run / "reconstructions").iterdir())[0]
     case = sorted(path.stem for path in (run / "reconstructions" / attack).glob("*.safetensors"))[0]
     client = case.removeprefix("00001-")
@@ -100,12 +100,12 @@ def paths_of(run: Path) -> list[str]:
     ]
 
 
-def link(path: Path, outside: Path) -> None:
+def symbolic_link(path: Path, outside: Path) -> None:
     path.symlink_to(outside / "secret")
 
 
-def link_to_a_copy(path: Path, outside: Path) -> None:
-    """What it leads to is what a command expects there, so that nothing but the link is wrong."""
+def symbolic_link_to_a_copy(path: Path, outside: Path) -> None:
+    """Replace a path by a symbolic link to its former content, so that nothing but the link is wrong."""
     target = outside / "copy"
     if os.path.lexists(path):
         path.rename(target)
@@ -114,15 +114,15 @@ def link_to_a_copy(path: Path, outside: Path) -> None:
     path.symlink_to(target)
 
 
-def link_to_nothing(path: Path, outside: Path) -> None:
+def dangling_symbolic_link(path: Path, outside: Path) -> None:
     path.symlink_to(outside / "absent")
 
 
-def second_name(path: Path, outside: Path) -> None:
+def hard_link(path: Path, outside: Path) -> None:
     os.link(outside / "secret", path)
 
 
-def pipe(path: Path, outside: Path) -> None:
+def named_pipe(path: Path, outside: Path) -> None:
     os.mkfifo(path)
 
 
@@ -136,7 +136,7 @@ def contents(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.fixture
-def ends_in_time() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         pytest.fail(f"took more than {SECONDS} seconds", pytrace=True)
 
@@ -147,10 +147,10 @@ def ends_in_time() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def job(run: Path, outside: Path) -> None:
-    """What a worker of the service does of a job."""
+def work_on_job(run: Path, outside: Path) -> None:
+    """Attack and score a run as a worker of the service does."""
     spec = JobSpec(recording="run", attack="exact", null=False)
-    errand = JobTask(
+    task = JobTask(
         job="1",
         spec=spec.model_dump(mode="json"),
         run=str(run),
@@ -160,7 +160,7 @@ def job(run: Path, outside: Path) -> None:
         threads=1,
         truth=(str(run / "truth"),),
     )
-    work = _Work(errand, lambda done, words: None)
+    work = _Work(task, lambda done, words: None)
     work.attack()
     work.score()
 
@@ -175,44 +175,44 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("plant", [link, link_to_a_copy, link_to_nothing, second_name, pipe])
+@pytest.mark.parametrize("replace_path", [symbolic_link, symbolic_link_to_a_copy, dangling_symbolic_link, hard_link, named_pipe])
 @pytest.mark.parametrize("command", [*COMMANDS, "job"])
-def test_nothing_outside_a_run_is_changed_and_the_command_says_what_is_wrong(
-    finished: Path, tmp_path: Path, command: str, plant: Plant, ends_in_time: None
+def test_commands_refuse_links_and_pipes_and_change_nothing_outside(
+    finished: Path, tmp_path: Path, command: str, replace_path: ReplacePath, time_limit: None
 ) -> None:
-    for number, name in enumerate(paths_of(finished)):
+    for number, name in enumerate(list_paths(finished)):
         place = tmp_path / str(number)
         run, outside = Path(shutil.copytree(finished, place / "run")), place / "outside"
         outside.mkdir()
         (outside / "secret").write_bytes(SECRET)
         path = run / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if plant is not link_to_a_copy and os.path.lexists(path):
+        if replace_path is not symbolic_link_to_a_copy and os.path.lexists(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        plant(path, outside)
+        replace_path(path, outside)
         before = contents(outside)
         if command == "job":
             with pytest.raises((ValueError, OSError)) as error:
-                job(run, outside)
-            told = str(error.value)
+                work_on_job(run, outside)
+            message = str(error.value)
         else:
             app, words = COMMANDS[command]
             asked = words.replace("RUN", str(run)).replace("EXPERIMENT", str(finished.parent / "experiment.toml")).split()
             result = CliRunner().invoke(app, asked)
             assert result.exit_code not in (0, None), (name, result.output)
             assert isinstance(result.exception, SystemExit), (name, result.exception)
-            told = result.output
-        told = "".join(told.split())
-        assert Path(name).name.replace(" ", "") in told, (name, told)
+            message = result.output
+        message = "".join(message.split())
+        assert Path(name).name.replace(" ", "") in message, (name, message)
         assert contents(outside) == before, name
 
 
-def test_a_whole_run_holds_nothing_foreign_and_is_scored_again(finished: Path) -> None:
+def test_undamaged_run_has_no_foreign_files_and_is_scored_again(finished: Path) -> None:
     assert list(find_foreign(finished)) == []
     assert CliRunner().invoke(attacker, ["score", str(finished)]).exit_code == 0
 
 
-def test_the_links_of_a_deployment_are_its_own_and_no_others_are(finished: Path, tmp_path: Path) -> None:
+def test_only_the_links_of_a_deployment_are_allowed(finished: Path, tmp_path: Path) -> None:
     attacks, scores = tmp_path / "attacks" / "federation", tmp_path / "scores" / "federation"
     shutil.copytree(finished / "reconstructions", attacks / "reconstructions")
     scores.mkdir(parents=True)
@@ -233,7 +233,7 @@ def test_the_links_of_a_deployment_are_its_own_and_no_others_are(finished: Path,
     assert [error.path for error in find_foreign(scores)] == [scores / "reconstructions"]
 
 
-def test_what_nobody_can_look_into_is_said(finished: Path, tmp_path: Path) -> None:
+def test_too_deep_folders_are_refused(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     deep = run / "pairs" / Path(*("a" * 20))
     deep.mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_what_nobody_can_look_into_is_said(finished: Path, tmp_path: Path) -> No
         raise next(find_foreign(run))
 
 
-def test_truth_without_its_hash_is_named(finished: Path, tmp_path: Path) -> None:
+def test_true_examples_without_their_hash_are_refused(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     described = json.loads((run / "truth" / "dataset.json").read_text())
     (run / "truth" / "dataset.json").write_text(json.dumps({key: described[key] for key in ("name", "arguments")}))
@@ -251,7 +251,7 @@ def test_truth_without_its_hash_is_named(finished: Path, tmp_path: Path) -> None
     assert "dataset.json: does not give the content_hash of the data set; copy the file" in " ".join(result.output.split())
 
 
-def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_path: Path) -> None:
+def test_service_refuses_a_report_of_a_run_with_a_pipe(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "runs" / "run"))
     (run / "scores.jsonl").unlink()
     os.mkfifo(run / "scores.jsonl")

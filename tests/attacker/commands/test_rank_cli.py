@@ -1,4 +1,4 @@
-"""The command `attacker rank`."""
+"""Tests of the command `attacker rank`, which counts the equations that a gradient gives for a network's input."""
 
 import json
 import sys
@@ -29,60 +29,60 @@ class Joined(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def restore_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     yield
-    sys.modules.pop("somebodys", None)
+    sys.modules.pop("custom_network", None)
 
 
 def call(*words: object) -> Result:
     return CliRunner().invoke(app, ["rank", *map(str, words)])
 
 
-def test_a_deficient_network_is_told_layer_by_layer_and_in_words() -> None:
-    told = call("cnn6_d", "--input", "3x32x32", "--classes", 2, "--no-prove")
-    assert told.exit_code == 0, told.stderr
-    assert "no closed form" in told.stdout
-    assert "280 are missing" in told.stdout
+def test_rank_of_a_deficient_network_is_printed_by_layer() -> None:
+    result = call("cnn6_d", "--input", "3x32x32", "--classes", 2, "--no-prove")
+    assert result.exit_code == 0, result.stderr
+    assert "no closed form" in result.stdout
+    assert "280 are missing" in result.stdout
     for number in ("3,468", "2,160", "1,620", "-708", "3,188"):
-        assert number in told.stdout
+        assert number in result.stdout
 
 
-def test_machines_are_told_the_same_numbers() -> None:
-    told = call("cnn6_d", "--input", "1x28x28", "--classes", 2, "--json")
-    assert told.exit_code == 0, told.stderr
-    found = json.loads(told.stdout)
+def test_json_holds_the_same_numbers() -> None:
+    result = call("cnn6_d", "--input", "1x28x28", "--classes", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
     assert (found["full"], found["locally_unique"], found["critical"], found["dead"]) == (False, True, "2", None)
     assert found["index"] == max(layer["index"] for layer in found["layers"])
     second = found["layers"][1]
     assert (second["rank"], second["missing"], second["proved"]) == (2668, 32, True)
 
 
-def test_arguments_of_the_model_and_rows_of_a_table_are_taken() -> None:
-    told = call("mlp", "--input", 30, "--classes", 3, "--set", "hidden=[64, 32]", "--json")
-    assert told.exit_code == 0, told.stderr
-    found = json.loads(told.stdout)
+def test_model_arguments_and_table_rows_are_accepted() -> None:
+    result = call("mlp", "--input", 30, "--classes", 3, "--set", "hidden=[64, 32]", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
     assert [(layer["unknowns"], layer["gradients"]) for layer in found["layers"]] == [(30, 1920), (64, 2048), (32, 96)]
     assert found["full"]
 
 
-def test_somebody_elses_network_is_imported_where_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "somebodys.py").write_text(CODE)
-    told = call("somebodys:network", "--input", "3x8x8", "--json")
-    assert told.exit_code == 0, told.stderr
-    (first, _) = json.loads(told.stdout)["layers"]
+def test_custom_network_is_imported_if_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "custom_network.py").write_text(CODE)
+    result = call("custom_network:network", "--input", "3x8x8", "--json")
+    assert result.exit_code == 0, result.stderr
+    (first, _) = json.loads(result.stdout)["layers"]
     assert first["rank"] == 2 * 27 + 2 * 36 - 4
-    joined = call("somebodys:Joined", "--input", 4)
+    joined = call("custom_network:Joined", "--input", 4)
     assert joined.exit_code == 1
     assert "joins 2 paths" in joined.stderr or "second path" in joined.stderr
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_chain_is_drawn(suffix: str, tmp_path: Path) -> None:
-    told = call("cnn6_d", "--input", "3x32x32", "--no-prove", "--out", f"chain.{suffix}")
-    assert told.exit_code == 0, told.stderr
+def test_chain_of_layers_is_drawn(suffix: str, tmp_path: Path) -> None:
+    result = call("cnn6_d", "--input", "3x32x32", "--no-prove", "--out", f"chain.{suffix}")
+    assert result.exit_code == 0, result.stderr
     drawn = tmp_path / f"chain.{suffix}"
     if suffix == "png":
         colours = np.asarray(Image.open(drawn).convert("RGB")).astype(int)
@@ -97,7 +97,7 @@ def test_the_chain_is_drawn(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "reason"),
     [
         (("resnet20_4", "--input", "3x32x32"), 1, "residual networks"),
         (("lenet_rog", "--input", "3x32x32"), 1, "MaxPool2d"),
@@ -114,8 +114,8 @@ def test_the_chain_is_drawn(suffix: str, tmp_path: Path) -> None:
         (("cnn6", "--input", "3x32x32", "--out", "absent/x.png"), 2, "there is no folder"),
     ],
 )
-def test_what_cannot_be_analysed_is_refused_in_a_line(words: tuple[str, ...], status: int, said: str) -> None:
-    told = call(*words)
-    assert told.exit_code == status
-    assert said in told.stderr
-    assert len(told.stderr.strip().splitlines()) == 1
+def test_invalid_arguments_are_refused_in_one_line(words: tuple[str, ...], status: int, reason: str) -> None:
+    result = call(*words)
+    assert result.exit_code == status
+    assert reason in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The command `attacker train-prior`."""
+"""Tests of the command `attacker train-prior`."""
 
 import json
 from pathlib import Path
@@ -29,11 +29,11 @@ def call(data: Path, out: Path, *words: str) -> Result:
 @pytest.mark.parametrize(("kind", "other"), [("enhancer", "autoencoder"), ("autoencoder", "enhancer")])
 def test_a_prior_is_trained_and_can_be_read(kind: str, other: str, archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "prior.safetensors"
-    told = call(archive, out, "--kind", kind, "--seed", "7", "--json")
-    assert told.exit_code == 0, told.output
-    said = json.loads(told.stdout)
+    result = call(archive, out, "--kind", kind, "--seed", "7", "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
     prior = read_prior(out, kind)  # type: ignore[arg-type]
-    assert (said["hash"], said["images"]) == (prior.weights_hash, 5)
+    assert (printed["hash"], printed["images"]) == (prior.weights_hash, 5)
     assert (prior.facts.data, prior.facts.seed, prior.facts.size, prior.facts.steps) == ("public.npz", 7, 32, 3)
     assert not out.with_name("prior.safetensors.checkpoint").exists()
     with pytest.raises(ValueError, match="of kind"):
@@ -54,7 +54,7 @@ def test_a_folder_of_image_files_is_cropped_to_squares_of_one_size(tmp_path: Pat
     assert torch.allclose(images.float().mean(dim=(0, 2, 3)), torch.tensor([200.0, 10.0, 30.0]), atol=3)
 
 
-def test_what_cannot_be_trained_on_is_refused_with_a_reason(archive: Path, tmp_path: Path) -> None:
+def test_unusable_images_and_options_are_refused(archive: Path, tmp_path: Path) -> None:
     out, empty = tmp_path / "prior.safetensors", tmp_path / "empty"
     empty.mkdir()
     (tmp_path / "bad").mkdir()
@@ -66,11 +66,11 @@ def test_what_cannot_be_trained_on_is_refused_with_a_reason(archive: Path, tmp_p
         (tmp_path / "grey.npz", "must be uint8 of shape"),
         (tmp_path / "none.npz", "does not exist"),
     ):
-        told = call(data, out)
-        assert told.exit_code == 2
-        assert reason in " ".join(told.output.split())
-    told = call(archive, tmp_path / "prior.pt")
-    assert told.exit_code == 2
-    assert "must end in .safetensors" in " ".join(told.output.split())
-    told = call(archive, out, "--size", "64")
-    assert "smaller than --size 64" in " ".join(told.output.split())
+        result = call(data, out)
+        assert result.exit_code == 2
+        assert reason in " ".join(result.output.split())
+    result = call(archive, tmp_path / "prior.pt")
+    assert result.exit_code == 2
+    assert "must end in .safetensors" in " ".join(result.output.split())
+    result = call(archive, out, "--size", "64")
+    assert "smaller than --size 64" in " ".join(result.output.split())

@@ -1,4 +1,4 @@
-"""A replay that is killed goes on where it was, and comes to what it would have come to."""
+"""Tests of checkpoints of replays (attacks on a recording): a killed replay resumes and ends with the same results."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def memory(folder: Path, *cases: str, origin: Origin = ORIGIN) -> FileMemory:
     return begun
 
 
-def test_what_was_kept_is_recalled_by_another_process_and_gone_once_it_is_done(tmp_path: Path) -> None:
+def test_states_are_read_back_until_they_are_forgotten(tmp_path: Path) -> None:
     first = memory(tmp_path)
     assert first.recall("start 0") is None
     first.keep("start 0", STATE)
@@ -71,7 +71,7 @@ def test_what_was_kept_is_recalled_by_another_process_and_gone_once_it_is_done(t
     assert memory(tmp_path).recall("start 0") is None
 
 
-def test_what_is_dropped_is_gone_with_the_same_write(tmp_path: Path) -> None:
+def test_dropped_state_is_removed_by_the_same_write(tmp_path: Path) -> None:
     kept = memory(tmp_path)
     kept.keep("restart 0", {"history": torch.zeros(10_000)})
     prefix_memory(kept, "joint/").keep("restart 0", STATE)
@@ -83,7 +83,7 @@ def test_what_is_dropped_is_gone_with_the_same_write(tmp_path: Path) -> None:
     assert memory(tmp_path).recall("best") is not None
 
 
-def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:
+def test_stored_states_are_copies(tmp_path: Path) -> None:
     kept, z = memory(tmp_path), torch.ones(2)
     kept.keep("start", {"z": z})
     z.mul_(5)
@@ -104,9 +104,9 @@ def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:
         ({"form": 1}, "is of form 1, and this is "),
     ],
 )
-def test_a_checkpoint_of_something_else_is_not_gone_on_from_and_that_is_said(tmp_path: Path, change: dict, words: str) -> None:
-    told = {"attack": ORIGIN.attack, "seed": ORIGIN.seed, "device": ORIGIN.device, **change}
-    memory(tmp_path, origin=Origin(**told)).keep("start 0", STATE)
+def test_checkpoint_of_other_settings_is_not_used_and_noted(tmp_path: Path, change: dict, words: str) -> None:
+    output = {"attack": ORIGIN.attack, "seed": ORIGIN.seed, "device": ORIGIN.device, **change}
+    memory(tmp_path, origin=Origin(**output)).keep("start 0", STATE)
     tasks, notes = find_unfinished(tmp_path, ORIGIN, {"a", "b"})
     assert tasks == []
     (note,) = notes
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from_and_that_is_said(tmp
     assert memory(tmp_path).recall("start 0") is None
 
 
-def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger_one(tmp_path: Path) -> None:
+def test_unfinished_tasks_hold_wanted_cases_only_and_do_not_overlap(tmp_path: Path) -> None:
     for cases in (("a", "b", "c"), ("b",), ("d",), ("x", "d2")):
         memory(tmp_path, *cases)
     wanted = {"a", "b", "c", "d", "d2"}
@@ -124,7 +124,7 @@ def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger
     assert "holds more cases than the chosen chunk of 2" in notes[0]
 
 
-def test_a_damaged_checkpoint_is_said_and_leftovers_of_what_is_done_are_removed(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_noted_and_finished_ones_are_removed(tmp_path: Path) -> None:
     broken, left = memory(tmp_path, "a"), memory(tmp_path, "b", "c")
     broken.path.write_bytes(b"cut off")
     assert find_unfinished(tmp_path, ORIGIN, {"a"})[1] == [
@@ -162,12 +162,12 @@ print("done", replay.run().done, flush=True)
 """
 
 
-def replayed(run: Path, pause: float = 0.0) -> "subprocess.Popen[str]":
+def start_replay(run: Path, pause: float = 0.0) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PROGRAM, str(run), str(pause)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def killed_when(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+def kill_when(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -185,16 +185,16 @@ def tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
     }
 
 
-def test_a_replay_that_is_killed_goes_on_to_the_same_end_bit_for_bit(run: Path, tmp_path: Path) -> None:
+def test_killed_replay_resumes_to_bitwise_equal_results(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    told, complaints = replayed(other).communicate(timeout=300)
-    assert told.splitlines()[-1] == "done 4", complaints
-    process = replayed(run, pause=0.05)
-    killed_when(process, lambda: iterations_kept(run) > 5)
+    output, complaints = start_replay(other).communicate(timeout=300)
+    assert output.splitlines()[-1] == "done 4", complaints
+    process = start_replay(run, pause=0.05)
+    kill_when(process, lambda: iterations_kept(run) > 5)
     assert tensors(run / "out") == {}
     kept = iterations_kept(run)
-    told, complaints = replayed(run).communicate(timeout=300)
-    first, *_, last = told.splitlines()
+    output, complaints = start_replay(run).communicate(timeout=300)
+    first, *_, last = output.splitlines()
     assert (int(first.removeprefix("from ")) >= kept, last) == (True, "done 4"), complaints
     mine, theirs = tensors(run / "out"), tensors(other / "out")
     assert list(mine) == list(theirs)
@@ -217,7 +217,7 @@ def iterations_kept(run: Path) -> int:
     return 0
 
 
-def test_a_chunk_that_was_cut_off_is_attacked_whole_again_and_what_was_written_stays(run: Path) -> None:
+def test_interrupted_chunk_is_attacked_again_and_written_results_stay(run: Path) -> None:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
 
     def replay(**settings: int) -> Replay:
@@ -242,7 +242,7 @@ def test_a_chunk_that_was_cut_off_is_attacked_whole_again_and_what_was_written_s
     assert not list(first.folder.glob("*.checkpoint"))
 
 
-def test_chunks_are_the_same_whatever_is_done_already(run: Path) -> None:
+def test_chunks_do_not_depend_on_finished_cases(run: Path) -> None:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
     replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
     chunks = [[case.key for case in chunk] for chunk in replay._chunks]

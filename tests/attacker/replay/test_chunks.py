@@ -1,4 +1,4 @@
-"""How many cases are attacked at once: memory that an attack's optimiser takes is part of what a case takes."""
+"""Tests of how many cases are attacked at once (a chunk), which depends on memory, including that of the optimiser."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def footprint(attack: str, **arguments: object) -> CaseFootprint:
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
-def test_an_optimiser_keeps_as_many_vectors_as_it_says(optimiser: Optimiser) -> None:
+def test_optimisers_keep_the_stated_number_of_vectors(optimiser: Optimiser) -> None:
     size, stepper, z = 10_000, optimiser.start(), torch.zeros(1, 10_000)
     stretch = torch.linspace(0.1, 10, size)
     for _ in range(60):
@@ -33,18 +33,18 @@ def test_an_optimiser_keeps_as_many_vectors_as_it_says(optimiser: Optimiser) -> 
     assert round(kept / size) == optimiser.remembers
 
 
-def test_a_history_and_its_copy_in_a_checkpoint_are_in_what_a_case_takes() -> None:
+def test_memory_of_a_case_includes_the_history_and_its_copy() -> None:
     history = 2 * 100 * 4 * 64 * CIFAR.size
     more = footprint("cpl").estimate_bytes([64]) - footprint("cpl", optimiser="adam").estimate_bytes([64])
     assert 2 * history < more < 3 * history
 
 
-def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_depends_on_the_memory_with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "divide_memory", lambda device: (6 * GB, 2))
     history = 2 * 100 * 4 * 64 * CIFAR.size
     assert 4 < footprint("cpl").choose_chunk_size([64], 600) < 6 * GB / (2 * history)
     assert footprint("cpl", optimiser="adam").choose_chunk_size([64], 600) == chunks.MAX_CASES_AT_ONCE
-    assert footprint("cpl").choose_chunk_size([1], 600) == chunks.MAX_CASES_AT_ONCE  # of single images there is room for all
+    assert footprint("cpl").choose_chunk_size([1], 600) == chunks.MAX_CASES_AT_ONCE  # enough memory for all
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch
         ("rgap", {}, 0),
     ],
 )
-def test_what_is_remembered_is_that_of_the_search_within(attack: str, arguments: dict[str, object], vectors: int) -> None:
+def test_number_of_vectors_is_that_of_the_search(attack: str, arguments: dict[str, object], vectors: int) -> None:
     assert estimate_effort(AttackSpec(name=attack, arguments=arguments).build()).vectors == vectors
 
 
-def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_again() -> None:
+def test_only_used_places_of_a_history_are_stored() -> None:
     settings, z = LBFGS(history=100), torch.zeros(2, 1000)
     stepper, other = settings.start(), settings.start()
     for _ in range(4):
@@ -78,7 +78,7 @@ def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_a
     assert torch.equal(other.history.products, stepper.history.products)
 
 
-def test_a_case_that_no_memory_holds_is_refused_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_larger_than_the_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "read_memory", lambda device: 8 * GB)
     assert footprint("cpl").explain_too_large([64]) == ""
     words = footprint("cpl").explain_too_large([10**9])

@@ -1,4 +1,4 @@
-"""What a replay will cost is said before it begins."""
+"""Tests of the estimated cost of a replay, which is printed before it begins."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def replay(run: Path, out: Path, steps: int) -> Replay:
     return Replay(recording=Recording(run / "recording"), spec=spec, out=out, chunk=2)
 
 
-def test_cost_grows_with_steps_and_falls_to_nothing_when_all_is_done(run: Path, tmp_path: Path) -> None:
+def test_estimated_cost_grows_with_steps_and_is_zero_at_the_end(run: Path, tmp_path: Path) -> None:
     short, long = (replay(run, tmp_path / "out", steps).estimate_work() for steps in (2, 200))
     assert (short.cases, short.chunks, short.evaluations) == (3, 2, 2)
     assert long.core_seconds == pytest.approx(100 * short.core_seconds)
@@ -44,20 +44,18 @@ def test_cost_grows_with_steps_and_falls_to_nothing_when_all_is_done(run: Path, 
     assert describe_cost(after) == ""
 
 
-def test_cost_is_told_in_units_that_people_read() -> None:
-    def told(seconds: float) -> str:
+def test_cost_is_described_in_seconds_minutes_or_hours() -> None:
+    def describe(seconds: float) -> str:
         return describe_cost(Forecast(cases=1, chunks=1, evaluations=300, core_seconds=seconds))
 
-    assert "at most 300 evaluations" in told(30)
-    assert [words in told(seconds) for words, seconds in (("30 s", 30), ("10 min", 600), ("3 h", 10800))] == [True] * 3
+    assert "at most 300 evaluations" in describe(30)
+    assert [words in describe(seconds) for words, seconds in (("30 s", 30), ("10 min", 600), ("3 h", 10800))] == [True] * 3
     assert describe_cost(Forecast(cases=1, chunks=1, evaluations=1, core_seconds=1)) == ""
     many = [describe_cost(Forecast(cases=4, chunks=chunks, evaluations=300, core_seconds=1)) for chunks in (1, 2)]
     assert [words.split(",")[0] for words in many] == ["4 cases in 1 chunk", "4 cases in 2 chunks"]
 
 
-def test_closed_forms_that_cannot_apply_are_told_with_their_reasons_before_anything_is_solved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = {
         "rounds": 1,
         "model": "lenet_cpl",
@@ -75,8 +73,8 @@ def test_closed_forms_that_cannot_apply_are_told_with_their_reasons_before_anyth
     assert "from 2 examples" in words[2]
 
 
-def test_the_route_that_iterates_is_part_of_the_cost(run: Path, tmp_path: Path) -> None:
-    """With one step on one example, the route `layer_input` may apply."""
+def test_iterations_of_a_closed_form_are_part_of_the_cost(run: Path, tmp_path: Path) -> None:
+    """With one step on one example, the closed form (route) `layer_input` may apply, which iterates."""
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
     forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
     assert forecast.reasons["layer_input"] == ""

@@ -1,4 +1,4 @@
-"""A Ray cluster does the same work as one process, in a process of its own."""
+"""Tests that a replay on a Ray cluster gives the results of one process."""
 
 import json
 import os
@@ -38,28 +38,28 @@ OPTIONS = ["--attack", "inverting_gradients", "--set", "steps=3", "--no-null", "
 
 @pytest.fixture(autouse=True)
 def nothing_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are started know no code that another test of this process has admitted."""
+    """Removal of code admitted by other tests from the environment of started processes."""
     monkeypatch.delenv(references.CODE_VARIABLE, raising=False)
 
 
 def replay(run: Path, *more: str) -> tuple[dict, dict[str, Reconstruction]]:
     done = subprocess.run([*COMMAND, str(run), *OPTIONS, *more], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return read_results(done.stdout)  # one document, and nothing of Ray's beside it
+    return read_results(done.stdout)  # stdout must be one JSON document, without output of Ray
 
 
 def read_results(stdout: str) -> tuple[dict, dict[str, Reconstruction]]:
-    """The one attack that a replay told of, and its reconstructions by file."""
-    (told,) = json.loads(stdout)
-    return told, {path.name: Reconstruction.read(path) for path in sorted(Path(told["folder"]).glob("*.safetensors"))}
+    """Return the only attack in the output of a replay, and its reconstructions by file name."""
+    (result,) = json.loads(stdout)
+    return result, {path.name: Reconstruction.read(path) for path in sorted(Path(result["folder"]).glob("*.safetensors"))}
 
 
-def test_ray_finds_bit_for_bit_what_one_process_finds(tmp_path: Path) -> None:
+def test_ray_gives_bitwise_equal_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
     engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
     on_ray, theirs = replay(run, "--ray", "local", "--out", str(tmp_path / "ray"))
-    told = CliRunner().invoke(app, ["replay", str(run), *OPTIONS, "--workers", "1", "--out", str(tmp_path / "here")])
-    here, mine = read_results(told.stdout)
+    result = CliRunner().invoke(app, ["replay", str(run), *OPTIONS, "--workers", "1", "--out", str(tmp_path / "here")])
+    here, mine = read_results(result.stdout)
     assert (on_ray["done"], on_ray["failed"]) == (here["done"], here["failed"]) == (4, {})
     assert list(mine) == list(theirs)
     for name, answer in mine.items():
@@ -67,7 +67,7 @@ def test_ray_finds_bit_for_bit_what_one_process_finds(tmp_path: Path) -> None:
         assert torch.equal(answer.loss, theirs[name].loss)
 
 
-def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_cluster_is_an_error(tmp_path: Path) -> None:
     run = tmp_path / "run"
     engine.run(
         FederationRun(experiment=validate({**EXPERIMENT, "rounds": 1}, source="test"), out=run, client_seed=1), engine="local"
@@ -103,7 +103,7 @@ class Grey:
 
         count = case.observations[0].num_examples
         x = torch.full((count, *case.observations[0].data.shape), GREY)
-        shipped = [Path(entry) for entry in sys.path if "py_modules_files" in entry]  # behind the folders of this machine
+        shipped = [Path(entry) for entry in sys.path if "py_modules_files" in entry]  # files that Ray has sent
         files = {path.name for folder in shipped for path in folder.glob("their_*.py")}
         route = " and ".join(sorted(files)) or "nothing"
         return build_reconstruction(case, x, torch.zeros(count, dtype=torch.int64), attack="grey", rng=rng, route=route)
@@ -112,7 +112,7 @@ class Grey:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster that somebody else started, elsewhere: it inherits nothing from the replay."""
+    """Address of a cluster that was started in another folder and inherits nothing from the replay."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -148,7 +148,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
             os.killpg(head.pid, signal.SIGKILL)
 
 
-def test_code_that_the_user_names_reaches_a_cluster_that_does_not_have_it(tmp_path: Path, cluster: str) -> None:
+def test_named_code_is_sent_to_the_cluster(tmp_path: Path, cluster: str) -> None:
     run, app = tmp_path / "run", tmp_path / "app"
     app.mkdir()
     (app / "their_attack.py").write_text(THEIRS)
@@ -159,6 +159,6 @@ def test_code_that_the_user_names_reaches_a_cluster_that_does_not_have_it(tmp_pa
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run([*COMMAND, str(run), *options], cwd=app, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    (told,) = json.loads(done.stdout)
-    assert (told["done"], told["routes"]) == (2, {"their_attack.py and their_values.py": 2})
-    assert all(Reconstruction.read(path).x.unique().tolist() == [0.25] for path in Path(told["folder"]).glob("*.safetensors"))
+    (result,) = json.loads(done.stdout)
+    assert (result["done"], result["routes"]) == (2, {"their_attack.py and their_values.py": 2})
+    assert all(Reconstruction.read(path).x.unique().tolist() == [0.25] for path in Path(result["folder"]).glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""What one client reports, what one row of the index holds, and whose truth is absent is no trouble of the others."""
+"""Tests that a wrong report, a damaged row or missing true examples of one client do not affect the others."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bad(run: Path) -> str:
-    """The client that the others must not suffer from."""
+    """Name of the client whose data the tests damage."""
     return Recording(run / "recording").list_clients()[1]
 
 
@@ -84,7 +84,7 @@ def describe(run: Path, part: str, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**36, 2**52])
-def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad: str, reported: int) -> None:
+def test_client_that_reports_too_many_examples_fails_alone(run: Path, bad: str, reported: int) -> None:
     describe(run, "training", steps=None, epochs=1)  # an epoch of one batch: the same step
     cases, megabytes = replay(run).measure_extent()
     assert cases == 6
@@ -107,9 +107,7 @@ def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad
         ("model", {"arguments": {"hidden": [8, 8]}}, "'3.bias' has shape (10,), but (8,) in the model"),
     ],
 )
-def test_a_manifest_of_another_model_is_refused_before_anything_is_built(
-    run: Path, part: str, changes: dict[str, object], words: str
-) -> None:
+def test_manifest_of_another_model_is_refused(run: Path, part: str, changes: dict[str, object], words: str) -> None:
     describe(run, part, **changes)
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         replay(run).run()
@@ -117,7 +115,7 @@ def test_a_manifest_of_another_model_is_refused_before_anything_is_built(
     assert str(error.value).endswith("copy the recording again")
 
 
-def test_names_of_weights_that_the_model_does_not_have_or_lacks_are_named() -> None:
+def test_unknown_and_missing_weights_are_named() -> None:
     weights = {"a": torch.zeros(2), "b": torch.zeros(3)}
     assert explain_misfit(weights, {"a": (2,), "b": (3,), "alias": (2,)}, {"a", "b"}) == ""
     assert explain_misfit(weights, {"a": (2,)}, {"a"}) == "'b' is not a parameter of the model"
@@ -125,18 +123,18 @@ def test_names_of_weights_that_the_model_does_not_have_or_lacks_are_named() -> N
     assert explain_misfit(weights, lacking, lacking.keys()) == "'c' is missing, a parameter of the model"
 
 
-def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed(run: Path, bad: str) -> None:
+def test_command_line_announces_megabytes_and_states_failures(run: Path, bad: str) -> None:
     describe(run, "training", steps=None, epochs=1)
     alter(run, "num_examples", 2**52, f"client = '{bad}'")
-    told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
-    assert told.exit_code == EXIT_FAILURES, told.stderr
-    assert "4 observations to attack" in told.stderr
-    assert float(re.findall(r"writes up\s+to\s+([\d.]+)\s+MB", told.stderr)[0]) < 0.1
-    (part,) = json.loads(told.stdout)
+    result = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
+    assert result.exit_code == EXIT_FAILURES, result.stderr
+    assert "4 observations to attack" in result.stderr
+    assert float(re.findall(r"writes up\s+to\s+([\d.]+)\s+MB", result.stderr)[0]) < 0.1
+    (part,) = json.loads(result.stdout)
     assert (part["done"], len(part["failed"])) == (4, 2)
 
 
-def test_the_most_examples_are_still_attacked_and_one_more_is_refused_in_words(image_case) -> None:
+def test_largest_number_of_examples_is_accepted_and_one_more_refused(image_case) -> None:
     case, _, _ = image_case(0)
     most, more = (Case((replace(case.observations[0], num_examples=MAX_EXAMPLES + extra),)) for extra in (0, 1))
     assert find_unmet(cpl(), most) == []
@@ -147,7 +145,7 @@ def test_the_most_examples_are_still_attacked_and_one_more_is_refused_in_words(i
 
 
 @pytest.mark.parametrize(("column", "value"), [("attempt", 0), ("metrics", "[]"), ("file", "../elsewhere")])
-def test_an_altered_row_is_named_and_the_others_are_attacked(run: Path, bad: str, column: str, value: object) -> None:
+def test_altered_row_fails_alone(run: Path, bad: str, column: str, value: object) -> None:
     alter(run, column, value, f"round = 2 AND client = '{bad}'")
     assert replay(run).measure_extent()[0] == 5
     done = replay(run).run()
@@ -179,22 +177,22 @@ def test_a_round_is_absent_only_where_the_index_has_no_row_of_it(run: Path, bad:
     assert (unread.notes, len(unread.failed)) == ([], 2)
 
 
-def test_the_command_line_shows_an_altered_row_as_failed(run: Path, bad: str) -> None:
+def test_command_line_counts_an_altered_row_as_failed(run: Path, bad: str) -> None:
     alter(run, "attempt", 0, f"round = 1 AND client = '{bad}'")
-    told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
-    assert told.exit_code == EXIT_FAILURES, told.stderr
-    assert "5 done, 0 were done before, 1 failed" in told.stderr
-    assert f"row 1, {bad!r}" in " ".join(told.stderr.split())
+    result = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
+    assert result.exit_code == EXIT_FAILURES, result.stderr
+    assert "5 done, 0 were done before, 1 failed" in result.stderr
+    assert f"row 1, {bad!r}" in " ".join(result.stderr.split())
 
 
-def test_an_index_of_altered_rows_only_is_refused_by_name(run: Path) -> None:
+def test_index_with_altered_rows_only_is_refused(run: Path) -> None:
     alter(run, "attempt", 0)
     with pytest.raises(DamagedFile, match=r"index\.sqlite: row 1, .*: 0 is not a valid value of attempt"):
         replay(run).run()
     assert not (run / "reconstructions").exists()
 
 
-def test_rows_whose_names_are_alike_when_cut_short_are_all_counted(run: Path, bad: str) -> None:
+def test_altered_rows_with_equal_short_names_are_all_counted(run: Path, bad: str) -> None:
     for round in (1, 2):
         alter(run, "client", f"{'x' * 100}{round}", f"round = {round} AND client = '{bad}'")
     alter(run, "round", 1, f"client = '{'x' * 100}2'")
@@ -204,7 +202,7 @@ def test_rows_whose_names_are_alike_when_cut_short_are_all_counted(run: Path, ba
     assert all(key.startswith("row 1, 'xxx") for key in done.failed)
 
 
-def test_a_client_without_truth_is_left_out_and_changes_nothing_for_the_others(run: Path, bad: str) -> None:
+def test_client_without_true_examples_is_left_out_of_the_scores(run: Path, bad: str) -> None:
     done, null = replay(run).run(), replay(run, null=True).run()
     whole = Scorer(run, [run / "truth"])
     before = [row for folder in (done.folder, null.folder) for row in whole.score(folder) if row.client != bad]
@@ -220,46 +218,46 @@ def test_a_client_without_truth_is_left_out_and_changes_nothing_for_the_others(r
     assert summary.examples == summary.null.examples == 8
 
 
-def test_the_command_line_counts_cases_without_truth_on_stderr_and_in_its_json(run: Path, bad: str) -> None:
+def test_command_line_counts_cases_without_true_examples(run: Path, bad: str) -> None:
     for null in (False, True):
         replay(run, null=null).run()
     assert "truth" not in call("score", run).stderr
     (run / "truth" / f"{bad}.jsonl").unlink()
-    told = call("score", run, "--json")
-    assert told.exit_code == 0, told.stderr
-    words = " ".join(told.stderr.split())
+    result = call("score", run, "--json")
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stderr.split())
     assert f"2 cases have no truth and are not scored, the first: 00001-{bad};" in words
     assert "--truth" in words
-    (summary,) = json.loads(told.stdout)
+    (summary,) = json.loads(result.stdout)
     assert (summary["examples"], summary["untold"]) == (8, [f"0000{round}-{bad}" for round in (1, 2)])
     assert "2 cases have no truth" in " ".join(call("score", run).stderr.split())
 
 
-def test_an_attack_on_clients_without_truth_does_not_keep_another_from_being_scored(run: Path, bad: str) -> None:
+def test_attack_without_true_examples_does_not_prevent_scoring_others(run: Path, bad: str) -> None:
     replay(run).run()
     spec = AttackSpec(name="cpl", arguments={"steps": 3})  # on this client alone
     alone = Replay(recording=replay(run).recording, spec=spec, out=run / "reconstructions", clients=frozenset({bad})).run()
     (run / "truth" / f"{bad}.jsonl").unlink()
-    told = call("score", run, "--json")
-    assert told.exit_code == 0, told.stderr
-    (summary,) = json.loads(told.stdout)
+    result = call("score", run, "--json")
+    assert result.exit_code == 0, result.stderr
+    (summary,) = json.loads(result.stdout)
     assert (summary["spec"], summary["examples"]) == ("cpl(steps=2)", 8)
-    assert "2 cases have no truth" in " ".join(told.stderr.split())
-    told = call("score", alone.folder)
-    assert told.exit_code == 2
-    assert f"no truth of client {bad} in round 1" in " ".join(told.stderr.split())
+    assert "2 cases have no truth" in " ".join(result.stderr.split())
+    result = call("score", alone.folder)
+    assert result.exit_code == 2
+    assert f"no truth of client {bad} in round 1" in " ".join(result.stderr.split())
 
 
-def test_where_no_case_has_truth_it_is_an_error_and_earlier_scores_stay(run: Path) -> None:
+def test_scoring_without_any_true_examples_fails_and_keeps_earlier_scores(run: Path) -> None:
     done = replay(run).run()
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     for path in (run / "truth").glob("*.jsonl"):
         path.unlink()
     with pytest.raises(NoTruth, match="no truth of client"):
         Scorer(run, [run / "truth"]).score(done.folder)
-    told = call("score", run)
-    assert told.exit_code == 2
-    assert "no truth of client" in " ".join(told.stderr.split())
+    result = call("score", run)
+    assert result.exit_code == 2
+    assert "no truth of client" in " ".join(result.stderr.split())
     assert read_rows(run / "scores.jsonl") == rows
 
 
@@ -267,10 +265,10 @@ def test_where_no_case_has_truth_it_is_an_error_and_earlier_scores_stay(run: Pat
     ("name", "more"),
     [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", "")],
 )
-def test_what_to_replay_first_names_somebody_elses_code_and_can_be_pasted(run: Path, name: str, more: str) -> None:
+def test_advice_of_score_is_a_complete_command(run: Path, name: str, more: str) -> None:
     describe(run, "model", name=name)
     for asked in (run, run / "reconstructions"):
-        told = call("score", asked)
-        assert told.exit_code == 2
-        assert " ".join(told.stderr.split()).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
+        result = call("score", asked)
+        assert result.exit_code == 2
+        assert " ".join(result.stderr.split()).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
         (run / "reconstructions").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""From a recording to rows: a real federation on the local engine, attacked and scored."""
+"""Tests of replay and scoring on federations of the local engine: from a recording to rows of scores."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def federate(folder: Path, **changes) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """These models are too small for more, which only get into each other's way."""
+    """One thread for PyTorch, as more threads slow these small models down."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,7 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy of one finished federation."""
+    """Folder of a copy of a finished federation."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
@@ -62,7 +62,7 @@ def replay(run: Path, name: str = "cpl", *, null: bool = False, arguments: dict 
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
 
 
-def test_every_example_of_every_observation_is_a_row_that_names_its_own_original(run: Path) -> None:
+def test_every_example_has_a_score_row_with_its_original(run: Path) -> None:
     done = replay(run, arguments={"restarts": 2}).run()
     assert (done.done, done.skipped, done.failed) == (6, 0, {})
     rows = Scorer(run, [run / "truth"]).score(done.folder)
@@ -87,15 +87,15 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
     assert {row.lpips_reason for row in rows} == {"AlexNet needs images of at least 31x31 pixels, got 8x8"}
 
 
-def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
+def test_finished_cases_are_skipped_and_missing_ones_attacked(run: Path) -> None:
     first = replay(run)
     first.run(), (first.make_path("00001-" + Recording(run / "recording").read_rows()[0].client)).unlink()
     again = replay(run).run()
     assert (again.done, again.skipped) == (1, 5)
 
 
-def test_chunks_do_not_change_what_comes_out(run: Path) -> None:
-    one = {"steps": 5, "tv": 0.0}  # signs of Adam: rounding hardly grows
+def test_chunks_do_not_change_results(run: Path) -> None:
+    one = {"steps": 5, "tv": 0.0}  # with signed steps of Adam, rounding errors hardly grow
     whole, parts = (replay(run, "inverting_gradients", arguments=one, seed=1, chunk=chunk) for chunk in (6, 2))
     whole.run()
     before = {path.name: Reconstruction.read(path) for path in whole.folder.glob("*.safetensors")}
@@ -106,7 +106,7 @@ def test_chunks_do_not_change_what_comes_out(run: Path) -> None:
         torch.testing.assert_close(Reconstruction.read(parts.folder / name).x, reconstruction.x, rtol=1e-2, atol=1e-2)
 
 
-def test_a_file_that_is_cut_off_is_done_again(run: Path) -> None:
+def test_case_with_a_truncated_file_is_attacked_again(run: Path) -> None:
     first = replay(run)
     first.run()
     path = next(first.folder.glob("*.safetensors"))
@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_off_is_done_again(run: Path) -> None:
     assert replay(run).run().done == 1
 
 
-def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_keeps_the_best_so_far_and_the_next_replay_finishes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 
     step, calls = LBFGSStepper.step, []
@@ -141,7 +141,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: 
     assert (again.done, again.skipped) == (6, 0)
 
 
-def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> None:
+def test_unusable_attack_is_a_failure_in_every_row(run: Path) -> None:
     done = replay(run, "idlg", arguments={}).run()
     assert len(done.failed) == 6
     rows = Scorer(run, [run / "truth"]).score(done.folder)
@@ -150,7 +150,7 @@ def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> N
     assert not any(row.success for row in rows)
 
 
-def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -> None:
+def test_damaged_observation_fails_alone(run: Path) -> None:
     row = Recording(run / "recording").read_rows()[2]
     path = run / "recording" / str(row.file)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -162,7 +162,7 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -
     assert sum(row.failure is not None for row in rows) == 2
 
 
-def test_reconstructions_do_not_change_where_truth_is_gone(run: Path) -> None:
+def test_reconstructions_do_not_depend_on_true_examples(run: Path) -> None:
     first = replay(run)
     first.run()
     before = {path.name: Reconstruction.read(path).x for path in first.folder.glob("*.safetensors")}
@@ -176,13 +176,13 @@ def test_reconstructions_do_not_change_where_truth_is_gone(run: Path) -> None:
         assert torch.equal(Reconstruction.read(first.folder / name).x, x)
 
 
-def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> None:
+def test_label_oracle_is_in_every_row_and_has_its_own_folder(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"])
-    told = replay(run, oracle_labels=lambda row: read_true_labels(scorer, row))
+    with_oracle = replay(run, oracle_labels=lambda row: read_true_labels(scorer, row))
     plain = replay(run)
-    assert told.folder != plain.folder
-    told.run(), plain.run()
-    rows, without = scorer.score(told.folder), scorer.score(plain.folder)
+    assert with_oracle.folder != plain.folder
+    with_oracle.run(), plain.run()
+    rows, without = scorer.score(with_oracle.folder), scorer.score(plain.folder)
     assert {row.oracles for row in rows} == {("labels",)}
     assert {row.oracles for row in without} == {()}
     by_case = {row.case: [] for row in rows}
@@ -192,7 +192,7 @@ def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> No
         assert sorted(true for true, _ in pairs) == sorted(found for _, found in pairs)
 
 
-def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_examples(run: Path) -> None:
+def test_logit_oracle_gives_logits_of_the_true_examples(run: Path) -> None:
     scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
     row = next(row for row in recording.read_rows() if row.status == "complete")
     logits = compute_true_logits(scorer, recording, row)
@@ -201,14 +201,14 @@ def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_exampl
     one_hot = torch.nn.functional.one_hot(labels, logits.shape[1])
     seen = recording.read_observation(row)
     (bias,) = [name for name, w in seen.weights.items() if w.shape == (logits.shape[1],)]
-    slope = (logits.softmax(dim=1) - one_hot).mean(dim=0)  # of the head's bias: follows from logits and labels alone
+    slope = (logits.softmax(dim=1) - one_hot).mean(dim=0)  # gradient of the head's bias, which follows from logits and labels
     assert torch.allclose(-seen.update[bias] / seen.training.learning_rate, slope, atol=1e-5)
-    told = replay(run, oracle_logits=lambda row: compute_true_logits(scorer, recording, row), arguments={"agreement": 0.1})
-    told.run()
-    assert {one.oracles for one in scorer.score(told.folder)} == {("logits",)}
+    with_oracle = replay(run, oracle_logits=lambda row: compute_true_logits(scorer, recording, row), arguments={"agreement": 0.1})
+    with_oracle.run()
+    assert {one.oracles for one in scorer.score(with_oracle.folder)} == {("logits",)}
 
 
-def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -> None:
+def test_summary_includes_the_null_and_the_verdict(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"])
     for null in (False, True):
         scorer.score(replay(run, null=null, arguments={"restarts": 2}).run().folder)
@@ -221,13 +221,13 @@ def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -
     json.dumps(summary.to_json(), allow_nan=False)
 
 
-def test_scoring_again_replaces_its_rows(run: Path) -> None:
+def test_scoring_again_replaces_the_rows(run: Path) -> None:
     scorer, done = Scorer(run, [run / "truth"]), replay(run).run()
     scorer.score(done.folder), scorer.score(done.folder)
     assert len(read_rows(run / "scores.jsonl")) == 12
 
 
-def test_truth_of_other_data_is_refused(run: Path) -> None:
+def test_true_examples_of_other_data_are_refused(run: Path) -> None:
     description = json.loads((run / "truth" / "dataset.json").read_text())
     (run / "truth" / "dataset.json").write_text(json.dumps({**description, "content_hash": "0"}))
     with pytest.raises(ValueError, match=r"the content of data set .* differs from the data that the truth"):
@@ -249,9 +249,7 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "reason"), [(RuntimeError("this one is bad"), "RuntimeError: this one is bad"), (MemoryError(), "MemoryError")]
 )
-def test_one_bad_case_does_not_take_its_neighbours_along(
-    run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
+def test_case_that_raises_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
     from attacker.attacks.matching.case_batch import CaseBatch
 
     rows = Recording(run / "recording").read_rows()
@@ -268,7 +266,7 @@ def test_one_bad_case_does_not_take_its_neighbours_along(
     assert done.failed == {rows[1].key: reason}
 
 
-def test_a_search_that_is_interrupted_before_its_first_loss_still_waits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_interrupted_before_its_first_loss_stays_unfinished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attacker.attacks.matching.case_batch import CaseBatch
 
     monkeypatch.setattr(CaseBatch, "evaluate", raise_interrupt)
@@ -283,7 +281,7 @@ def raise_interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(run: Path) -> None:
+def test_diverged_search_is_a_failure_and_can_be_scored(run: Path) -> None:
     done = replay(run, "inverting_gradients", arguments={"steps": 2, "tv": 1e300}).run()
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
@@ -291,7 +289,7 @@ def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(ru
     assert not any(row.success for row in rows)
 
 
-def test_recordings_that_share_a_folder_of_reconstructions_do_not_mix(run: Path, tmp_path: Path) -> None:
+def test_recordings_with_a_common_output_folder_do_not_mix(run: Path, tmp_path: Path) -> None:
     other = federate(tmp_path / "other", seed=5)
     first = replay(run)
     second = Replay(recording=Recording(other / "recording"), spec=first.spec, out=first.out)
@@ -300,7 +298,7 @@ def test_recordings_that_share_a_folder_of_reconstructions_do_not_mix(run: Path,
     assert second.run().done == 6
 
 
-def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: Path) -> None:
+def test_oracle_labels_repeat_with_repeated_examples(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
     run = federate(tmp_path / "again", training=training, rounds=1)
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
@@ -308,7 +306,7 @@ def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: 
     assert len(read_true_labels(scorer, row)) == row.num_examples
 
 
-def test_an_example_that_is_attacked_in_many_rounds_is_one_example(run: Path) -> None:
+def test_interval_counts_an_example_of_several_rounds_once(run: Path) -> None:
     rows = Scorer(run, [run / "truth"]).score(replay(run).run().folder)
     again = [dataclasses.replace(row, case=f"again-{row.case}") for row in rows]
     (once,), (twice,) = summarise(rows), summarise([*rows, *again])

@@ -1,4 +1,4 @@
-"""Results are told apart by everything that defines them, the code of somebody else's network included."""
+"""Tests that results have separate folders if anything that defines them differs, including code of custom networks."""
 
 import hashlib
 import json
@@ -39,20 +39,20 @@ LAYERS = "from torch import nn\n\ndef activation():\n    return nn.Sigmoid()\n"
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of somebody else's code, which can be imported."""
+    """Folder with the modules of a custom network, which can be imported."""
     folder = tmp_path / "app"
     folder.mkdir()
     (folder / "their_network.py").write_text(NETWORK)
     (folder / "their_layers.py").write_text(LAYERS)
     (folder / "their_sizes.py").write_text(SIZES)
     monkeypatch.syspath_prepend(str(folder))
-    forget()
+    remove_modules()
     yield folder
-    forget()
+    remove_modules()
 
 
-def forget() -> None:
-    """Import the app's modules anew, as a later command does."""
+def remove_modules() -> None:
+    """Remove the app's modules from those imported, so that they are imported again, as by a later command."""
     for name in ("their_network", "their_layers", "their_sizes"):
         sys.modules.pop(name, None)
 
@@ -78,7 +78,7 @@ def replay(run: Path, model: str | None = None, *, null: bool = False, **setting
     return Replay(recording=recording, spec=spec, out=run / "reconstructions", model=model, **settings)
 
 
-def test_results_of_one_network_are_not_taken_for_those_of_another(app: Path, tmp_path: Path) -> None:
+def test_results_of_two_networks_are_separate(app: Path, tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "their_network:first")
     assert replay(run, "their_network:first").run().done == 1
     assert replay(run, "their_network:first").run().skipped == 1
@@ -87,15 +87,15 @@ def test_results_of_one_network_are_not_taken_for_those_of_another(app: Path, tm
 
 
 @pytest.mark.parametrize("file", ["their_network.py", "their_layers.py", "their_sizes.py"])
-def test_results_of_a_network_are_not_taken_for_those_of_its_edited_source(app: Path, tmp_path: Path, file: str) -> None:
+def test_results_of_an_edited_network_are_separate(app: Path, tmp_path: Path, file: str) -> None:
     run = federate(tmp_path / "run", "their_network:first")
     before = replay(run, "their_network:first").folder
     source = app / file
     source.write_text(
         source.read_text().replace("Sigmoid", "Tanh").replace("nn.Flatten(), ", "nn.Flatten(1), ").replace("= 8", "= 4 + 4")
     )
-    assert replay(run, "their_network:first").folder == before  # this process still runs what it imported
-    forget()
+    assert replay(run, "their_network:first").folder == before  # this process still runs the imported code
+    remove_modules()
     assert replay(run, "their_network:first").folder != before
 
 
@@ -114,7 +114,7 @@ def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
     assert shown == pairs
 
 
-def test_an_answer_under_other_defaults_is_another_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_with_other_defaults_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = federate(tmp_path / "run", "mlp")
     before = replay(run).folder
     from attacker.attacks.papers import matching
@@ -129,8 +129,11 @@ def test_an_answer_under_other_defaults_is_another_answer(tmp_path: Path, monkey
     assert replay(run).folder != before
 
 
-def test_a_folder_of_an_earlier_version_is_gone_on_with_where_it_says_enough(app: Path, tmp_path: Path) -> None:
-    """Before, its name was a digest of specification, seed, oracles and recording alone, and attack.json had no identity."""
+def test_folder_of_an_earlier_version_is_continued_for_built_in_networks(app: Path, tmp_path: Path) -> None:
+    """Earlier, the name was a digest of specification, seed, oracles and recording; attack.json had no identity.
+
+    That suffices for networks of the project, but not for custom ones, whose code may have changed.
+    """
     for name, kept in (("mlp", True), ("their_network:first", False)):
         run = federate(tmp_path / name.partition(":")[0], name)
         new = replay(run, name if ":" in name else None).run().folder
@@ -138,23 +141,23 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with_where_it_says_enough(app
         before = json.dumps([str(identity.spec), 0, [], identity.recording])
         old = new.with_name(f"cpl-{hashlib.sha256(before.encode()).hexdigest()[:8]}")
         shutil.move(new, old)
-        told = json.loads((old / "attack.json").read_text())
+        facts = json.loads((old / "attack.json").read_text())
         for key in ("identity", "arguments", "network_code", "attack_code"):
-            del told[key]
-        (old / "attack.json").write_text(json.dumps(told))
+            del facts[key]
+        (old / "attack.json").write_text(json.dumps(facts))
         assert len(Scorer(run, [run / "truth"]).score(old)) == 1
         again = replay(run).run()
         assert (again.skipped, again.folder == old) == ((1, True) if kept else (0, False))
 
 
-def test_what_is_this_project_s_own_has_no_digest_and_other_code_has() -> None:
+def test_only_custom_code_has_a_digest() -> None:
     assert identify_code(ATTACKS["cpl"]) == ""
     assert identify_code(federate).startswith(f"{__name__}:federate@")
     assert identify_code(federate) != identify_code(replay)
     assert identify_code(len).startswith("builtins:len@")
 
 
-def test_a_client_is_named_by_the_beginning_of_its_name(tmp_path: Path) -> None:
+def test_client_is_selected_by_the_beginning_of_its_name(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "mlp")
     (name,) = Recording(run / "recording").list_clients()
     assert replay(run, clients=frozenset({name[:4]})).run().done == 1
@@ -162,8 +165,8 @@ def test_a_client_is_named_by_the_beginning_of_its_name(tmp_path: Path) -> None:
         replay(run, clients=frozenset({"nobody"})).run()
 
 
-def test_what_an_oracle_is_told_from_defines_its_results(tmp_path: Path) -> None:
-    """The contents of truth, not where it lies; a replay without an oracle reads none."""
+def test_results_with_an_oracle_depend_on_the_true_examples(tmp_path: Path) -> None:
+    """The contents of the folder of true examples matter, its path does not; a replay without an oracle does not read it."""
     run = federate(tmp_path / "run", "lenet_dlg")
     moved, other = tmp_path / "moved", tmp_path / "other"
     shutil.copytree(run / "truth", moved), shutil.copytree(run / "truth", other)

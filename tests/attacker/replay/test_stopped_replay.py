@@ -1,4 +1,4 @@
-"""A replay that is really stopped half way: what is scored then is of what it finished, and says what it did not."""
+"""Tests of replays that a signal stops: scores are of the finished cases, and unfinished ones are counted."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def run(federated: Path, tmp_path: Path) -> Path:
 
 
 def stop(run: Path, attack: tuple[str, ...], sent: signal.Signals, *, at: str) -> int:
-    """Replay in a process of its own, and send it a signal when the first file like `at` is there; its exit status."""
+    """Run a replay in a new process, send it a signal once a file matches `at`, and return its exit status."""
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from attacker.cli import main; main()"
     words = ["replay", str(run), *attack, "--no-null", "--device", "cpu", "--workers", "1"]
     with (run / "log").open("wb") as log:
@@ -69,14 +69,14 @@ def score(run: Path, *more: str) -> Result:
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    told = score(run, "--json")
-    assert told.exit_code == EXIT_UNFINISHED, told.output
-    (summary,) = json.loads(told.stdout)
+    result = score(run, "--json")
+    assert result.exit_code == EXIT_UNFINISHED, result.output
+    (summary,) = json.loads(result.stdout)
     return dict(summary)
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_share_is_of_the_cases_that_a_stopped_search_finished(run: Path, sent: signal.Signals, status: int) -> None:
+def test_scores_of_a_stopped_search_are_of_finished_cases(run: Path, sent: signal.Signals, status: int) -> None:
     assert stop(run, SEARCH, sent, at="*.safetensors") == status
     summary = summary_of(run)
     cases = {state: summary["cases"].get(state, 0) for state in ("done", "failed", "interrupted", "waiting")}
@@ -87,39 +87,39 @@ def test_a_share_is_of_the_cases_that_a_stopped_search_finished(run: Path, sent:
     assert cases["interrupted"] <= (sent == signal.SIGINT)
     assert summary["examples"] == summary["success"]["count"] == cases["done"]
     assert count_cases(read_rows(run / "scores.jsonl")) == {state: count for state, count in cases.items() if count}
-    told = score(run)
-    assert f"{6 - cases['done']} of 6 cases are not finished" in " ".join(told.stderr.split())
-    assert f"{cases['done']} of 6 cases" in told.stdout
-    assert f"{cases['waiting']} waiting" in told.stdout
+    result = score(run)
+    assert f"{6 - cases['done']} of 6 cases are not finished" in " ".join(result.stderr.split())
+    assert f"{cases['done']} of 6 cases" in result.stdout
+    assert f"{cases['waiting']} waiting" in result.stdout
     if sent == signal.SIGINT:
         assert f"{6 - cases['done']} of 6 cases are not finished" in (run / "log").read_text()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_an_attack_on_whole_clients_that_was_stopped_has_no_share_of_nothing(run: Path, sent: signal.Signals) -> None:
+def test_stopped_attack_without_a_finished_case_has_no_score(run: Path, sent: signal.Signals) -> None:
     stop(run, AGIC, sent, at="*.checkpoint")
     summary = summary_of(run)
     assert (summary["cases"], summary["success"], summary["examples"]) == ({"waiting": 2}, None, 0)
-    told = score(run)
-    assert told.exit_code == EXIT_UNFINISHED
-    assert "agic(steps=1000000): nothing finished yet." in told.stdout
-    assert "0%" not in told.stdout
-    assert "2 of 2 cases are not finished (2 waiting)" in " ".join(told.stderr.split())
+    result = score(run)
+    assert result.exit_code == EXIT_UNFINISHED
+    assert "agic(steps=1000000): nothing finished yet." in result.stdout
+    assert "0%" not in result.stdout
+    assert "2 of 2 cases are not finished (2 waiting)" in " ".join(result.stderr.split())
 
 
-def test_what_is_finished_leaves_no_status(run: Path) -> None:
-    told = CliRunner().invoke(app, ["replay", str(run), "--attack", "exact", "--device", "cpu"])
-    assert told.exit_code == 0, told.output
+def test_finished_replay_has_exit_status_0_and_a_missing_null_case_not(run: Path) -> None:
+    result = CliRunner().invoke(app, ["replay", str(run), "--attack", "exact", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
     assert score(run).exit_code == 0
     null = next(path for path in run.glob("reconstructions/exact-null-*/*.safetensors"))
     null.unlink()
-    told = score(run)
-    assert told.exit_code == EXIT_UNFINISHED
-    assert "exact() without gradient: 1 of 6 cases are not finished (1 waiting)" in " ".join(told.stderr.split())
+    result = score(run)
+    assert result.exit_code == EXIT_UNFINISHED
+    assert "exact() without gradient: 1 of 6 cases are not finished (1 waiting)" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(("command", "status"), [("replay", 1), ("score", 3)])
-def test_the_exit_statuses_are_told_in_the_help(command: str, status: int) -> None:
-    told = CliRunner().invoke(app, [command, "--help"]).output
-    assert "Exit status" in " ".join(told.split())
-    assert f" {status} if" in " ".join(told.replace("│", " ").split())
+def test_exit_statuses_are_in_the_help(command: str, status: int) -> None:
+    result = CliRunner().invoke(app, [command, "--help"]).output
+    assert "Exit status" in " ".join(result.split())
+    assert f" {status} if" in " ".join(result.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""What replay workers and the service's workers share. The workers are scripts here, which start in an instant."""
+"""Tests of the worker processes of replays and of the service. The workers here are short scripts, which start fast."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.tasks import Member, ReplayJob, Task
 
 SECONDS = 60.0
-"""For what takes one second on a machine of one's own."""
+"""Time limit in seconds, generous for busy machines."""
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 Start = Callable[..., tuple[WorkerProcess[Any], "SimpleQueue[Any]"]]
@@ -25,13 +25,13 @@ Start = Callable[..., tuple[WorkerProcess[Any], "SimpleQueue[Any]"]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a worker that runs a program; gives it and the queue of what it says."""
+    """Function that starts a worker with a program, and returns the worker and the queue of its messages."""
     started: list[WorkerProcess[Any]] = []
 
     def start(program: str, **options: Any) -> tuple[WorkerProcess[Any], "SimpleQueue[Any]"]:
-        heard: SimpleQueue[Any] = SimpleQueue()
-        started.append(WorkerProcess(program, heard.put, json.loads, **{"threads": None, **options}))
-        return started[-1], heard
+        messages: SimpleQueue[Any] = SimpleQueue()
+        started.append(WorkerProcess(program, messages.put, json.loads, **{"threads": None, **options}))
+        return started[-1], messages
 
     yield start
     for worker in started:
@@ -45,20 +45,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_messages_come_in_order_and_death_comes_last(start: Start) -> None:
-    worker, heard = start(ECHO)
+def test_messages_arrive_in_order_and_the_end_last(start: Start) -> None:
+    worker, messages = start(ECHO)
     for number in range(100):
         worker.send_task(json.dumps({"number": number}))
-    assert [heard.get(timeout=SECONDS)["number"] for _ in range(100)] == list(range(100))
+    assert [messages.get(timeout=SECONDS)["number"] for _ in range(100)] == list(range(100))
     assert worker.tasks == 100
     worker.kill()
-    assert heard.get(timeout=SECONDS) is None
+    assert messages.get(timeout=SECONDS) is None
     assert worker.explain_end().startswith("killed by SIGKILL: its memory was not measured; the kernel ")
 
 
-@pytest.mark.parametrize("moved", [0, 2, None])
-def test_of_a_killed_worker_it_is_said_what_is_known(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moved: int | None
+@pytest.mark.parametrize("kills", [0, 2, None])
+def test_end_of_a_killed_worker_is_explained(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: int | None
 ) -> None:
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     for folder in (proc, cgroup):
@@ -66,41 +66,41 @@ def test_of_a_killed_worker_it_is_said_what_is_known(
     monkeypatch.setattr(process_usage, "CGROUP_FOLDER", cgroup)
     with monkeypatch.context() as patch:
         patch.setattr(process_usage, "PROC_FOLDER", proc)
-        if moved is not None:
+        if kills is not None:
             (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
             (cgroup / "memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
-        worker, heard = start(ECHO)
+        worker, messages = start(ECHO)
     worker.send_task(json.dumps({"number": 1}))
-    heard.get(timeout=SECONDS)
+    messages.get(timeout=SECONDS)
     assert worker.measure_usage().megabytes > 0
     worker.kill()
-    assert heard.get(timeout=SECONDS) is None
+    assert messages.get(timeout=SECONDS) is None
     monkeypatch.setattr(process_usage, "PROC_FOLDER", proc)
-    if moved:
-        (proc / "vmstat").write_text(f"oom_kill {7 + moved}\n")
-    said = worker.explain_end(limit=2000)
-    assert re.match(r"killed by SIGKILL: it used \d+ MB of at most 2000 MB when it was last measured; the kernel ", said)
+    if kills:
+        (proc / "vmstat").write_text(f"oom_kill {7 + kills}\n")
+    explained = worker.explain_end(limit=2000)
+    assert re.match(r"killed by SIGKILL: it used \d+ MB of at most 2000 MB when it was last measured; the kernel ", explained)
     expected = {
         0: "killed no process for lack of memory in the meantime",
         2: f"killed processes for lack of memory in the meantime ({proc / 'vmstat'} by 2)",
         None: "does not report lack of memory",
     }
-    assert said.endswith(expected[moved])
+    assert explained.endswith(expected[kills])
 
 
 @pytest.mark.parametrize("line", ["no json", "x" * 2000])
-def test_a_worker_that_writes_what_is_no_message_is_killed(start: Start, line: str) -> None:
+def test_worker_that_writes_an_invalid_message_is_killed(start: Start, line: str) -> None:
     end = "" if len(line) > 1000 else "\n"
-    worker, heard = start(
+    worker, messages = start(
         f"import sys, time; sys.stdout.write({line + end!r}); sys.stdout.flush(); time.sleep(600)", max_line=1000
     )
-    assert heard.get(timeout=SECONDS) is None
+    assert messages.get(timeout=SECONDS) is None
     assert "invalid message" in worker.explain_end()
     assert not worker.is_alive
 
 
-def test_last_words_begin_with_the_reason_and_are_those_of_the_last_task(start: Start) -> None:
-    worker, heard = start(
+def test_explanation_has_the_reason_and_stderr_of_the_last_task(start: Start) -> None:
+    worker, messages = start(
         "import sys\n"
         "for line in sys.stdin:\n"
         "    print('at', line.strip(), file=sys.stderr, flush=True)\n"
@@ -109,25 +109,25 @@ def test_last_words_begin_with_the_reason_and_are_those_of_the_last_task(start: 
     )
     for task in ("1", "2"):
         worker.send_task(task)
-        assert heard.get(timeout=SECONDS) == int(task)
-    assert heard.get(timeout=SECONDS) is None
+        assert messages.get(timeout=SECONDS) == int(task)
+    assert messages.get(timeout=SECONDS) is None
     assert worker.explain_end() == "no room\n\nat 2\nno room"
 
 
 def test_threads_and_environment_reach_the_worker(start: Start) -> None:
     program = "import json, os, sys; print(json.dumps([os.environ['OMP_NUM_THREADS'], os.environ['SEEN'], sys.argv[1:]]))"
-    _, heard = start(program, threads=3, environment={"SEEN": "yes"}, arguments=["a"])
-    assert heard.get(timeout=SECONDS) == ["3", "yes", ["a"]]
+    _, messages = start(program, threads=3, environment={"SEEN": "yes"}, arguments=["a"])
+    assert messages.get(timeout=SECONDS) == ["3", "yes", ["a"]]
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="measures in /proc")
-def test_memory_time_and_death_are_those_of_all_that_the_worker_started(start: Start) -> None:
+def test_child_processes_are_measured_and_ended_with_the_worker(start: Start) -> None:
     child = "x = bytearray(80_000_000); print('true', flush=True)\nimport time\nwhile True: time.sleep(0)"
-    worker, heard = start(
+    worker, messages = start(
         f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True); p.wait()"
     )
-    said = [heard.get(timeout=SECONDS) for _ in range(2)]
-    (pid,) = [one for one in said if one is not True]
+    explained = [messages.get(timeout=SECONDS) for _ in range(2)]
+    (pid,) = [one for one in explained if one is not True]
     until = time.monotonic() + SECONDS
     while worker.measure_usage().cpu_seconds < 0.2:
         assert time.monotonic() < until
@@ -139,17 +139,15 @@ def test_memory_time_and_death_are_those_of_all_that_the_worker_started(start: S
         time.sleep(0.02)
 
 
-def test_a_replay_worker_that_writes_nonsense_has_its_task_done_again_and_fails_it_at_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody waits for ever: the pool once did, where a worker wrote a line that was no JSON."""
+def test_task_fails_after_retries_if_workers_write_invalid_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the pool would wait for ever for a worker that writes a line that is not JSON."""
     monkeypatch.setattr(process_pool, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('no json')")
     job = ReplayJob(recording=str(tmp_path), folder=str(tmp_path), attack="cpl", arguments={}, null=False, seed=0, device="cpu")
-    told: list[str] = []
+    retries: list[str] = []
     task = Task(members=(Member(key="case", rows=((1, "a"),)),))
-    ((number, outcome),) = run_tasks(job, [task], 1, lambda number, share, words: told.append(words))
+    ((number, outcome),) = run_tasks(job, [task], 1, lambda number, share, words: retries.append(words))
     assert number == 0
     assert "invalid message" in outcome.failed["case"]
     assert (tmp_path / "starts").read_text() == "x" * (1 + process_pool.MAX_RETRIES)
-    assert len(told) == process_pool.MAX_RETRIES
+    assert len(retries) == process_pool.MAX_RETRIES
     assert os.path.exists(tmp_path / "case.failed.json")

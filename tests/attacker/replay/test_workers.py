@@ -1,4 +1,4 @@
-"""Replays on several processes: the same results, whoever does the work and whatever dies on the way."""
+"""Tests of replays on several processes: results do not depend on the number of workers, or on killed ones."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ EXPERIMENT = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As workers have; sums of several threads are rounded otherwise."""
+    """One thread for PyTorch, as in workers, since rounding depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -73,14 +73,14 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def waited_for(condition, seconds: float = 300.0) -> None:
+def wait_for(condition, seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.02)
 
 
-def test_two_workers_find_bit_for_bit_what_one_process_finds(run: Path) -> None:
+def test_two_workers_give_bitwise_equal_results(run: Path) -> None:
     watched: list[tuple[float, int]] = []
     here, there = replay(run, "here"), replay(run, "there", workers=2)
     assert (here.run().done, here.run().skipped) == (4, 4)
@@ -93,7 +93,7 @@ def test_two_workers_find_bit_for_bit_what_one_process_finds(run: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds workers in /proc")
-def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
+def test_task_of_a_killed_worker_is_repeated(run: Path) -> None:
     here, there = replay(run, "here"), replay(run, "there", workers=1)
     here.run()
     job, keys = there._job, [row.key for row in Recording(run / "recording").read_rows()]
@@ -106,7 +106,7 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     import threading
 
     def kill_one() -> None:
-        waited_for(lambda: set(children(os.getpid())) - before)
+        wait_for(lambda: set(children(os.getpid())) - before)
         os.kill((set(children(os.getpid())) - before).pop(), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
@@ -121,9 +121,7 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     assert torch.equal(answers(there.folder)[name].x, answers(here.folder)[name].x)
 
 
-def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_others_are_done(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_that_kills_every_worker_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MAX_RETRIES", 1)
     there = replay(run, "there")
     job, rows = there._job, Recording(run / "recording").read_rows()
@@ -156,7 +154,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_keeps_what_every_worker_has_so_far(run: Path) -> None:
+def test_interrupt_keeps_the_result_of_every_worker(run: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(run), "1000000"], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -165,7 +163,7 @@ def test_ctrl_c_keeps_what_every_worker_has_so_far(run: Path) -> None:
     try:
         for _ in range(20):
             assert process.stdout.readline()
-        waited_for(lambda: len(list(folder.glob("*.checkpoint"))) == 2)
+        wait_for(lambda: len(list(folder.glob("*.checkpoint"))) == 2)
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=300)
     finally:
@@ -177,7 +175,7 @@ def test_ctrl_c_keeps_what_every_worker_has_so_far(run: Path) -> None:
     assert all(answer.interrupted for answer in answers(folder).values())
 
 
-def test_an_interrupt_reaches_a_task_once_and_waits_for_the_next_where_there_is_none() -> None:
+def test_interrupt_between_tasks_stops_the_next_task() -> None:
     interrupt = Interrupt()
     interrupt()
     with pytest.raises(KeyboardInterrupt), interrupt:
@@ -185,7 +183,7 @@ def test_an_interrupt_reaches_a_task_once_and_waits_for_the_next_where_there_is_
     again = Interrupt()
     with pytest.raises(KeyboardInterrupt), again:
         again()
-    with pytest.raises(KeyboardInterrupt), again:  # and so do all later tasks
+    with pytest.raises(KeyboardInterrupt), again:  # all later tasks are interrupted too
         raise AssertionError("the task began")
 
 
@@ -193,17 +191,17 @@ def test_an_interrupt_reaches_a_task_once_and_waits_for_the_next_where_there_is_
     ("seconds", "tasks", "device", "threads", "count"),
     [(5.0, 8, "cpu", 1, 1), (500.0, 1, "cpu", 1, 1), (500.0, 8, "cuda:0", 1, 1), (500.0, 8, "cpu", 10_000, 1)],
 )
-def test_workers_are_not_started_where_they_do_not_pay(seconds: float, tasks: int, device: str, threads: int, count: int) -> None:
+def test_one_worker_is_used_if_more_do_not_help(seconds: float, tasks: int, device: str, threads: int, count: int) -> None:
     assert choose_workers(seconds, tasks, device, threads) == count
 
 
-def test_there_are_as_many_workers_as_cores_and_not_more_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_workers_is_limited_by_cores_and_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert [choose_workers(500.0, tasks, "cpu", None) for tasks in (2, 8, 20)] == [2, 8, 8]
     assert choose_workers(500.0, 20, "cpu", 4) == 2
 
 
-def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: Path, tmp_path: Path) -> None:
+def test_remote_task_without_the_recording_gets_its_files(run: Path, tmp_path: Path) -> None:
     here = replay(run, "here")
     here.run()
     job, recording = here._job, Recording(run / "recording")
@@ -211,9 +209,9 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
     away = ReplayJob.from_json(job.to_json().replace(str(run), str(tmp_path / "not there")))
     assert run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None
-    told = run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), read_parcel(recording, task))
-    assert told is not None
-    outcome, files = told
+    returned = run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), read_parcel(recording, task))
+    assert returned is not None
+    outcome, files = returned
     assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])
     (tmp_path / "back").mkdir()
     for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Data and weights that are too large for the repository."""
+"""Fixtures of tests of scoring: one thread, and the folder of data that is too large for the repository."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """These images are too small for more, which only get into each other's way."""
+    """One thread for PyTorch, as more threads slow computations on small images down."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -19,7 +19,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder beside the repository, or where FEDLEAK_DATA says; tests that need it are skipped where it is absent."""
+    """Folder of large data: FEDLEAK_DATA, or shared/data beside the repository; tests that need it are skipped without it."""
     given = os.environ.get("FEDLEAK_DATA")
     folder = Path(given) if given else Path(__file__).parents[4] / "shared" / "data"
     if not folder.is_dir():

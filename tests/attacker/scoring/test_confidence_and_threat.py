@@ -1,4 +1,4 @@
-"""AUROC and calibration of confidence, calibrated thresholds, exact matches, threat classes, and bounds in score rows."""
+"""Tests of score rows: AUROC and calibration of confidence, identification, exact matches, threat classes, and bounds."""
 
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from fedsim.recording import Column, DataSpec, ModelSpec, Recording
         ([(1.0, True)], None, 0.0),
     ],
 )
-def test_confidence_is_judged_by_order_and_by_level(pairs: list[tuple[float, bool]], auroc: float | None, error: float) -> None:
+def test_auroc_and_calibration_error_of_confidence(pairs: list[tuple[float, bool]], auroc: float | None, error: float) -> None:
     found = judge_confidence(pairs)
     assert found is not None
     assert (found.decided, found.auroc) == (len(pairs), auroc)
     assert found.error == pytest.approx(error)
 
 
-def test_without_confidences_there_is_nothing_to_judge() -> None:
+def test_no_confidences_give_no_judgement() -> None:
     assert judge_confidence([]) is None
 
 
@@ -64,13 +64,13 @@ def test_a_row_is_matched_exactly_if_all_categories_and_numbers_are() -> None:
         ({"buffers": "shared"}, "robbing_the_fed()", list_oracles(robbing_the_fed().needs), "F"),
     ],
 )
-def test_a_threat_class_covers_what_an_attack_knows(
+def test_threat_class_follows_from_what_an_attack_knows(
     training: dict[str, Any], spec: str, oracles: tuple[str, ...], threat: str
 ) -> None:
     assert classify_threat({"training": training}, spec, oracles) == threat
 
 
-def test_every_attack_on_a_model_with_an_imprint_layer_is_one_of_a_malicious_server() -> None:
+def test_imprint_layer_implies_a_malicious_server() -> None:
     model = ModelSpec(name="imprint", arguments={"bins": 64})
     assert classify_threat({"model": str(model)}, "exact()", ()) == "F"
     assert classify_threat({"model": str(ModelSpec(name="mlp"))}, "exact()", ()) == "C"

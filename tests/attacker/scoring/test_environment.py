@@ -1,4 +1,4 @@
-"""What a row says of the machine and the code."""
+"""Tests of the fields of a score row that describe machine and code."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A work tree with one committed file of code."""
+    """Folder of a git work tree with one committed file of code."""
     (tmp_path / "attacker").mkdir()
     (tmp_path / "attacker" / "code.py").write_text("x = 1\n")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_commit_is_that_of_the_tree_and_says_where_code_differs(tree: Path) -> None:
+def test_commit_is_that_of_the_work_tree_and_marks_changed_code(tree: Path) -> None:
     head = git(tree, "rev-parse", "HEAD")
     assert read_commit(tree) == head
     (tree / "notes.txt").write_text("not code")
@@ -40,29 +40,27 @@ def test_the_commit_is_that_of_the_tree_and_says_where_code_differs(tree: Path) 
     assert read_commit(tree) == f"{head}+dirty"
 
 
-def test_where_there_is_no_tree_of_its_own_there_is_no_commit(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_commit_outside_a_work_tree_or_without_git(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_commit(tree / "attacker") is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_commit(tree) is None
 
 
-def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = describe_environment()
-    json.dumps(told, allow_nan=False)
-    assert told["python"] == platform.python_version()
-    assert told["torch"] == version("torch")
-    assert told["cores"] >= 1
-    assert told["processor"]
-    assert (told["gpu"] is None) != torch.cuda.is_initialized()
+def test_versions_and_hardware_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = describe_environment()
+    json.dumps(facts, allow_nan=False)
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == version("torch")
+    assert facts["cores"] >= 1
+    assert facts["processor"]
+    assert (facts["gpu"] is None) != torch.cuda.is_initialized()
     monkeypatch.setattr(module, "VERSIONED_PACKAGES", ("no-such-package",))
     module._describe_machine.cache_clear()
     assert describe_environment()["no-such-package"] is None
     module._describe_machine.cache_clear()
 
 
-def test_git_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_is_run_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     describe_environment()
     monkeypatch.setattr(module, "_run_git", lambda *_: pytest.fail("asked again"))
     assert describe_environment() == describe_environment()

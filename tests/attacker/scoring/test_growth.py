@@ -1,4 +1,4 @@
-"""Tests of leakage against the number of recorded rounds: counts of cases that contain each other."""
+"""Tests of recovered examples against the number of attacked rounds (growth)."""
 
 import json
 
@@ -20,8 +20,8 @@ def make_case(rounds: int, examples: int, recovered: int, *, client: str = "a", 
     )
 
 
-def test_every_case_is_counted_though_scores_count_an_example_once(joint: Joint) -> None:  # noqa: F811
-    joint.also("fewer", (1, 2))
+def test_growth_counts_every_case(joint: Joint) -> None:  # noqa: F811
+    joint.add_case("fewer", (1, 2))
     scorer = Scorer(joint.run, [joint.run / "truth"])
     rows = scorer.score(joint.folder)
     assert {row.case for row in rows} == {"joint"}
@@ -34,7 +34,7 @@ def test_every_case_is_counted_though_scores_count_an_example_once(joint: Joint)
 
 
 def test_a_case_without_an_answer_recovers_nothing(joint: Joint) -> None:  # noqa: F811
-    joint.also("fewer", (1, 2))
+    joint.add_case("fewer", (1, 2))
     (joint.folder / "fewer.safetensors").unlink()
     (joint.folder / "fewer.failed.json").write_text('{"reason": "no time"}')
     Scorer(joint.run, [joint.run / "truth"]).score(joint.folder)
@@ -47,13 +47,13 @@ def test_the_share_is_of_all_examples_of_the_largest_cases_of_all_clients() -> N
     assert [(point.rounds, point.share) for point in points] == [(1, 1 / 16), (4, 12 / 16)]
 
 
-def test_a_number_of_rounds_that_one_client_lacks_does_not_count() -> None:
+def test_number_of_rounds_that_one_client_lacks_is_left_out() -> None:
     points = summarise_growth([make_case(1, 2, 0), make_case(4, 8, 4), make_case(4, 8, 8, client="b")])
     assert [point.rounds for point in points] == [4]
     assert summarise_growth([]) == []
 
 
-def test_rows_of_other_attacks_stay_and_damaged_ones_are_named(tmp_path) -> None:
+def test_rows_of_other_attacks_are_kept_and_damaged_ones_refused(tmp_path) -> None:
     write_growth(tmp_path, "spans-1", [make_case(1, 2, 1)])
     write_growth(tmp_path, "agic-1", [make_case(2, 2, 1, source="agic-1")])
     write_growth(tmp_path, "spans-1", [make_case(3, 2, 2)])

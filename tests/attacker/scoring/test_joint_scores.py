@@ -1,4 +1,4 @@
-"""Rows of cases that put several rounds of a client together: truth and links planted by hand."""
+"""Tests of score rows of attacks on several rounds of a client, with constructed originals and links."""
 
 import json
 from dataclasses import replace
@@ -19,11 +19,11 @@ from fedsim.truth import TruthWriter, Used, describe_dataset
 USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
 """Indices by round, batch by batch: 5 is used in rounds 1 and 4, 7 in rounds 2 and 4."""
 CLAIMS = {3: (1,), 5: (1, 4), 7: (2, 1), 9: (2,)}
-"""The rounds that the attack claims for each: those of 7 are wrong, and its place in round 4 is left to a fifth example."""
+"""Rounds that the attack claims for each example: those of 7 are wrong, and a fifth example has its place in round 4."""
 
 
 class Joint:
-    """A run whose only attack put three rounds of one client together, and got every image right."""
+    """A run whose only attack used three rounds of one client together, and recovered every image exactly."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / "reconstructions" / "agic-00000000"
@@ -55,8 +55,8 @@ class Joint:
     def write(self, **changes: Any) -> None:
         replace(self.found, **changes).write(self.folder / "joint.safetensors")
 
-    def also(self, key: str, rounds: tuple[int, ...]) -> None:
-        """A second replay of the same client: other rounds, and the same answer."""
+    def add_case(self, key: str, rounds: tuple[int, ...]) -> None:
+        """Add a case of the same client with other rounds and the same reconstruction."""
         facts = json.loads((self.folder / "attack.json").read_text())
         case = {**self.case, "key": key, "rounds": [[round, 1] for round in rounds], "cohorts": [["ada"]] * len(rounds)}
         write_json(self.folder / "attack.json", {**facts, "cases": [*facts["cases"], case]})
@@ -73,14 +73,14 @@ def joint(tmp_path: Path) -> Joint:
     return Joint(tmp_path)
 
 
-def test_an_example_of_several_rounds_is_one_row_with_the_rounds_it_was_in(joint: Joint) -> None:
+def test_example_of_several_rounds_has_one_row(joint: Joint) -> None:
     rows = joint.rows()
     assert {index: row.rounds for index, row in rows.items()} == {3: (1,), 5: (1, 4), 7: (2, 4), 9: (2,)}
     assert {index: (row.batch, row.position) for index, row in rows.items()} == {3: (1, 0), 5: (1, 1), 7: (1, 0), 9: (1, 1)}
     assert all(row.success and row.mse == 0 for row in rows.values())
 
 
-def test_a_link_is_right_where_the_example_was_in_all_rounds_claimed(joint: Joint) -> None:
+def test_link_is_right_if_the_example_was_in_all_claimed_rounds(joint: Joint) -> None:
     rows = joint.rows()
     assert {index: row.rounds_claimed for index, row in rows.items()} == {3: (1,), 5: (1, 4), 7: (1, 2), 9: (2,)}
     assert {index: row.link_correct for index, row in rows.items()} == {3: None, 5: True, 7: False, 9: None}
@@ -89,13 +89,13 @@ def test_a_link_is_right_where_the_example_was_in_all_rounds_claimed(joint: Join
     assert (summary.linked_right.value, summary.linked_right.count) == (0.5, 2)
 
 
-def test_each_example_has_a_pair_of_its_own_though_places_repeat_from_round_to_round(joint: Joint) -> None:
+def test_each_example_has_its_own_image_pair(joint: Joint) -> None:
     files = [row.pair for row in joint.rows().values()]
     assert len(set(files)) == 4
     assert all((joint.run / file).is_file() for file in files)
 
 
-def test_examples_without_a_reconstruction_claim_nothing(joint: Joint) -> None:
+def test_examples_without_a_reconstruction_have_no_links(joint: Joint) -> None:
     (joint.folder / "joint.safetensors").unlink()
     write_json(joint.folder / "joint.failed.json", {"reason": "no time"})
     rows = joint.rows()
@@ -105,7 +105,7 @@ def test_examples_without_a_reconstruction_claim_nothing(joint: Joint) -> None:
     assert summary.linked_right is None
 
 
-def test_a_case_of_one_round_claims_no_link(joint: Joint) -> None:
+def test_case_of_one_round_has_no_links(joint: Joint) -> None:
     facts = json.loads((joint.folder / "attack.json").read_text())
     case = {key: value for key, value in joint.case.items() if key not in ("rounds", "cohorts", "left_out")}
     write_json(joint.folder / "attack.json", {**facts, "cases": [case]})
@@ -117,55 +117,55 @@ def test_a_case_of_one_round_claims_no_link(joint: Joint) -> None:
     }
 
 
-def of_cases(joint: Joint, only: set[str] | None = None) -> set[tuple[str, int]]:
-    """(case, index) of all rows that there are once these were scored."""
+def score_and_list(joint: Joint, only: set[str] | None = None) -> set[tuple[str, int]]:
+    """Score cases, and return (case, index) of all rows in the file of scores."""
     Scorer(joint.run, [joint.run / "truth"]).score(joint.folder, only)
     return {(row.case, row.index) for row in read_rows(joint.run / "scores.jsonl")}
 
 
-ALL = {("joint", 3), ("joint", 5), ("joint", 7), ("joint", 9)}
+ALL_JOINT = {("joint", 3), ("joint", 5), ("joint", 7), ("joint", 9)}
 
 
-def test_of_two_replays_of_a_client_the_one_of_more_rounds_is_scored(joint: Joint) -> None:
-    joint.also("fewer", (1, 2))
-    assert of_cases(joint) == ALL
+def test_case_of_more_rounds_supersedes_that_of_fewer(joint: Joint) -> None:
+    joint.add_case("fewer", (1, 2))
+    assert score_and_list(joint) == ALL_JOINT
     scorer = Scorer(joint.run, [joint.run / "truth"])
     scorer.score(joint.folder)
     assert scorer.superseded[joint.folder.name] == {"fewer": "not scored: the examples of its rounds are scored in case joint"}
 
 
-def test_a_case_that_is_done_counts_before_a_larger_one_that_was_cut_off_or_not_attacked(joint: Joint) -> None:
-    joint.also("fewer", (1,))
+def test_finished_case_is_preferred_to_a_larger_unfinished_one(joint: Joint) -> None:
+    joint.add_case("fewer", (1,))
     joint.write(interrupted=True)
-    assert of_cases(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
+    assert score_and_list(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
     (joint.folder / "joint.safetensors").unlink()
-    assert of_cases(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
+    assert score_and_list(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
 
 
-def test_of_overlapping_replays_no_example_of_a_round_counts_twice(joint: Joint) -> None:
+def test_examples_of_overlapping_cases_count_once(joint: Joint) -> None:
     writer = TruthWriter(joint.run / "truth", "ada")
     writer.write(5, 1, [[13, 3]])
-    joint.also("later", (4, 5))
-    assert of_cases(joint) == {*ALL, ("later", 13), ("later", 3)}
+    joint.add_case("later", (4, 5))
+    assert score_and_list(joint) == {*ALL_JOINT, ("later", 13), ("later", 3)}
     found = find_superseded(joint.folder, json.loads((joint.folder / "attack.json").read_text())["cases"])
     assert found["later"].words == "scored only on examples of round 5: those of its other rounds are scored in case joint"
 
 
-def test_what_a_live_replay_supersedes_loses_the_scores_it_had(joint: Joint) -> None:
+def test_scores_of_a_superseded_case_are_removed(joint: Joint) -> None:
     facts = json.loads((joint.folder / "attack.json").read_text())
     write_json(joint.folder / "attack.json", {**facts, "cases": []})
-    joint.also("fewer", (1, 2))
-    assert {case for case, _ in of_cases(joint, {"fewer"})} == {"fewer"}
-    joint.also("joint", (1, 2, 4))
-    assert of_cases(joint, {"joint"}) == ALL
+    joint.add_case("fewer", (1, 2))
+    assert {case for case, _ in score_and_list(joint, {"fewer"})} == {"fewer"}
+    joint.add_case("joint", (1, 2, 4))
+    assert score_and_list(joint, {"joint"}) == ALL_JOINT
 
 
-def test_first_uses_and_rounds_by_hand() -> None:
+def test_originals_are_listed_by_first_use() -> None:
     used = [(2, Used(((4, 6), (4,)))), (5, Used(((6,), (8, 4))))]
     assert list_originals(used) == [Original((2, 5), 1, 0, 4), Original((2, 5), 1, 1, 6), Original((5,), 2, 0, 8)]
 
 
-def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
+def test_observations_of_a_case_are_listed_with_attempts_and_cohorts() -> None:
     case = {"round": 1, "attempt": 2, "client": "ada"}
     assert list_uses(case) == [Use(1, 2, ("ada",))]
     assert list_uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [Use(1, 2, ("ada", "bob"))]
@@ -173,7 +173,7 @@ def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
     assert list_uses(several) == [Use(1, 2, ("ada",)), Use(3, 1, ("ada", "bob"))]
 
 
-def test_a_claim_of_one_round_is_no_link_even_where_it_is_wrong() -> None:
+def test_claim_of_one_round_is_no_link() -> None:
     original = Original((2, 5), 1, 0, 4)
     assert make_link_fields(original, (1,)) == {"rounds_claimed": (1,), "link_correct": None}
     assert make_link_fields(original, (2, 5))["link_correct"] is True

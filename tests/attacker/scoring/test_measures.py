@@ -1,4 +1,4 @@
-"""The global SSIM against NumPy and by hand, and what a row of measures says where one cannot be taken."""
+"""Tests of the global SSIM against NumPy and values by hand, and of measures that do not apply."""
 
 import json
 
@@ -23,7 +23,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
 
 def in_numpy(x: np.ndarray, truth: np.ndarray) -> float:
-    """As ROG has it: 8-bit units, luma and chroma by the matrix of JPEG, statistics over all pixels."""
+    """Compute the global SSIM of ROG: 8-bit units, luma and chroma by JPEG's matrix, statistics over all pixels."""
     to_ycrcb = np.array([[0.299, 0.587, 0.114], [0.5, -0.418688, -0.081312], [-0.168736, -0.331264, 0.5]])
     c1, c2, total = (0.01 * 255) ** 2, (0.03 * 255) ** 2, 0.0
     for plane, share in enumerate((0.8, 0.1, 0.1)):
@@ -34,7 +34,7 @@ def in_numpy(x: np.ndarray, truth: np.ndarray) -> float:
     return total
 
 
-def test_the_global_ssim_is_rogs(pair: tuple[Tensor, Tensor]) -> None:
+def test_global_ssim_agrees_with_the_formula_of_rog(pair: tuple[Tensor, Tensor]) -> None:
     for x, truth, found in zip(*pair, ssim_global(*pair).tolist(), strict=True):
         assert found == pytest.approx(in_numpy(x.numpy().astype(float), truth.numpy().astype(float)), abs=1e-5)
         assert 0 < found < 1
@@ -62,7 +62,7 @@ def test_the_global_ssim_is_one_for_equal_images_and_symmetric(pair: tuple[Tenso
         ssim_global(truth[:, :2], truth[:, :2])
 
 
-def test_the_two_ssims_differ_on_an_image_of_much_contrast_and_much_noise() -> None:
+def test_global_and_local_ssim_differ_for_strong_contrast_and_noise() -> None:
     rng = torch.Generator().manual_seed(0)
     truth = torch.zeros(1, 1, 32, 32)
     truth[..., 16:] = 1
@@ -79,7 +79,7 @@ def test_the_two_ssims_differ_on_an_image_of_much_contrast_and_much_noise() -> N
         ((5,), {"continuous_error"}),
     ],
 )
-def test_a_measure_that_cannot_be_taken_is_none(shape: tuple[int, ...], there: set[str]) -> None:
+def test_inapplicable_measures_are_none(shape: tuple[int, ...], there: set[str]) -> None:
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     (row,) = measure(x, x, DataSpec(shape=shape, num_classes=2), "no weights")
     assert {name for name in MEASURES if row[name] is not None} == {"mse", "mse_raw", *there}
@@ -87,7 +87,7 @@ def test_a_measure_that_cannot_be_taken_is_none(shape: tuple[int, ...], there: s
     assert row["success"] is True
 
 
-def test_rows_are_json_whatever_an_attack_returns(pair: tuple[Tensor, Tensor]) -> None:
+def test_measures_of_nan_and_huge_values_are_valid_json(pair: tuple[Tensor, Tensor]) -> None:
     x, truth = pair
     x = x.clone()
     x[0, 0, 0, 0], x[1, 0, 0, 0] = torch.nan, 3e38
@@ -98,8 +98,8 @@ def test_rows_are_json_whatever_an_attack_returns(pair: tuple[Tensor, Tensor]) -
     assert measure(x[:0], truth[:0], COLOUR, "no weights") == []
 
 
-class Counting(Lpips):
-    """Answers what it is told to."""
+class ConstantLpips(Lpips):
+    """An LPIPS that returns constants and counts the images."""
 
     def __init__(self) -> None:
         self.net, self.asked = "vgg", 0
@@ -112,15 +112,15 @@ class Counting(Lpips):
 
 
 @pytest.mark.parametrize(("size", "asked"), [(16, 2), (15, 0)])
-def test_lpips_is_asked_on_clamped_images_only_where_it_can_answer(size: int, asked: int) -> None:
-    lpips, truth = Counting(), torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+def test_lpips_gets_clamped_images_of_sufficient_size(size: int, asked: int) -> None:
+    lpips, truth = ConstantLpips(), torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     rows = measure(3 * truth - 1, truth, DataSpec(shape=(3, size, size), num_classes=2), lpips)
     assert lpips.asked == asked
     assert [(row["lpips"], row["lpips_net"]) for row in rows] == ([(0.25, "vgg"), (0.5, "vgg")] if asked else [(None, None)] * 2)
     assert all((row["lpips_reason"] is None) == bool(asked) for row in rows)
 
 
-def test_a_failure_has_the_same_fields(pair: tuple[Tensor, Tensor]) -> None:
+def test_measures_of_a_failure_have_the_same_fields(pair: tuple[Tensor, Tensor]) -> None:
     (row, _) = measure(*pair, COLOUR, "no weights")
     failed = make_empty_measures("out of memory")
     assert set(failed) == set(row)

@@ -1,4 +1,4 @@
-"""The second null: an example is compared with what the attack found in another client's update."""
+"""Tests of the second null: an example is compared with the attack's reconstruction of another client's update."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_case(key: str, client: str, round: int, status: str = "complete") -> di
     return {"key": key, "client": client, "round": round, "status": status}
 
 
-def test_another_client_of_the_same_round_is_preferred() -> None:
+def test_cases_are_paired_with_another_client_preferably_of_the_same_round() -> None:
     cases = [make_case("1a", "a", 1), make_case("2b", "b", 2), make_case("1b", "b", 1), make_case("3a", "a", 3)]
     assert pair_clients(cases) == {"1a": "1b", "2b": "3a", "1b": "1a", "3a": "2b"}
     assert pair_clients([make_case("1a", "a", 1), make_case("2a", "a", 2)]) == {}
@@ -44,7 +44,7 @@ def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: 
     rows = scorer.score(replayed.folder)
     assert [(row.success, row.other_success) for row in rows] == [(True, False)] * 3
 
-    # the first case's other client is the second: its answer is that client's original
+    # the first case is paired with the second client, whose reconstruction is exact
     _, truth, labels = scorer.read_originals(1, 1, rows[0].client)
     _, other, _ = scorer.read_originals(1, 1, rows[1].client)
     expected = float(10 * torch.log10(1 / (truth[0] - other[0]).square().mean()))

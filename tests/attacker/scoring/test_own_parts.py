@@ -1,4 +1,4 @@
-"""Scoring a federation whose clients share no data: each truth refers to a data set of its own."""
+"""Tests of scoring federations whose clients have separate data sets, to which their files of used examples refer."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedsim.truth import TruthReader, TruthWriter, describe_dataset
 
 
 def client(folder: Path, values: list[int], labels: list[int], *, classes: int = 3) -> Path:
-    """A client's folder with one-pixel images of these values, which used its last example in round 1; its truth."""
+    """Write a client's folder with one-pixel images, of which it used the last and the first in round 1; return its truth."""
     images = np.array(values, np.uint8).reshape(-1, 1, 1, 1)
     data = Dataset(
         name="own",
@@ -43,19 +43,19 @@ def test_each_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
         _, x, y = scorer.read_originals(1, 1, name)
         assert torch.equal(x.flatten(), torch.tensor(pixels) / 255)
         assert y.tolist() == labels
-    slots, x, _ = scorer.read_originals(1, 1, "sum", ["one", "two"])  # both used their own example 0: four distinct examples
+    slots, x, _ = scorer.read_originals(1, 1, "sum", ["one", "two"])  # indices of different clients are different examples
     assert (255 * x.flatten()).round().tolist() == [20, 10, 50, 30]
     assert len({index for _, _, index in slots}) == 4
 
 
-def test_a_clients_folder_may_have_been_carried_to_where_it_is_scored(tmp_path: Path) -> None:
+def test_moved_client_folder_can_be_scored(tmp_path: Path) -> None:
     client(tmp_path / "there", [10, 20], [0, 1])
     (tmp_path / "there").rename(tmp_path / "here")
     scorer = Scorer(tmp_path, [tmp_path / "here" / "truth"])
     assert scorer.read_originals(1, 1, "there")[1].flatten().tolist() == pytest.approx([20 / 255, 10 / 255])
 
 
-def test_examples_other_than_those_that_truth_refers_to_are_refused(tmp_path: Path) -> None:
+def test_changed_examples_are_refused(tmp_path: Path) -> None:
     truth = client(tmp_path / "one", [10, 20], [0, 1])
     data = parts.part(str(tmp_path / "one" / "data"))
     changed = Examples(values=data.train.values + np.uint8(1), labels=data.train.labels)
@@ -71,8 +71,7 @@ def test_clients_of_different_federations_are_not_scored_together(tmp_path: Path
         Scorer(tmp_path, truth)
 
 
-def test_one_data_set_for_all_is_taken_as_it_is(tmp_path: Path) -> None:
-    """As in a simulation: indices stay those of the data set."""
+def test_common_data_set_keeps_its_indices(tmp_path: Path) -> None:
     digits = datasets.load("digits")
     describe_dataset(tmp_path / "truth", lambda: datasets.describe(digits, "digits", {}))
     TruthWriter(tmp_path / "truth", "one").write(1, 1, [[7, 3]])

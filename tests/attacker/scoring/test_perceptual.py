@@ -1,4 +1,4 @@
-"""LPIPS against its own formula, written down once more; and that nothing but the true weights ever gives a number."""
+"""Tests that LPIPS agrees with a second implementation of its formula, and that wrong weights are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def weights(shared_data: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def pictures() -> Tensor:
-    """Two photographs of 40x48."""
+    """Two photographs (2, 3, 40, 48)."""
     from skimage.data import astronaut
 
     image = torch.from_numpy(astronaut()[100:140, 180:228].transpose(2, 0, 1).copy()).float() / 255
@@ -42,7 +42,7 @@ def noisy(pictures: Tensor) -> Tensor:
 
 
 def features(net: str, given: dict[str, Tensor], x: Tensor) -> list[Tensor]:
-    """The five layers that LPIPS looks at, from raw weights."""
+    """Compute the five layers that LPIPS compares, from raw weights."""
     x = (2 * x - 1 - torch.tensor([-0.030, -0.088, -0.188])[:, None, None]) / torch.tensor([0.458, 0.448, 0.450])[:, None, None]
 
     def layer(x: Tensor, n: int, **how: int) -> Tensor:
@@ -75,13 +75,13 @@ def by_hand(net: str, path: Path, x: Tensor, truth: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("net", ["alex", "vgg"])
-def test_lpips_is_its_own_formula(net: str, weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor) -> None:
+def test_lpips_agrees_with_its_formula(net: str, weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor) -> None:
     found = load(net, weights(net))(noisy, pictures)
     torch.testing.assert_close(found, by_hand(net, weights(net), noisy, pictures), rtol=1e-4, atol=1e-5)
     assert (found > 0.3).all()
 
 
-def test_lpips_orders_images_as_people_do(weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor) -> None:
+def test_lpips_prefers_a_blurred_image_to_a_noisy_one(weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor) -> None:
     lpips = load("alex", weights("alex"))
     blurred = avg_pool2d(pictures, 3, 1, 1, count_include_pad=False)
     assert lpips(pictures, pictures).tolist() == [0, 0]
@@ -95,7 +95,7 @@ def test_grey_images_are_three_equal_channels(weights: Callable[[str], Path], pi
     torch.testing.assert_close(lpips(other, grey), lpips(other.expand(-1, 3, -1, -1), grey.expand(-1, 3, -1, -1)))
 
 
-def test_each_image_is_measured_for_itself_and_in_chunks(
+def test_images_are_measured_separately_and_in_chunks(
     weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lpips = load("alex", weights("alex"))
@@ -107,7 +107,7 @@ def test_each_image_is_measured_for_itself_and_in_chunks(
 
 
 @pytest.mark.parametrize("net", ["alex", "vgg"])
-def test_images_that_are_too_small_are_refused_at_the_true_limit(net: str, weights: Callable[[str], Path]) -> None:
+def test_too_small_images_are_refused(net: str, weights: Callable[[str], Path]) -> None:
     lpips, smallest = load(net, weights(net)), BACKBONES[net].smallest
     just, below = torch.rand(1, 3, smallest, smallest + 5), torch.rand(1, 3, smallest - 1, smallest + 5)
     assert explain_missing(net, tuple(just.shape[1:])) is None
@@ -121,7 +121,7 @@ def test_images_that_are_too_small_are_refused_at_the_true_limit(net: str, weigh
     assert "1 or 3 channels, got 4" in str(explain_missing(net, (4, 64, 64)))
 
 
-def test_loading_draws_nothing_at_random_and_happens_once(weights: Callable[[str], Path]) -> None:
+def test_loading_is_cached_and_draws_no_random_numbers(weights: Callable[[str], Path]) -> None:
     load.cache_clear()
     before = torch.random.get_rng_state()
     lpips = load("alex", weights("alex"))
@@ -132,7 +132,7 @@ def test_loading_draws_nothing_at_random_and_happens_once(weights: Callable[[str
 
 
 def random_weights() -> dict[str, Tensor]:
-    """Of the right names and shapes, and as torchvision would draw them."""
+    """Return random weights of AlexNet's convolutions, with the right names and shapes."""
     layers = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}
     rng = torch.Generator().manual_seed(0)
     kernels = {f"features.{n}.weight": 0.05 * torch.randn(a, b, k, k, generator=rng) for n, (a, b, k) in layers.items()}
@@ -152,7 +152,7 @@ def infinite(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (dict, "features.0.weight differs from torchvision's"),
         (lacking, "missing tensor features.8.bias"),
@@ -161,14 +161,14 @@ def infinite(given: dict[str, Tensor]) -> dict[str, Tensor]:
         (lambda given: {**given, "features.12.bias": torch.zeros(3)}, "unexpected tensor features.12.bias"),
     ],
 )
-def test_other_weights_than_the_true_ones_are_refused_by_name(tmp_path: Path, change: Callable, said: str) -> None:
+def test_wrong_weights_are_refused_with_the_reason(tmp_path: Path, change: Callable, reason: str) -> None:
     path = tmp_path / "given.safetensors"
     save_file(change(random_weights()), path)
-    with pytest.raises(ValueError, match=f"given.safetensors: not the weights of AlexNet, --lpips-net alex: {said}"):
+    with pytest.raises(ValueError, match=f"given.safetensors: not the weights of AlexNet, --lpips-net alex: {reason}"):
         load("alex", path)
 
 
-def test_files_of_another_kind_are_refused_by_name(tmp_path: Path, weights: Callable[[str], Path]) -> None:
+def test_other_files_are_refused(tmp_path: Path, weights: Callable[[str], Path]) -> None:
     for name in ("text.safetensors", "text.pth"):
         (tmp_path / name).write_text("no weights")
         with pytest.raises(ValueError, match=f"{name}: not a file of weights"):
@@ -194,7 +194,7 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_torchs_cache_is_looked_into_and_never_filled(
+def test_weights_are_read_from_torchs_cache_and_never_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Callable[[str], Path], pictures: Tensor, noisy: Tensor
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))

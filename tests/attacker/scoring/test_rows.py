@@ -1,4 +1,4 @@
-"""The score row: a round trip through JSON, rows of earlier programs, CSV, and pandas."""
+"""Tests of the score row: a round trip through JSON, rows of earlier versions, CSV, and pandas."""
 
 import csv
 import json
@@ -48,13 +48,13 @@ OLD: dict[str, Any] = {
 }
 
 
-def test_a_row_comes_back_from_json_as_it_was() -> None:
+def test_row_is_equal_after_a_round_trip_through_json() -> None:
     written = json.loads(json.dumps(ROW.to_dict(), allow_nan=False))
     assert written["version"] == 1
     assert ScoreRow.from_dict(written) == ROW
 
 
-def test_rows_of_earlier_programs_are_read_and_have_a_state(tmp_path: Path) -> None:
+def test_rows_of_earlier_versions_are_read_and_have_a_state(tmp_path: Path) -> None:
     append_json_lines(tmp_path / "scores.jsonl", OLD, ROW.to_dict())
     old, new = read_rows(tmp_path / "scores.jsonl")
     assert (old.state, old.rounds, old.oracles, old.gallery, old.is_finished) == ("waiting", (1,), (), None, False)
@@ -65,13 +65,13 @@ def test_rows_of_earlier_programs_are_read_and_have_a_state(tmp_path: Path) -> N
     ("change", "words"),
     [({"version": 2}, "version 2"), ({"psnr": "high"}, "psnr"), ({"index": None}, "index"), ({"oracles": 3}, "oracles")],
 )
-def test_what_is_no_row_is_refused_by_field(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_invalid_row_is_refused_with_its_field(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     append_json_lines(tmp_path / "scores.jsonl", {**ROW.to_dict(), **change})
     with pytest.raises(ValueError, match=f"scores.jsonl: score row.*{words}"):
         read_rows(tmp_path / "scores.jsonl")
 
 
-def test_csv_has_a_line_for_each_row_and_a_column_for_each_field(tmp_path: Path) -> None:
+def test_csv_has_a_line_per_row_and_a_column_per_field(tmp_path: Path) -> None:
     write_csv([ROW, ScoreRow.from_dict(OLD)], tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
@@ -81,7 +81,7 @@ def test_csv_has_a_line_for_each_row_and_a_column_for_each_field(tmp_path: Path)
     assert set(ROW.to_dict()) - {"constant", "environment"} <= set(first)
 
 
-def test_pandas_gets_a_column_for_each_field_and_numbers_as_numbers() -> None:
+def test_pandas_table_has_a_column_per_field_and_numeric_types() -> None:
     table = to_pandas([ROW, ScoreRow.from_dict(OLD)])
     assert len(table) == 2
     assert list(table["rounds"]) == ["1; 3", "1"]
@@ -92,15 +92,15 @@ def test_pandas_gets_a_column_for_each_field_and_numbers_as_numbers() -> None:
     assert set(ROW.flatten_values()) <= set(table.columns)
 
 
-def test_the_absence_of_pandas_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pandas_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         to_pandas([ROW])
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A1", "+1+1", "-1+1", "@SUM(A1)", "\tx"])
-def test_no_text_is_a_formula_for_a_spreadsheet(tmp_path: Path, text: str) -> None:
-    """A reason comes from whoever made the run."""
+def test_text_in_csv_is_never_a_spreadsheet_formula(tmp_path: Path, text: str) -> None:
+    """Reasons of failures come from the run, which somebody else may have made."""
     write_csv([ScoreRow.from_dict(OLD | {"failure": text})], tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)

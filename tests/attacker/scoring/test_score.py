@@ -1,4 +1,4 @@
-"""Rows from real federations: tables, LPIPS, and files that are not what they should be."""
+"""Tests of scoring on federations of the local engine: tables, LPIPS, and damaged files."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ Federate = Callable[..., Path]
 
 @pytest.fixture
 def federate(tmp_path: Path) -> Federate:
-    """Runs a federation of two clients, with some top-level keys of the experiment replaced."""
+    """Function that runs a federation of two clients, with some top-level keys of the experiment replaced."""
 
     def make(**changes: Any) -> Path:
         experiment = validate({**EXPERIMENT, **changes}, source="test")
@@ -52,7 +52,7 @@ def attack(run: Path, **arguments: Any) -> Replayed:
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
 
 
-def test_each_row_has_the_lpips_of_its_own_pair_and_the_summary_their_mean(shared_data: Path, federate: Federate) -> None:
+def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data: Path, federate: Federate) -> None:
     weights = shared_data / "lpips" / "alexnet_features.safetensors"
     if not weights.exists():
         pytest.skip(f"{weights} is absent")
@@ -70,7 +70,7 @@ def test_each_row_has_the_lpips_of_its_own_pair_and_the_summary_their_mean(share
     assert summary.lpips_net == "alex"
 
 
-def test_categories_are_scored_and_shown_by_the_largest_of_their_columns(federate: Federate, tmp_path: Path) -> None:
+def test_category_is_the_largest_of_its_columns(federate: Federate, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["age,work,sex,income"]
     lines += [f"{a},{'abc'[b]},{'fm'[c]},{(a + b) % 2}" for a, b, c in rng.integers(0, (50, 3, 2), size=(40, 3))]
@@ -91,19 +91,19 @@ def test_categories_are_scored_and_shown_by_the_largest_of_their_columns(federat
 
 
 @pytest.mark.parametrize("source", ["held_out", "clients"])
-def test_rows_of_a_table_say_where_its_ranges_come_from(federate: Federate, source: str) -> None:
+def test_rows_of_a_table_state_where_its_ranges_come_from(federate: Federate, source: str) -> None:
     run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
     assert {row.ranges_from for row in rows} == {source}
 
 
-def test_a_run_of_before_ranges_were_named_is_still_scored(federate: Federate) -> None:
-    """Its truth and its manifest say nothing of ranges, which were those over all rows."""
+def test_run_without_a_source_of_ranges_is_scored(federate: Federate) -> None:
+    """Runs of earlier versions do not state the source of ranges, which were those over all rows."""
     run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": "clients"})
     for path, keys in ((run / "recording" / "manifest.json", ["data"]), (run / "truth" / "dataset.json", ["arguments"])):
-        told = json.loads(path.read_text())
-        del reduce(dict.__getitem__, keys, told)["ranges_from"]
-        path.write_text(json.dumps(told))
+        facts_of_file = json.loads(path.read_text())
+        del reduce(dict.__getitem__, keys, facts_of_file)["ranges_from"]
+        path.write_text(json.dumps(facts_of_file))
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
     assert {row.ranges_from for row in rows} == {""}
     assert all(row.failure is None for row in rows)
@@ -121,7 +121,7 @@ def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> N
     assert all("(2, 3, 9, 9)" in failure for failure in failures)
 
 
-def test_what_replay_wrote_down_is_named_where_it_is_damaged(federate: Federate) -> None:
+def test_damaged_attack_json_is_refused(federate: Federate) -> None:
     run = federate()
     done, scorer = attack(run), Scorer(run, [run / "truth"])
     facts = json.loads((done.folder / "attack.json").read_text())
@@ -134,7 +134,7 @@ def test_what_replay_wrote_down_is_named_where_it_is_damaged(federate: Federate)
         scorer.score(done.folder)
 
 
-def test_labels_are_read_as_a_multiset() -> None:
+def test_labels_are_compared_as_multisets() -> None:
     assert match_labels([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
     assert match_labels([1, 1, 2], [1, 2, 2]) == [True, False, True]
     assert match_labels([4], []) == [False]
@@ -149,9 +149,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("only", [None, {"1"}])
 @pytest.mark.parametrize("scored_before", [True, False])
-def test_rows_take_the_place_of_their_own_and_of_no_other_ones(
-    tmp_path: Path, only: set[str] | None, scored_before: bool
-) -> None:
+def test_scores_replace_rows_of_the_same_attack_and_case_only(tmp_path: Path, only: set[str] | None, scored_before: bool) -> None:
     path, old, new = (
         tmp_path / "scores.jsonl",
         {"source": "a", "case": "1", "psnr": 1.0},

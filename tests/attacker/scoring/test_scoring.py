@@ -1,4 +1,4 @@
-"""Metrics against scikit-image and hand examples; assignment, intervals."""
+"""Tests of metrics against scikit-image and values by hand, of the assignment of reconstructions, and of intervals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     return noisy, truth
 
 
-def test_ssim_is_scikit_images_own(pictures) -> None:
+def test_ssim_agrees_with_scikit_image(pictures) -> None:
     for x, truth, ours in zip(*pictures, ssim(*pictures), strict=True):
         theirs = structural_similarity(
             truth.numpy(), x.numpy(), channel_axis=0, data_range=1.0,
@@ -39,7 +39,7 @@ def test_ssim_is_scikit_images_own(pictures) -> None:
         ssim(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))
 
 
-def test_psnr_is_scikit_images_own_per_image_and_capped(pictures) -> None:
+def test_psnr_agrees_with_scikit_image_and_is_capped(pictures) -> None:
     for x, truth, ours in zip(*pictures, psnr(*pictures), strict=True):
         assert ours.item() == pytest.approx(peak_signal_noise_ratio(truth.numpy(), x.numpy(), data_range=1.0), abs=1e-4)
     assert psnr(pictures[1], pictures[1]).tolist() == [120, 120]
@@ -49,7 +49,7 @@ def test_mse_by_hand() -> None:
     assert mse(torch.tensor([[0.0, 1.0], [1.0, 1.0]]), torch.tensor([[0.5, 0.5], [1.0, 1.0]])).tolist() == [0.25, 0.0]
 
 
-def test_success_of_images_and_of_rows() -> None:
+def test_success_thresholds_of_images_and_table_rows() -> None:
     truth = torch.full((1, 1, 2, 2), 0.5)
     assert is_recovered(truth + 0.0948, truth).item()
     assert not is_recovered(truth + 0.0950, truth).item()
@@ -58,14 +58,14 @@ def test_success_of_images_and_of_rows() -> None:
     assert not is_recovered(row + torch.tensor([[0.0, 0.051]]), row).item()
 
 
-def test_an_image_that_its_own_mean_colour_recovers_is_flat() -> None:
+def test_image_recovered_by_its_mean_colour_is_flat() -> None:
     flat = torch.full((1, 3, 4, 4), 0.3)
     striped = flat.clone()
     striped[..., ::2] = 0.7
     assert is_flat(torch.cat([flat, striped])).tolist() == [True, False]
 
 
-def test_assignment_is_one_to_one_and_the_best_in_all() -> None:
+def test_assignment_is_one_to_one_and_optimal() -> None:
     truth = torch.tensor([[0.0], [0.4], [1.0]])
     assert assign_reconstructions(torch.tensor([[0.9], [0.05], [0.2]]), truth) == [1, 2, 0]
     assert (
@@ -75,17 +75,17 @@ def test_assignment_is_one_to_one_and_the_best_in_all() -> None:
     assert assign_reconstructions(torch.empty(0, 1), truth) == [None, None, None]
 
 
-def test_a_guess_counts_for_one_original_only() -> None:
+def test_one_reconstruction_counts_for_one_original_only() -> None:
     assert assign_reconstructions(torch.tensor([[0.5], [9.0]]), torch.tensor([[0.5], [0.5]])) in ([0, 1], [1, 0])
 
 
-def test_assignment_survives_values_that_are_no_numbers() -> None:
+def test_assignment_with_nan() -> None:
     assert assign_reconstructions(torch.tensor([[torch.nan], [0.0]]), torch.tensor([[0.0], [1.0]])) == [1, 0]
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 24), (24, 24), (7, 24), (1, 1), (3, 8)])
-def test_shares_of_independent_examples_have_the_mid_p_interval(successes: int, count: int) -> None:
-    """At either end, a result as extreme as this one, counted half, or more extreme has a chance of 2.5 %."""
+def test_interval_of_independent_examples_is_the_mid_p_interval(successes: int, count: int) -> None:
+    """At either end of the mid-p interval, half the chance of this result plus that of more extreme ones is 2.5 %."""
     ours = estimate_share([1.0] * successes + [0.0] * (count - successes))
     assert ours.value == successes / count
     above = binom.sf(successes, count, ours.low) + binom.pmf(successes, count, ours.low) / 2
@@ -102,11 +102,11 @@ DESIGNS: list[Design] = [(8, 1, 0), (30, 1, 0), (8, 8, 1), (12, 4, 1), (12, 4, 0
 FEW: list[Design] = [(4, 1, 0), (4, 8, 0.6), (4, 8, 1), (6, 4, 0.3)]
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 REPETITIONS = 500
-"""Of each design and share: the standard error of a coverage of 0.95 is 0.01, and 0.003 over all shares."""
+"""Samples of each design and share; a coverage of 0.95 then has the standard error 0.01, and 0.003 over all shares."""
 
 
-def drawn(rng: np.random.Generator, design: Design, share: float, repetitions: int = REPETITIONS) -> NDArray[Any]:
-    """Successes (repetitions, clusters, size), with the share of each cluster from a beta distribution."""
+def draw_successes(rng: np.random.Generator, design: Design, share: float, repetitions: int = REPETITIONS) -> NDArray[Any]:
+    """Draw successes (repetitions, clusters, size), with the share of each cluster from a beta distribution."""
     count, size, correlation = design
     if correlation == 1:
         own = (rng.random((repetitions, count)) < share).astype(float)
@@ -119,7 +119,7 @@ def drawn(rng: np.random.Generator, design: Design, share: float, repetitions: i
 
 
 def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
-    """How often the interval holds the true value. samples: (repetitions, clusters, size)."""
+    """Compute the share of intervals that contain the true value. samples: (repetitions, clusters, size)."""
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     found = [estimate(sample.ravel(), clusters) for sample in samples]
     assert all(one.low <= one.value <= one.high for one in found)
@@ -127,21 +127,21 @@ def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimat
 
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
-def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(design: Design) -> None:
+def test_intervals_of_shares_have_the_nominal_coverage(design: Design) -> None:
     rng = np.random.default_rng(7)
-    held = [coverage(drawn(rng, design, value), value, estimate_share) for value in SHARES]
+    held = [coverage(draw_successes(rng, design, value), value, estimate_share) for value in SHARES]
     assert 0.92 <= np.mean(held) <= 0.98, held
     assert min(held) > 0.90, held
 
 
 @pytest.mark.parametrize("design", FEW, ids=str)
-def test_intervals_of_shares_of_few_clusters_hold_the_truth_no_less_often(design: Design) -> None:
+def test_intervals_of_shares_of_few_clusters_cover_at_least_90_percent(design: Design) -> None:
     rng = np.random.default_rng(9)
-    assert min(coverage(drawn(rng, design, value), value, estimate_share) for value in (0.02, *SHARES)) > 0.90
+    assert min(coverage(draw_successes(rng, design, value), value, estimate_share) for value in (0.02, *SHARES)) > 0.90
 
 
 @pytest.mark.parametrize("successes", range(4))
-def test_three_clusters_that_differ_within_are_no_surer_than_three_examples(successes: int) -> None:
+def test_intervals_of_three_mixed_clusters_are_wide(successes: int) -> None:
     values = [1.0, 0.0, 0.0, 0.0] * successes + [0.0] * 4 * (3 - successes)
     whole = estimate_share([1.0] * successes + [0.0] * (3 - successes))
     assert estimate_share(values, [i // 4 for i in range(12)]).high - estimate_share(values).high > 0.1
@@ -152,7 +152,7 @@ def test_three_clusters_that_differ_within_are_no_surer_than_three_examples(succ
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 4])
-def test_fewer_than_five_clusters_bear_no_interval_of_a_mean_and_say_so(clusters: int) -> None:
+def test_mean_of_fewer_than_five_clusters_has_no_interval(clusters: int) -> None:
     found = mean([10.0 + i for i in range(2 * clusters)], [i // 2 for i in range(2 * clusters)])
     assert not found.is_interval
     assert (found.low, found.high) == (10.0, 10.0 + 2 * clusters - 1)
@@ -163,7 +163,7 @@ def test_fewer_than_five_clusters_bear_no_interval_of_a_mean_and_say_so(clusters
 
 @pytest.mark.parametrize("design", [(6, 1, 0), *DESIGNS], ids=str)
 @pytest.mark.parametrize("skewed", [False, True])
-def test_intervals_of_means_hold_the_truth_as_often_as_they_say(design: Design, skewed: bool) -> None:
+def test_intervals_of_means_have_the_nominal_coverage(design: Design, skewed: bool) -> None:
     count, size, correlation = design
     rng = np.random.default_rng(8)
     draw = rng.exponential if skewed else rng.normal
@@ -173,7 +173,7 @@ def test_intervals_of_means_hold_the_truth_as_often_as_they_say(design: Design, 
     assert 0.92 <= coverage(samples, true, mean) <= 0.98
 
 
-def test_batches_that_succeed_as_a_whole_count_as_one_example_each() -> None:
+def test_uniform_batches_count_as_one_example_each() -> None:
     values, clusters = [1.0] * 24 + [0.0] * 40, [i // 8 for i in range(64)]
     clustered, alone = estimate_share(values, clusters), estimate_share([1.0] * 3 + [0.0] * 5)
     assert (clustered.value, clustered.low, clustered.high) == pytest.approx((alone.value, alone.low, alone.high))
@@ -185,11 +185,11 @@ def test_cases_that_share_an_example_are_one_cluster() -> None:
     assert find_clusters([(1, "a"), (2, "a"), (3, "b"), (4, "c"), (2, "c")]) == {1: 0, 2: 0, 3: 1, 4: 0}
 
 
-def test_the_median_and_the_deciles_stand_beside_a_mean() -> None:
+def test_mean_has_a_median_and_deciles() -> None:
     found = mean([float(i) for i in range(101)])
     assert (found.value, found.median, found.p10, found.p90) == (50, 50, 10, 90)
 
 
-def test_mean_of_equal_values_is_certain() -> None:
+def test_interval_of_equal_values_is_a_point() -> None:
     estimate = mean([2.0, 2.0, 2.0, 2.0])
     assert (estimate.value, estimate.low, estimate.high, estimate.count) == (2, 2, 2, 4)

@@ -1,4 +1,4 @@
-"""What became of each case: rows, and shares of finished cases alone."""
+"""Tests of the states of cases (done, failed, interrupted, waiting) in score rows and summaries."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ EXPERIMENT = {
 
 @pytest.fixture
 def attacked(tmp_path: Path) -> Path:
-    """The folder of an attack on five observations of one example each, all of them solved."""
+    """Folder of an attack that solved five observations of one example each."""
     engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
     recording, out = Recording(tmp_path / "run" / "recording"), tmp_path / "run" / "reconstructions"
     return Replay(recording=recording, spec=AttackSpec(name="exact"), out=out).run().folder
@@ -40,20 +40,20 @@ def rows_of(folder: Path) -> list[ScoreRow]:
     return Scorer(run, [run / "truth"]).score(folder)
 
 
-def cut_off(path: Path) -> None:
+def mark_interrupted(path: Path) -> None:
     replace(Reconstruction.read(path), interrupted=True).write(path)
 
 
-def give_up(path: Path) -> None:
+def mark_failed(path: Path) -> None:
     write_json(path.with_suffix("").with_suffix(".failed.json"), {"reason": "no way"})
 
 
-def test_cases_that_were_cut_off_or_never_begun_are_apart_from_those_that_failed(attacked: Path) -> None:
+def test_states_of_finished_failed_interrupted_and_waiting_cases(attacked: Path) -> None:
     done, failed, unreadable, interrupted, waiting = sorted(attacked.glob("*.safetensors"))
     failed.unlink()
-    give_up(failed)
+    mark_failed(failed)
     unreadable.write_bytes(b"no tensors")
-    cut_off(interrupted)
+    mark_interrupted(interrupted)
     waiting.unlink()
     rows = {row.case: row for row in rows_of(attacked)}
     states = {done: "done", failed: "failed", unreadable: "failed", interrupted: "interrupted", waiting: "waiting"}
@@ -65,12 +65,12 @@ def test_cases_that_were_cut_off_or_never_begun_are_apart_from_those_that_failed
     assert set(unknown.values()) == {None}
 
 
-def test_a_share_is_of_finished_cases_alone(attacked: Path) -> None:
+def test_share_is_of_finished_cases_only(attacked: Path) -> None:
     first, second, third, *_ = sorted(attacked.glob("*.safetensors"))
     first.unlink()
-    give_up(first)
+    mark_failed(first)
     second.unlink()
-    cut_off(third)
+    mark_interrupted(third)
     (summary,) = summarise(rows_of(attacked))
     assert summary.cases == {"done": 2, "failed": 1, "interrupted": 1, "waiting": 1}
     assert summary.success is not None
@@ -78,7 +78,7 @@ def test_a_share_is_of_finished_cases_alone(attacked: Path) -> None:
     assert (summary.examples, summary.failures) == (3, 1)
 
 
-def test_with_no_finished_case_there_is_no_share_and_not_one_of_nothing(attacked: Path) -> None:
+def test_no_finished_case_gives_no_share(attacked: Path) -> None:
     for path in attacked.glob("*.safetensors"):
         path.unlink()
     (summary,) = summarise(rows_of(attacked))
@@ -86,10 +86,10 @@ def test_with_no_finished_case_there_is_no_share_and_not_one_of_nothing(attacked
     assert summary.cases == {"waiting": 5}
 
 
-def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> None:
+def test_interrupted_case_that_failed_later_is_failed(attacked: Path) -> None:
     path = min(attacked.glob("*.safetensors"))
-    cut_off(path)
-    give_up(path)
+    mark_interrupted(path)
+    mark_failed(path)
     assert next(row for row in rows_of(attacked) if row.case == path.stem).state == "failed"
 
 
@@ -105,7 +105,7 @@ def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> N
         ({"failure": None, "state": "waiting"}, "waiting"),
     ],
 )
-def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: CaseState) -> None:
+def test_state_of_rows_of_earlier_versions_follows_from_the_failure(row: dict[str, Any], state: CaseState) -> None:
     assert find_state(row) == state
     assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}
 
@@ -118,7 +118,7 @@ def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], 
         *(("run", "secure_aggregation", value) for value in ("x", 5, [])),
     ],
 )
-def test_what_no_replay_writes_of_an_attack_is_refused(attacked: Path, where: str, key: str, value: object) -> None:
+def test_invalid_facts_in_attack_json_are_refused(attacked: Path, where: str, key: str, value: object) -> None:
     facts = json.loads((attacked / "attack.json").read_text())
     (facts[where] if where else facts)[key] = value
     (attacked / "attack.json").write_text(json.dumps(facts))

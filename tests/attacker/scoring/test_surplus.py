@@ -1,4 +1,4 @@
-"""An attack that returns more candidates than there are examples: its own ranking says which of them count."""
+"""Tests of attacks that return more candidates than there are examples: the attack's ranking selects those that count."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ EIGHT = tuple(range(8))
 
 
 class Surplus:
-    """A run of one case, whose client used some digits in each of its rounds, and an answer that is made up."""
+    """A run of one case with constructed digits used in each round, and a constructed reconstruction."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / "reconstructions" / "cpl-00000000"
@@ -32,7 +32,7 @@ class Surplus:
     def rows(
         self, used: Sequence[Sequence[int]], candidates: Sequence[int], confidence: Sequence[float], **training: Any
     ) -> dict[int, ScoreRow]:
-        """Rows by index. used: digits of each round. candidates: digits that the attack found, and -1 for noise."""
+        """Return score rows by index. used: digits of each round. candidates: digits that the attack found, -1 for noise."""
         writer, rounds = TruthWriter(self.run / "truth", "ada"), range(1, len(used) + 1)
         for number, indices in zip(rounds, used, strict=True):
             writer.write(number, 1, [indices])
@@ -56,8 +56,8 @@ def surplus(tmp_path: Path) -> Surplus:
     return Surplus(tmp_path)
 
 
-def test_good_candidates_that_the_attack_ranks_low_count_for_nothing(surplus: Surplus) -> None:
-    """24 candidates for 8 examples: whoever picked the good third of them by truth would say that all is recovered."""
+def test_good_candidates_of_low_rank_do_not_count(surplus: Surplus) -> None:
+    """Of 24 candidates for 8 examples, selecting the good third by the true examples would give full recovery."""
     rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.9] * 16 + [0.1] * 8)
     assert not any(row.success for row in rows.values())
     assert {row.surplus for row in rows.values()} == {16}
@@ -67,19 +67,19 @@ def test_good_candidates_that_the_attack_ranks_low_count_for_nothing(surplus: Su
     assert summary.success.value == 0
 
 
-def test_good_candidates_that_the_attack_ranks_first_count(surplus: Surplus) -> None:
+def test_good_candidates_of_high_rank_count(surplus: Surplus) -> None:
     rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.1] * 16 + [0.9] * 8)
     assert all(row.success and row.label_success for row in rows.values())
 
 
-def test_labels_of_the_surplus_are_not_read(surplus: Surplus) -> None:
+def test_labels_of_surplus_candidates_do_not_count(surplus: Surplus) -> None:
     wrong, right = surplus.data.train[[0, 1]][1].tolist()
     assert wrong != right
     rows = surplus.rows([[1]], [0, 1], [0.9, 0.8])
     assert (rows[1].label_recovered, rows[1].label_success, rows[1].success) == (wrong, False, False)
 
 
-def test_an_attack_that_finds_an_example_anew_in_each_round_must_merge_what_it_finds(surplus: Surplus) -> None:
+def test_repeated_candidates_use_up_the_places(surplus: Surplus) -> None:
     rows = surplus.rows([EIGHT, EIGHT, EIGHT], [*EIGHT, *EIGHT, *EIGHT], [0.9] * 8 + [0.8] * 16)
     assert {row.surplus for row in rows.values()} == {16}
     assert all(row.success for row in rows.values())
@@ -87,13 +87,13 @@ def test_an_attack_that_finds_an_example_anew_in_each_round_must_merge_what_it_f
     assert sum(row.success for row in rows.values()) == 3
 
 
-def test_one_candidate_each_for_an_example_that_a_round_used_twice_is_no_surplus(surplus: Surplus) -> None:
-    """The client reported three examples, and the attack returns three: it cannot know that two of them are one."""
+def test_example_used_twice_in_a_round_has_room_for_two_candidates(surplus: Surplus) -> None:
+    """The client reported three examples, so that the attack returns three; it cannot know that two of them are equal."""
     rows = surplus.rows([[4, 5, 4]], [4, 4, 5], [0.9, 0.8, 0.1])
     assert {index: (row.success, row.surplus) for index, row in rows.items()} == {4: (True, 0), 5: (True, 0)}
 
 
-def test_passes_over_the_same_examples_make_no_room_for_more_candidates(surplus: Surplus) -> None:
+def test_local_epochs_make_no_room_for_more_candidates(surplus: Surplus) -> None:
     rows = surplus.rows([[4, 5, 5, 4]], [-1, -1, 4, 5], [0.9, 0.8, 0.7, 0.6], epochs=2)
     assert not any(row.success for row in rows.values())
     assert {row.surplus for row in rows.values()} == {2}
@@ -119,7 +119,7 @@ def test_ranking(confidence: list[float], explained: list[float] | None, order: 
     assert rank_candidates(torch.tensor(confidence), None if explained is None else torch.tensor(explained)) == order
 
 
-def test_truth_does_not_choose_among_candidates() -> None:
+def test_surplus_candidates_need_a_ranking() -> None:
     with pytest.raises(ValueError, match="3 reconstructions for 2 examples"):
         assign_reconstructions(torch.zeros(3, 1), torch.zeros(2, 1))
     assert assign_reconstructions(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.1]])) == [1, 0]
@@ -137,7 +137,7 @@ def test_the_slots_of_kept_examples_follow_them() -> None:
     assert [(slot.position, slot.example) for slot in kept.slots] == [(1, 0), (2, 1)]
 
 
-def test_how_many_candidates_an_example_has_room_for() -> None:
+def test_places_of_examples_are_counted() -> None:
     used = [Used(((4, 5), (4,))), Used(((5, 6),))]
     assert count_places(used) == {4: 2, 5: 1, 6: 1}
     assert count_places([Used(((4, 5), (5, 4)))], epochs=2) == {4: 1, 5: 1}

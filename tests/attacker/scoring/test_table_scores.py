@@ -1,4 +1,4 @@
-"""Tables: what counts as right, by hand examples."""
+"""Tests of measures of table rows, with values by hand."""
 
 import math
 
@@ -25,7 +25,7 @@ def changed(**values: float) -> Tensor:
     return x
 
 
-def test_neighbours_of_one_name_are_one_variable() -> None:
+def test_adjacent_columns_of_one_name_are_one_variable() -> None:
     assert group_columns(COLUMNS) == [(1, 2, 3), (4, 5)]
     assert group_columns([*WORK, *SEX]) == [(0, 1, 2), (3, 4)]
     assert group_columns([AGE, PAY]) == []
@@ -44,7 +44,7 @@ def test_neighbours_of_one_name_are_one_variable() -> None:
         (changed(c2=-0.2, c4=0.0, c5=0.1), 0.0, 0.0, False),
     ],
 )
-def test_every_category_must_be_right_and_every_number_within_a_twentieth(
+def test_success_needs_all_categories_and_numbers_within_a_twentieth(
     x: Tensor, error: float, right: float, success: bool
 ) -> None:
     assert measure_continuous_error(x, TRUTH, COLUMNS).item() == pytest.approx(error, abs=1e-6)
@@ -52,12 +52,12 @@ def test_every_category_must_be_right_and_every_number_within_a_twentieth(
     assert is_recovered(x, TRUTH, SPEC).item() is success
 
 
-def test_a_tie_is_no_answer() -> None:
+def test_tie_of_categories_is_wrong() -> None:
     assert measure_categorical_share(torch.zeros(1, 7), TRUTH, COLUMNS).item() == 0
     assert measure_categorical_share(changed(c1=1.0), TRUTH, COLUMNS).item() == 0.5
 
 
-def test_a_category_that_training_never_saw_does_not_count() -> None:
+def test_variable_without_a_true_category_does_not_count() -> None:
     unseen = changed(c2=0.0)
     assert measure_categorical_share(changed(c1=9.0), unseen, COLUMNS).item() == 1
     assert measure_categorical_share(changed(c5=9.0), unseen, COLUMNS).item() == 0
@@ -68,7 +68,7 @@ def test_a_category_that_training_never_saw_does_not_count() -> None:
     assert not is_recovered(changed(c0=0.9), nothing, SPEC).item()
 
 
-def test_tables_of_one_kind_alone() -> None:
+def test_tables_of_numbers_or_categories_only() -> None:
     numbers = DataSpec(shape=(2,), num_classes=2, columns=(AGE, PAY))
     categories = DataSpec(shape=(5,), num_classes=2, columns=(*WORK, *SEX))
     x = torch.tensor([[0.1, 0.9]])
@@ -80,7 +80,7 @@ def test_tables_of_one_kind_alone() -> None:
     assert not is_recovered(-TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
 
 
-def test_rows_are_measured_each_for_itself() -> None:
+def test_rows_are_measured_separately() -> None:
     x = torch.cat([changed(c0=0.6), changed(c1=2.0), TRUTH])
     rows = measure(x, TRUTH.expand(3, -1), SPEC, "no weights")
     assert [row["continuous_error"] for row in rows] == [pytest.approx(0.1), 0, 0]
@@ -89,7 +89,7 @@ def test_rows_are_measured_each_for_itself() -> None:
     assert {(row["psnr"], row["lpips"], row["lpips_reason"]) for row in rows} == {(None, None, "not an image")}
 
 
-def test_categories_above_one_are_told_apart_and_numbers_are_clamped() -> None:
+def test_numbers_are_clamped_and_categories_are_not() -> None:
     x = changed(c0=7.0, c2=3.0, c3=2.0, c6=-4.0)
     truth = TRUTH.clone()
     truth[0, 0], truth[0, 6] = 1.0, 0.0

@@ -1,4 +1,4 @@
-"""Verdicts on an attack against its null."""
+"""Tests of the verdict on an attack compared with its null, and of ranks in a gallery of other examples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from fedsim.recording import DataSpec
 
 
 def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **fields: Any) -> list[ScoreRow]:
-    """One row for each PSNR, in cases of `size` examples; a failure where it is None."""
+    """Return one score row for each PSNR, in cases of `size` examples; None gives a failure."""
     return [
         ScoreRow.from_dict(
             {
@@ -48,7 +48,7 @@ def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **f
 
 
 def without_state(row: ScoreRow) -> ScoreRow:
-    """A row as programs wrote it before rows had a state."""
+    """Return a row like those of versions in which rows had no state."""
     return ScoreRow.from_dict({key: value for key, value in row.to_dict().items() if key not in ("state", "version")})
 
 
@@ -61,7 +61,7 @@ def verdict(attack: Sequence[float | None], null: Sequence[float | None], **fiel
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_quality_far_above_the_nulls_is_a_leak_though_nothing_passes_the_threshold(seed: int) -> None:
+def test_higher_psnr_than_the_null_is_a_partial_leak(seed: int) -> None:
     found = verdict(around(13.2, 12, seed), around(8.5, 12, 100 + seed))
     assert found.outcome == "partly leaked"
     assert [one.score for one in found.leaked] == ["psnr"]
@@ -71,12 +71,12 @@ def test_quality_far_above_the_nulls_is_a_leak_though_nothing_passes_the_thresho
 
 
 def test_eight_clients_at_17_db_against_12_are_a_leak() -> None:
-    """The foreign application of the README."""
+    """These are the values of the README's example of another app."""
     assert verdict(around(17.3, 8, 0), around(11.6, 8, 1)).outcome == "partly leaked"
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_an_exact_answer_to_one_client_is_recovered_however_few_there_are(count: int) -> None:
+def test_one_exact_answer_gives_the_verdict_recovered(count: int) -> None:
     nothing = [0.5] * (count - 1)
     ranks = {"rank_share": [0.0, *nothing], "chance": [1e-12, *nothing], "case_chance": [1 / 401, *nothing]}
     attack = rows([60.0, *around(9, count - 1, 0)], **ranks)
@@ -87,8 +87,8 @@ def test_an_exact_answer_to_one_client_is_recovered_however_few_there_are(count:
     assert f"recovered: 1 of {count} example" in found.words
 
 
-def test_an_original_that_is_near_to_any_answer_is_no_leak() -> None:
-    """A face near the mean face: of runs of one client, 4 of 24 nulls were called a leak beside another null."""
+def test_original_near_to_the_nulls_answer_too_is_no_leak() -> None:
+    """A null's answer may be near an average original by chance, so that attack and null both rank it first."""
     one = rows([14.0], rank_share=0.0, chance=0.003, case_chance=0.003)
     same = rows([13.9], null=True, rank_share=0.0, chance=0.004, case_chance=0.004)
     assert judge_attack(one, same).outcome == "not distinguishable from the null at this sample"
@@ -96,7 +96,7 @@ def test_an_original_that_is_near_to_any_answer_is_no_leak() -> None:
     assert judge_attack(one, far).outcome == "partly leaked"
 
 
-def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named() -> None:
+def test_verdict_states_the_smallest_detectable_difference() -> None:
     found = verdict(around(10, 12, 0), around(10, 12, 1))
     assert found.outcome == "not distinguishable from the null at this sample"
     least = found.detectable["psnr"]
@@ -109,7 +109,7 @@ def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named()
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_what_is_said_to_be_detectable_is_detected(size: int) -> None:
+def test_stated_detectable_difference_is_detected(size: int) -> None:
     missed = 0
     for seed in range(40):
         null = rows(around(10, 24, 3 * seed), null=True, size=size)
@@ -118,7 +118,7 @@ def test_what_is_said_to_be_detectable_is_detected(size: int) -> None:
     assert missed <= 4
 
 
-def test_chance_is_rarely_called_a_leak() -> None:
+def test_false_positive_rate_is_low() -> None:
     found = [verdict(around(10, 8, 2 * seed), around(10, 8, 2 * seed + 1)).leaks for seed in range(100)]
     assert sum(found) <= 10
 
@@ -130,7 +130,7 @@ def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
     assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on only 6 of 12 examples")
 
 
-def test_recovered_images_that_one_colour_passes_are_counted_apart() -> None:
+def test_recovered_images_of_one_colour_are_counted_separately() -> None:
     found = judge_attack(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
     assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour; the null recovered 0")
 
@@ -141,14 +141,14 @@ def test_one_batch_is_one_group() -> None:
     assert found.outcome != "partly leaked"
 
 
-def test_labels_that_leak_are_named_and_told_ones_are_not_compared() -> None:
+def test_leaked_labels_are_found_and_oracle_labels_not_compared() -> None:
     quality, null = around(10, 8, 0), around(10, 8, 1)
     assert [one.score for one in verdict(quality, null, label_success=True).leaked] == ["label_success"]
-    told = verdict(quality, null, label_success=True, oracles=[["labels"]] * 8)
-    assert not told.leaks
+    with_oracle = verdict(quality, null, label_success=True, oracles=[["labels"]] * 8)
+    assert not with_oracle.leaks
 
 
-def test_a_failure_counts_as_the_nulls_answer_or_as_the_best_constant_image() -> None:
+def test_failure_has_the_psnr_of_the_null_or_of_a_constant_image() -> None:
     attack, null = rows([60.0, None, None, 14.0]), rows([10.0, 9.0, None, 10.0], null=True)
     attack = [replace(row, constant={"psnr": 7.0, "mse": 0.2}) for row in attack]
     (summary,) = summarise([*attack, *null])
@@ -158,7 +158,7 @@ def test_a_failure_counts_as_the_nulls_answer_or_as_the_best_constant_image() ->
     assert summary.psnr.median == pytest.approx(11.5)
 
 
-def test_no_exact_row_carries_a_mean() -> None:
+def test_psnr_is_limited_in_means() -> None:
     (summary,) = summarise(rows([120.0, 10.0, 10.0, 10.0]))
     assert summary.psnr is not None
     assert summary.psnr.value == pytest.approx((PSNR_OF_8_BITS + 30) / 4)
@@ -175,7 +175,7 @@ def test_rows_of_an_earlier_version_are_summarised() -> None:
     assert json_of["null"]["psnr"]["median"] == pytest.approx(9.25)
 
 
-def test_holms_adjustment_and_the_tests_by_hand() -> None:
+def test_p_values_by_hand() -> None:
     assert adjust_for_multiple_tests([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert run_sign_flip_test([1, 1, 1, 1, 0], range(5)) == 1 / 16
     assert run_sign_flip_test([-1, 1], range(2)) == 0.75
@@ -192,7 +192,7 @@ def gallery() -> Gallery:
     return Gallery.of(Dataset(name="noise", spec=spec, class_names=("a", "b"), train=examples, test=examples))
 
 
-def test_an_exact_answer_is_first_of_the_gallery_and_no_chance(gallery: Gallery) -> None:
+def test_exact_answer_has_rank_one_in_the_gallery(gallery: Gallery) -> None:
     truth = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     for row in gallery.compare(truth + 1e-4, truth, [0, 1], [1000, 1001]):
         assert (row["rank"], row["gallery"], row["rank_share"]) == (1, 301, 0.0)
@@ -200,7 +200,7 @@ def test_an_exact_answer_is_first_of_the_gallery_and_no_chance(gallery: Gallery)
         assert row["case_chance"] < 0.01
 
 
-def test_ranks_of_answers_that_know_nothing_are_uniform(gallery: Gallery) -> None:
+def test_ranks_of_random_answers_are_uniform(gallery: Gallery) -> None:
     rng = torch.Generator().manual_seed(2)
     found = [
         gallery.compare(torch.rand(2, 3, 8, 8, generator=rng), torch.rand(2, 3, 8, 8, generator=rng), [0, 1], [1000, 1001])
@@ -213,7 +213,7 @@ def test_ranks_of_answers_that_know_nothing_are_uniform(gallery: Gallery) -> Non
     assert np.mean(chances) == pytest.approx(0.5, abs=0.08)
 
 
-def test_the_original_and_its_copies_are_no_part_of_the_gallery(gallery: Gallery) -> None:
+def test_gallery_excludes_the_original_and_its_copies(gallery: Gallery) -> None:
     copied = Gallery(gallery.examples, gallery.indices, gallery.centre, gallery.constant, gallery.shape)
     direction = copied.examples[3:4].reshape(1, 3, 8, 8)
     truth = direction + copied.centre.reshape(1, 3, 8, 8)

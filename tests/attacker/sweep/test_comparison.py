@@ -1,4 +1,4 @@
-"""Comparison of settings: the strongest attack decides, fronts and winners need an audit, tests are paired."""
+"""Tests of the comparison of settings in sweeps: strongest attacks, the Pareto front, winners, and paired tests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,11 +44,11 @@ def grid(tmp_path: Path) -> SweepGrid:
 
 
 def results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> list[SettingResult]:
-    return compare_settings(grid, made(grid, accuracy))[0]
+    return compare_settings(grid, make_results(grid, accuracy))[0]
 
 
-def made(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
-    """Results in which the error of example i is that of `ERRORS` plus i / 1000."""
+def make_results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
+    """Make results in which the error of example i is that of `ERRORS` plus i / 1000."""
     found = []
     for one in grid.federations:
         attacks = {}
@@ -66,7 +66,7 @@ def made(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:
     return found
 
 
-def test_the_strongest_attack_counts(grid: SweepGrid) -> None:
+def test_setting_is_measured_by_its_strongest_attack(grid: SweepGrid) -> None:
     by_name = {one.defense: one for one in results(grid)}
     assert {name: one.strongest for name, one in by_name.items()} == {
         name: min(errors, key=lambda attack: errors[attack]) if len(set(errors.values())) > 1 else "cpl"
@@ -79,8 +79,8 @@ def test_the_strongest_attack_counts(grid: SweepGrid) -> None:
     assert leak.rmse.clusters == 12  # six batches of each of two seeds
 
 
-def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: SweepGrid) -> None:
-    settings, comparisons = compare_settings(grid, made(grid))
+def test_defense_that_no_attack_models_is_not_audited(grid: SweepGrid) -> None:
+    settings, comparisons = compare_settings(grid, make_results(grid))
     (blind,) = (one for one in settings if one.defense == "blind")
     assert not blind.audited
     assert not blind.on_front
@@ -91,7 +91,7 @@ def test_a_defense_that_no_attack_models_is_not_audited_and_never_wins(grid: Swe
     assert to_csv(settings).count("mixup") == len(grid.attacks)
 
 
-def test_no_setting_of_the_front_is_beaten_in_both(grid: SweepGrid) -> None:
+def test_front_holds_the_settings_that_none_dominates(grid: SweepGrid) -> None:
     settings = [one for one in results(grid) if one.audited]
     for one in settings:
         beaten = any(
@@ -102,13 +102,13 @@ def test_no_setting_of_the_front_is_beaten_in_both(grid: SweepGrid) -> None:
     assert [one.defense for one in settings if one.on_front] == ["none", "strong"]
 
 
-def test_a_defense_that_costs_too_much_accuracy_does_not_win(grid: SweepGrid) -> None:
-    _, comparisons = compare_settings(grid, made(grid, {**ACCURACY, "strong": 0.9 - grid.max_accuracy_loss - 0.01}))
+def test_defense_that_loses_too_much_accuracy_does_not_win(grid: SweepGrid) -> None:
+    _, comparisons = compare_settings(grid, make_results(grid, {**ACCURACY, "strong": 0.9 - grid.max_accuracy_loss - 0.01}))
     assert {one.winner.defense for one in comparisons} == {"weak"}
 
 
-def test_duels_are_paired_and_corrected(grid: SweepGrid) -> None:
-    _, comparisons = compare_settings(grid, made(grid))
+def test_comparisons_are_paired_and_corrected(grid: SweepGrid) -> None:
+    _, comparisons = compare_settings(grid, make_results(grid))
     differences = {one.other.defense: one.difference.value for one in comparisons}
     assert differences == {"none": pytest.approx(0.35), "weak": pytest.approx(0.3)}
     assert all(one.adjusted == pytest.approx(0.0) for one in comparisons)  # every example differs by the same amount
@@ -123,5 +123,5 @@ def test_an_unfinished_grid_has_tables_too(grid: SweepGrid) -> None:
     assert to_csv(settings).count("\n") == 1 + len(settings)
 
 
-def test_latex_escapes_what_it_would_run() -> None:
+def test_latex_commands_are_escaped() -> None:
     assert escape_latex(r"a_b \input{x} 5%") == r"a\_b \textbackslash{}input\{x\} 5\%"

@@ -1,4 +1,4 @@
-"""Grids from TOML, and whole sweeps by the command line: budget, interruption at every point, and equal tables."""
+"""Tests of grids of settings in TOML, and of sweeps by the command line: tables, interruption, and time budget."""
 
 import csv
 from pathlib import Path
@@ -49,7 +49,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("grid", "mend"),
+    ("grid", "advice"),
     [
         (GRID.replace("[defenses]", "[defences]"), "unknown key. Did you mean 'defenses'?"),
         (GRID.replace("top_k(0.5)", "topk(0.5)"), "top_k"),
@@ -61,11 +61,11 @@ def read_rows(out: Path) -> list[dict[str, str]]:
         (GRID.replace("steps = 2,", "steps = 0,"), "attacks.inverting_gradients"),
     ],
 )
-def test_a_wrong_grid_is_refused_with_file_and_mend(tmp_path: Path, grid: str, mend: str) -> None:
+def test_wrong_grid_is_refused_with_file_and_advice(tmp_path: Path, grid: str, advice: str) -> None:
     path = write(tmp_path, grid)
     with pytest.raises(GridError, match=r"grid\.toml") as caught:
         read_grid(path)
-    assert mend in str(caught.value)
+    assert advice in str(caught.value)
 
 
 def test_a_grid_is_the_product_of_its_axes(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_shipped_grid_can_be_read() -> None:
         ("cpl = {}", 'gradient = "dp_sgd(max_norm=1, noise=1)"', True),
     ],
 )
-def test_only_searches_that_model_a_defense_know_it(tmp_path: Path, attack: str, defense: str, knows: bool) -> None:
+def test_knowledge_of_defenses_by_attacks(tmp_path: Path, attack: str, defense: str, knows: bool) -> None:
     text = f'experiment = "base.toml"\n[defenses]\none = [{{ {defense} }}]\n[attacks]\n{attack}\n'
     grid = read_grid(write(tmp_path, text, EXPERIMENT.replace("batch_size = 1", "batch_size = 2")))
     assert grid.attacks[0].knows(grid.federations[1].experiment) is knows
@@ -101,7 +101,7 @@ def test_only_searches_that_model_a_defense_know_it(tmp_path: Path, attack: str,
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep that was not interrupted."""
+    """Output folder of a sweep that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     result = call(write(folder), "--out", folder / "out")
     assert result.exit_code == 0, result.output
@@ -119,7 +119,7 @@ def test_a_sweep_writes_its_tables(whole: Path) -> None:
     assert "none" in page
 
 
-def test_tuning_never_sees_the_clients_that_are_reported(whole: Path) -> None:
+def test_tuning_clients_and_reported_clients_are_disjoint(whole: Path) -> None:
     for run in whole.glob("*-*-*/"):
         names = [{file.stem for file in run.glob(f"{kind}/inverting*/0*.safetensors")} for kind in ("tuning", "reconstructions")]
         assert all(names)
@@ -127,7 +127,7 @@ def test_tuning_never_sees_the_clients_that_are_reported(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", range(0, 5, 2))
-def test_a_sweep_that_stops_anywhere_continues_to_the_same_table(
+def test_killed_sweep_continues_to_the_same_table(
     stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid, left = read_grid(write(tmp_path)), [3 * stop]
@@ -155,14 +155,14 @@ def test_a_sweep_that_stops_anywhere_continues_to_the_same_table(
     assert (tmp_path / "out" / "sweep.csv").read_text() == (whole / "sweep.csv").read_text()
 
 
-def test_nothing_begins_after_the_time_budget(tmp_path: Path) -> None:
+def test_no_federation_starts_after_the_time_budget(tmp_path: Path) -> None:
     result = call(write(tmp_path), "--out", tmp_path / "out", "--budget", "0.0001s")
     assert result.exit_code == EXIT_UNFINISHED
     assert "2 of 2 federations are not finished" in result.stderr
     assert "not finished" in (tmp_path / "out" / "sweep.html").read_text()
 
 
-def test_a_federation_that_fails_is_named_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_federation_is_named_and_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = engines.run
 
     def fail(run: FederationRun, **options: Any) -> None:
