@@ -1,4 +1,4 @@
-"""A real federation on disk, attacked and scored, and the service's application on it, asked without a socket."""
+"""Fixtures of tests of the service: a federation on disk, attacked and scored, and the application, called without a socket."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ EXPERIMENT = {
 
 @pytest.fixture(scope="session")
 def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two rounds of three clients, attacked by `exact` and its null, and scored: not to be changed."""
+    """Folder of a run of two rounds of three clients, attacked by `exact` and its null, and scored; tests must not change it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("federated") / "digits"
@@ -50,13 +50,13 @@ def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(federated: Path, tmp_path: Path) -> Path:
-    """A root with a copy of that run, `digits`."""
+    """Folder of runs (the service's root) with a copy of that run, `digits`."""
     shutil.copytree(federated, tmp_path / "root" / "digits")
     return tmp_path / "root"
 
 
-class Asked:
-    """An application without its watchers and workers: `scan` is theirs. Answers come as from a browser on this machine."""
+class Client:
+    """A client of an application without watchers and workers. Call `scan` to index the root; requests come from localhost."""
 
     def __init__(self, app: FastAPI, base: str = "http://localhost:8600") -> None:
         self.app, self.base = app, base
@@ -78,7 +78,7 @@ class Asked:
         return asyncio.run(ask())
 
     def json(self, path: str, **options: Any) -> Any:
-        """Of an answer that is one."""
+        """Return the JSON of a response, after checking its status."""
         answer = self(path if path.startswith("/") else f"/api/v1/{path}", **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -86,25 +86,28 @@ class Asked:
 
 @pytest.fixture(scope="session")
 def application() -> FastAPI:
-    """Its routes: to make them takes longer than all else."""
+    """Application of the service, made once, as making its routes is slow."""
     return make_app()
 
 
 @pytest.fixture
-def ask_of() -> Callable[[FastAPI], Asked]:
-    """Asks an application as it is."""
-    return Asked
+def ask_of() -> Callable[[FastAPI], Client]:
+    """Function that makes a client of an application without changing it."""
+    return Client
 
 
 @pytest.fixture
-def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Asked]]:
-    """The application on `root`, after its first look, without a token; the last one made is the one that answers."""
+def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Client]]:
+    """Function that configures the application for `root`, without a token, scans the root once, and returns a client.
+
+    All clients use the configuration of the last call.
+    """
     made: list[Parts] = []
 
-    def make(**settings: Any) -> Asked:
+    def make(**settings: Any) -> Client:
         made.append(make_parts(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
         application.state.parts = made[-1]
-        asked = Asked(application)
+        asked = Client(application)
         asked.scan()
         return asked
 

@@ -1,4 +1,4 @@
-"""Who gets in: no route without the token, no other name, no other site, nothing too large; and the headers of every answer."""
+"""Tests of access to the service: token, sessions, host names, origins, sizes of requests, and headers of answers."""
 
 import asyncio
 import os
@@ -28,12 +28,12 @@ EXAMPLES = {"id": "digits", "source": "exact", "case": "00001-a", "n": "0"}
 
 
 def routes(asked: Any) -> list[tuple[str, str]]:
-    """Method and path of all that the OpenAPI document tells."""
+    """Return method and path of all routes in the OpenAPI document."""
     paths = asked.app.openapi()["paths"]
     return [(method.upper(), path.format(**EXAMPLES)) for path, methods in paths.items() for method in methods]
 
 
-def test_without_the_token_no_route_answers_but_health_and_the_session(ask: Ask) -> None:
+def test_routes_need_the_token_except_health_and_session(ask: Ask) -> None:
     asked = ask(token=True)
     found = routes(asked)
     assert len(found) > 20
@@ -47,7 +47,7 @@ def test_without_the_token_no_route_answers_but_health_and_the_session(ask: Ask)
 @pytest.mark.parametrize(
     "wrong", ["", "Bearer", "Bearer wrong", "Basic {token}", "bearer x{token}", "{token}", "Bearer {token} {token}"]
 )
-def test_a_wrong_token_opens_nothing(ask: Ask, wrong: str) -> None:
+def test_wrong_token_is_refused(ask: Ask, wrong: str) -> None:
     asked = ask(token=True)
     header = wrong.format(token=asked.parts.keys.token)
     answer = asked("/api/v1/recordings", headers={"Authorization": header})
@@ -56,7 +56,7 @@ def test_a_wrong_token_opens_nothing(ask: Ask, wrong: str) -> None:
     assert asked.parts.keys.token not in answer.text
 
 
-def test_the_token_opens_and_so_does_the_cookie_that_it_is_traded_for(ask: Ask) -> None:
+def test_token_and_session_cookie_give_access(ask: Ask) -> None:
     asked = ask(token=True)
     token = asked.parts.keys.token
     assert asked("/api/v1/recordings", headers={"Authorization": f"Bearer {token}"}).status_code == 200
@@ -76,7 +76,7 @@ def test_the_token_opens_and_so_does_the_cookie_that_it_is_traded_for(ask: Ask) 
     assert asked("/api/v1/recordings", headers={"Cookie": other}).status_code == 200
 
 
-def test_sessions_last_over_a_restart_and_their_end_does_too(tmp_path: Path) -> None:
+def test_sessions_and_their_ends_persist_over_restarts(tmp_path: Path) -> None:
     keys = Keys("t" * 32, tmp_path / "sessions.json")
     stays, ends = keys.open_session(), keys.open_session()
     keys.close(ends)
@@ -97,7 +97,7 @@ def test_the_oldest_of_too_many_sessions_ends() -> None:
     assert all(map(keys.is_open, cookies[1:]))
 
 
-def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
+def test_stream_ends_with_its_session(ask: Ask) -> None:
     asked = ask(token=True)
     keys, sent = asked.parts.keys, []
     cookie = keys.open_session()
@@ -119,17 +119,17 @@ def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
     assert sent == ["http.response.start", *["http.response.body"] * 3]
 
 
-def test_services_on_one_host_have_cookies_of_their_own(tmp_path: Path) -> None:
+def test_services_on_one_host_have_different_cookie_names(tmp_path: Path) -> None:
     first, second = (SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=Keys(one * 32)) for one in "ab")
     assert make_cookie_name(first) != make_cookie_name(second)
 
 
-def test_a_token_in_an_address_is_no_token(ask: Ask) -> None:
+def test_token_in_a_url_is_not_accepted(ask: Ask) -> None:
     asked = ask(token=True)
     assert asked(f"/api/v1/recordings?token={asked.parts.keys.token}").status_code == 401
 
 
-def test_the_page_is_shown_without_a_token_and_holds_nothing_private(ask: Ask) -> None:
+def test_page_needs_no_token_and_is_not_private(ask: Ask) -> None:
     asked = ask(token=True)
     page = asked("/")
     assert page.status_code == 200
@@ -138,7 +138,7 @@ def test_the_page_is_shown_without_a_token_and_holds_nothing_private(ask: Ask) -
     assert "unsafe" not in page.headers["content-security-policy"]
 
 
-def test_under_tls_the_cookie_is_for_tls_and_this_host_alone(ask: Ask, tmp_path: Path) -> None:
+def test_cookie_with_tls_is_secure_and_for_this_host(ask: Ask, tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).touch()
     asked = ask(token=True, certfile=tmp_path / "cert.pem", keyfile=tmp_path / "key.pem")
@@ -147,7 +147,7 @@ def test_under_tls_the_cookie_is_for_tls_and_this_host_alone(ask: Ask, tmp_path:
     assert "Secure" in cookie.split("; ")
 
 
-def test_a_session_ends_and_cannot_be_made_without_the_token() -> None:
+def test_session_expires_and_cannot_be_forged() -> None:
     keys = Keys(secrets.token_urlsafe(32))
     cookie = keys.open_session(now=1000.0)
     assert keys.is_open(cookie, now=2000.0)
@@ -179,7 +179,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     assert all(isinstance(one, bytes) for pair in seen for one in pair)
 
 
-def test_the_token_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
+def test_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "state" / "token"
     token = read_token(path)
     assert len(token) >= 43
@@ -192,7 +192,7 @@ def test_the_token_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "harm", [lambda path: path.chmod(0o644), lambda path: path.write_text("short\n"), lambda path: path.write_text("")]
 )
-def test_a_token_that_others_know_or_could_guess_is_refused(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+def test_readable_or_short_token_is_refused(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
     path = tmp_path / "token"
     read_token(path)
     harm(path)
@@ -200,7 +200,7 @@ def test_a_token_that_others_know_or_could_guess_is_refused(tmp_path: Path, harm
         read_token(path)
 
 
-def test_a_token_is_needed_everywhere_and_only_loopback_can_go_without(tmp_path: Path) -> None:
+def test_token_can_be_switched_off_on_loopback_only(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
         assert ServiceSettings(root=tmp_path, host=host).token
         assert not ServiceSettings(root=tmp_path, host=host, token=False).token
@@ -210,9 +210,9 @@ def test_a_token_is_needed_everywhere_and_only_loopback_can_go_without(tmp_path:
             ServiceSettings(root=tmp_path, host=host, token=False)
 
 
-def test_the_service_asks_for_the_token_where_nothing_else_is_said(root: Path, application: FastAPI, ask_of: Ask) -> None:
-    application.state.parts = make_parts(ServiceSettings(root=root, workers=0))
-    asked = ask_of(application)
+def test_token_is_required_by_default(root: Path, served_app: FastAPI, ask_of: Ask) -> None:
+    served_app.state.parts = make_parts(ServiceSettings(root=root, workers=0))
+    asked = ask_of(served_app)
     assert asked("/api/v1/recordings").status_code == 401
     assert asked.json("health")["token"] is True
     asked.parts.queue.close()
@@ -221,14 +221,14 @@ def test_the_service_asks_for_the_token_where_nothing_else_is_said(root: Path, a
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "a b"]
 )
-def test_another_name_of_this_machine_is_refused(ask: Ask, host: str) -> None:
+def test_other_host_names_are_refused(ask: Ask, host: str) -> None:
     asked = ask()
     for method, path in [*routes(asked), ("GET", "/"), ("GET", "/metrics")]:
         answer = asked(path, method, headers={"Host": host, **JSON})
         assert answer.status_code == 400, (method, path)
 
 
-def test_the_names_of_this_machine_are_taken() -> None:
+def test_loopback_names_are_recognised() -> None:
     assert all(map(is_loopback_name, ["localhost", "localhost:80", "LOCALHOST.", "127.0.0.1:8600", "[::1]:8600", "[::1]"]))
     assert not any(map(is_loopback_name, ["10.0.0.1", "[::2]", "localhost:x", "[::1", "::1]", "localhost:", ".", "local host"]))
 
@@ -252,7 +252,7 @@ def test_no_text_makes_a_host_header_fail(text: str) -> None:
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-def test_another_sites_page_changes_nothing(ask: Ask, headers: dict[str, str]) -> None:
+def test_requests_of_other_sites_are_refused(ask: Ask, headers: dict[str, str]) -> None:
     asked = ask()
     spec = {"recording": "digits", "attack": "cpl"}
     assert asked("/api/v1/jobs", "POST", json=spec, headers=headers).status_code == 403
@@ -260,7 +260,7 @@ def test_another_sites_page_changes_nothing(ask: Ask, headers: dict[str, str]) -
     assert len(asked.json("jobs")["items"]) == 1
 
 
-def test_no_other_site_is_ever_allowed(ask: Ask) -> None:
+def test_no_answer_allows_other_origins(ask: Ask) -> None:
     asked = ask()
     for method in ("GET", "OPTIONS"):
         headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
@@ -271,7 +271,7 @@ def test_no_other_site_is_ever_allowed(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "application/jsonx"]
 )
-def test_only_json_changes_anything(ask: Ask, kind: str) -> None:
+def test_other_content_types_than_json_are_refused(ask: Ask, kind: str) -> None:
     asked = ask()
     content = b'{"recording": "digits", "attack": "cpl"}'
     for path in ("/api/v1/jobs", "/api/v1/jobs/x/cancel", "/api/v1/session"):
@@ -279,7 +279,7 @@ def test_only_json_changes_anything(ask: Ask, kind: str) -> None:
     assert asked.json("jobs")["items"] == []
 
 
-def test_a_body_too_large_is_refused_whatever_it_says_of_its_length(ask: Ask) -> None:
+def test_too_large_body_is_refused_with_and_without_a_length(ask: Ask) -> None:
     asked = ask(max_body=1000)
     large = b'{"recording": "' + b"x" * 2000 + b'"}'
     assert asked("/api/v1/jobs", "POST", content=large, headers=JSON).status_code == 413
@@ -298,7 +298,7 @@ def test_other_methods_are_refused(ask: Ask, method: str) -> None:
     assert ask()("/api/v1/recordings", method, headers=JSON).status_code == 405
 
 
-def test_an_address_beyond_measure_is_refused(ask: Ask) -> None:
+def test_too_long_url_is_refused(ask: Ask) -> None:
     assert ask()("/api/v1/jobs?after=" + "x" * 5000).status_code == 400
 
 
@@ -324,7 +324,7 @@ TRAVERSALS = [
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-def test_no_path_leads_out(ask: Ask, path: str) -> None:
+def test_path_traversal_is_refused(ask: Ask, path: str) -> None:
     answer = ask(truth="own")(path)
     assert answer.status_code in (400, 404)
     assert "root:" not in answer.text
@@ -358,7 +358,7 @@ def test_headers_are_on_every_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) 
     assert answers[404].headers["cache-control"] == "no-store"
 
 
-def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
+def test_stalled_client_is_disconnected(tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while True:
@@ -368,7 +368,8 @@ def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
         await asyncio.sleep(60)
 
     guard = Guard(app, patience=0.05)
-    knows = SimpleNamespace(state=SimpleNamespace(parts=SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=None)))
+    parts = SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=None)
+    served_app = SimpleNamespace(state=SimpleNamespace(parts=parts))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",
@@ -377,7 +378,7 @@ def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
         "raw_path": b"/",
         "query_string": b"",
         "headers": headers,
-        "app": knows,
+        "app": served_app,
     }
     started = time.monotonic()
     asyncio.run(guard(scope, never, never))
@@ -385,7 +386,7 @@ def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_the_state_folder_is_the_owners_only(ask: Ask, root: Path) -> None:
+def test_state_folder_is_private(ask: Ask, root: Path) -> None:
     ask(token=True)
     for path in (root / ".attacker", root / ".attacker" / "token"):
         assert os.stat(path).st_mode & 0o077 == 0

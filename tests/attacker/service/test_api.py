@@ -1,4 +1,4 @@
-"""What the API answers on a real run: what recording, reconstructions and scores say, and nothing that was not given."""
+"""Tests of the API on a federation's run: recordings, attacks, cases, scores and jobs, with and without true examples."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ RUN = "recordings/digits"
 
 @pytest.fixture
 def sources(root: Path) -> tuple[str, str]:
-    """The attack's folder, and its null's."""
+    """Names of the attack's folder and of its null's."""
     names = sorted(path.name for path in (root / "digits" / "reconstructions").iterdir())
     attack, null = sorted(names, key=lambda name: "null" in name)
     return attack, null
@@ -44,16 +44,16 @@ def pixels(content: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)), dtype=int)
 
 
-def test_a_recording_is_told_by_its_manifest_and_its_index(ask: Ask) -> None:
-    (told,) = ask().json("recordings")["items"]
-    assert told["id"] == "digits"
-    assert told["model"] == "lenet_dlg"
-    assert told["data"] == {"shape": [1, 8, 8], "num_classes": 10, "is_image": True}
-    assert (told["rounds"], told["last_round"], told["clients"], told["observations"]) == (2, 2, 3, 6)
-    assert told["trouble"] == []
+def test_recording_is_described_by_manifest_and_index(ask: Ask) -> None:
+    (answer_json,) = ask().json("recordings")["items"]
+    assert answer_json["id"] == "digits"
+    assert answer_json["model"] == "lenet_dlg"
+    assert answer_json["data"] == {"shape": [1, 8, 8], "num_classes": 10, "is_image": True}
+    assert (answer_json["rounds"], answer_json["last_round"], answer_json["clients"], answer_json["observations"]) == (2, 2, 3, 6)
+    assert answer_json["trouble"] == []
 
 
-def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Path) -> None:
+def test_observations_are_listed_in_pages(ask: Ask, root: Path) -> None:
     rows = Recording(root / "digits" / "recording").read_rows()
     asked, found, after = ask(), [], None
     while True:
@@ -64,7 +64,7 @@ def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Pat
     assert [(one["round"], one["client"], one["bytes"]) for one in found] == [(r.round, r.client, r.bytes) for r in rows]
 
 
-def test_a_client_is_named_by_a_unique_beginning_of_its_name(ask: Ask, root: Path) -> None:
+def test_client_is_selected_by_a_unique_prefix(ask: Ask, root: Path) -> None:
     names = Recording(root / "digits" / "recording").list_clients()
     client = names[0]
     length = next(n for n in range(1, 99) if sum(name.startswith(client[:n]) for name in names) == 1)
@@ -83,7 +83,7 @@ def test_observations_are_filtered(ask: Ask, root: Path) -> None:
     assert asked.json(f"{RUN}/observations", params={"status": "failed"})["items"] == []
 
 
-def test_a_share_is_of_finished_cases_and_the_others_are_counted_apart(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+def test_success_is_of_finished_cases_and_others_are_counted(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     folder = root / "digits" / "reconstructions" / sources[0]
     paths = sorted(folder.glob("*.safetensors"))
     for path in paths[:3]:
@@ -91,10 +91,10 @@ def test_a_share_is_of_finished_cases_and_the_others_are_counted_apart(ask: Ask,
     replace(Reconstruction.read(paths[3]), interrupted=True, notes=("cut off",)).write(paths[3])
     Scorer(root / "digits", [root / "digits" / "truth"]).score(folder)
     asked = ask(truth="own")
-    told = next(one for one in asked.json(f"{RUN}/attacks")["items"] if one["source"] == sources[0])
-    counts = {key: told[key] for key in ("cases", "done", "failed", "interrupted", "waiting", "scored", "examples")}
+    answer_json = next(one for one in asked.json(f"{RUN}/attacks")["items"] if one["source"] == sources[0])
+    counts = {key: answer_json[key] for key in ("cases", "done", "failed", "interrupted", "waiting", "scored", "examples")}
     assert list(counts.values()) == [6, 2, 0, 1, 3, 2, 2]
-    assert told["success"] == 1
+    assert answer_json["success"] == 1
     cases = {one["case"]: one for one in asked.json(f"{RUN}/cases", params={"attack": sources[0]})["items"]}
     assert [cases[path.stem]["status"] for path in paths] == ["waiting"] * 3 + ["interrupted"] + ["done"] * 2
     assert [cases[path.stem]["success"] for path in paths] == [None] * 4 + [1, 1]
@@ -104,10 +104,10 @@ def test_a_share_is_of_finished_cases_and_the_others_are_counted_apart(ask: Ask,
     assert (waiting["examples"], waiting["status"]) == ([], "waiting")
 
 
-def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
-    told = {one["source"]: one for one in ask(truth="own").json(f"{RUN}/attacks")["items"]}
+def test_attacks_are_listed_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    answer_json = {one["source"]: one for one in ask(truth="own").json(f"{RUN}/attacks")["items"]}
     (summary,) = summarise(read_rows(root / "digits" / "scores.jsonl"))
-    attack, null = (told[name] for name in sources)
+    attack, null = (answer_json[name] for name in sources)
     assert (attack["cases"], attack["done"], attack["scored"], attack["null"], null["null"]) == (6, 6, 6, False, True)
     assert summary.psnr is not None
     assert attack["success"] == pytest.approx(summary.success.value)
@@ -118,9 +118,7 @@ def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, s
     assert attack["success"] > null["success"]
 
 
-def test_the_grid_has_a_cell_for_each_observation_and_is_coloured_by_what_was_recovered(
-    ask: Ask, root: Path, sources: tuple[str, str]
-) -> None:
+def test_grid_cells_have_the_success_of_their_observation(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     grid = ask(truth="own").json(f"{RUN}/grid")
     rows = {(row["case"]): row for row in read_json_lines(root / "digits" / "scores.jsonl") if row["source"] == sources[0]}
     assert (len(grid["clients"]), grid["rounds"], len(grid["cells"])) == (3, [1, 2], 6)
@@ -131,24 +129,24 @@ def test_the_grid_has_a_cell_for_each_observation_and_is_coloured_by_what_was_re
         assert cell["psnr"] == pytest.approx(min(row["psnr"], PSNR_OF_8_BITS))
 
 
-def test_without_truth_the_grid_is_coloured_by_the_attacks_own_confidence(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+def test_grid_cells_without_true_examples_have_the_confidence(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     for cell in ask().json(f"{RUN}/grid")["cells"]:
         found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{cell['cases'][0]}.safetensors")
         assert cell["leak"] == pytest.approx(float(found.confidence.nanmean()))
         assert cell["success"] is cell["psnr"] is None
 
 
-def test_the_grid_of_one_attack_is_of_that_attack_alone(ask: Ask, sources: tuple[str, str]) -> None:
+def test_grid_can_be_restricted_to_one_attack(ask: Ask, sources: tuple[str, str]) -> None:
     cells = ask(truth="own").json(f"{RUN}/grid", params={"attack": sources[1]})["cells"]
     assert {cell["attack"] for cell in cells} == {sources[1]}
     assert all(cell["leak"] < 1 for cell in cells)
 
 
-def test_a_case_shows_its_examples_beside_their_originals(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+def test_case_has_its_examples_and_originals(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     asked = ask(truth="own")
     case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]
-    told = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
-    (example,) = told["examples"]
+    answer_json = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
+    (example,) = answer_json["examples"]
     row = next(
         r for r in read_json_lines(root / "digits" / "scores.jsonl") if (r["source"], r["case"]) == (sources[0], case["case"])
     )
@@ -158,11 +156,11 @@ def test_a_case_shows_its_examples_beside_their_originals(ask: Ask, root: Path, 
     assert (np.concatenate([original, image], axis=1) == both).all()
 
 
-def test_without_truth_nothing_of_scores_originals_or_labels_is_told(ask: Ask, sources: tuple[str, str]) -> None:
+def test_without_true_examples_no_scores_originals_or_labels_are_served(ask: Ask, sources: tuple[str, str]) -> None:
     asked = ask()
     case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]
-    told = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
-    for example in told["examples"]:
+    answer_json = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
+    for example in answer_json["examples"]:
         secret = ("original", "label_true", "success", "psnr", "ssim", "lpips", "failure")
         assert [example[key] for key in secret] == [None] * len(secret)
     assert (case["success"], case["psnr"]) == (None, None)
@@ -172,10 +170,8 @@ def test_without_truth_nothing_of_scores_originals_or_labels_is_told(ask: Ask, s
     assert [asked(f"{address}/{kind}/0.png").status_code for kind in ("originals", "pairs")] == [404, 404]
 
 
-def test_a_case_that_is_attacked_again_shows_its_pictures_under_other_addresses(
-    ask: Ask, root: Path, sources: tuple[str, str]
-) -> None:
-    """A page keeps the pictures of addresses that it has shown."""
+def test_images_of_a_repeated_case_have_new_urls(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    """Browsers cache images by URL."""
     asked = ask()
     case = asked.json(f"{RUN}/cases?attack={sources[0]}")["items"][0]["case"]
     (before,) = asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"]
@@ -190,7 +186,7 @@ def test_a_case_that_is_attacked_again_shows_its_pictures_under_other_addresses(
     assert asked(after["image"]).content == asked(before["image"]).content
 
 
-def test_a_report_that_cannot_be_written_is_told_as_the_services_own_trouble(
+def test_report_without_disk_space_is_a_server_error(
     ask: Ask, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(path: Path, content: bytes) -> None:
@@ -208,10 +204,10 @@ def test_a_report_that_cannot_be_written_is_told_as_the_services_own_trouble(
     assert "No space left on device; free disk space there" in answer.json()["error"]["message"]
 
 
-def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(ask: Ask, root: Path) -> None:
+def test_report_without_true_examples_has_no_scores_or_originals(ask: Ask, root: Path) -> None:
     row = read_json_lines(root / "digits" / "scores.jsonl")[0]
     path = root / "digits" / row["pair"]
-    Image.fromarray(np.indices((8, 16)).sum(axis=0).astype(np.uint8)).save(path)  # an original that nothing recovered
+    Image.fromarray(np.indices((8, 16)).sum(axis=0).astype(np.uint8)).save(path)  # a pattern that no reconstruction resembles
     original = read_pair(root / "digits", row["pair"], ()).original
     assert original is not None
     secrets = (f">{row['psnr']:.1f} dB<", b64encode(original.png).decode())
@@ -224,30 +220,30 @@ def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(
     assert "sandbox" in report.headers["content-security-policy"]
 
 
-def test_a_reconstruction_is_shown_as_it_is_in_its_file(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+def test_reconstruction_is_served_as_in_its_file(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     asked = ask()
     case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]["case"]
     found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{case}.safetensors")
-    told = asked.json(f"{RUN}/cases/{sources[0]}/{case}")
-    shown = pixels(asked(told["examples"][0]["image"]).content)
+    answer_json = asked.json(f"{RUN}/cases/{sources[0]}/{case}")
+    shown = pixels(asked(answer_json["examples"][0]["image"]).content)
     assert (shown == (found.x[0, 0].clamp(0, 1) * 255).round().numpy()).all()
-    assert told["loss"][-1] == [len(found.loss), pytest.approx(float(found.loss[-1]))]
+    assert answer_json["loss"][-1] == [len(found.loss), pytest.approx(float(found.loss[-1]))]
     assert asked(f"/api/v1/{RUN}/cases/{sources[0]}/{case}/images/7.png").status_code == 404
 
 
-def test_leakage_over_rounds_has_the_null_beside_it(ask: Ask, sources: tuple[str, str]) -> None:
-    told = ask(truth="own").json(f"{RUN}/leakage")["items"]
-    assert [(one["attack"], one["null"], one["round"]) for one in told] == [
+def test_leakage_by_round_includes_the_null(ask: Ask, sources: tuple[str, str]) -> None:
+    answer_json = ask(truth="own").json(f"{RUN}/leakage")["items"]
+    assert [(one["attack"], one["null"], one["round"]) for one in answer_json] == [
         (name, name == sources[1], number) for name in sorted(sources) for number in (1, 2)
     ]
-    assert {one["examples"] for one in told} == {3}
+    assert {one["examples"] for one in answer_json} == {3}
 
 
-def test_training_is_the_servers_own_rows(ask: Ask, root: Path) -> None:
+def test_training_is_served_from_metrics(ask: Ask, root: Path) -> None:
     assert ask().json(f"{RUN}/training")["items"] == read_json_lines(root / "digits" / "metrics.jsonl")
 
 
-def test_an_answer_is_known_by_its_tag_until_its_files_change(ask: Ask, root: Path) -> None:
+def test_etag_is_valid_until_files_change(ask: Ask, root: Path) -> None:
     asked = ask()
     first = asked(f"/api/v1/{RUN}/grid")
     tag = {"If-None-Match": first.headers["etag"]}
@@ -263,7 +259,7 @@ def submit(asked: Any, **spec: Any) -> Any:
     return asked("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "cpl", **spec})
 
 
-def test_a_job_is_submitted_listed_cancelled_and_done_again(ask: Ask) -> None:
+def test_job_is_submitted_listed_cancelled_and_retried(ask: Ask) -> None:
     asked = ask()
     first = submit(asked, arguments={"steps": 3}, rounds="1")
     assert first.status_code == 201
@@ -297,7 +293,7 @@ def test_a_job_is_submitted_listed_cancelled_and_done_again(ask: Ask) -> None:
         ({"model": "os:system"}, "spec.model", "attack"),
     ],
 )
-def test_a_job_that_cannot_be_done_is_refused_by_its_field(ask: Ask, wrong: dict, field: str, known: str | None) -> None:
+def test_invalid_job_is_refused_with_its_field(ask: Ask, wrong: dict, field: str, known: str | None) -> None:
     asked = ask()
     answer = submit(asked, **wrong)
     assert answer.status_code == 422
@@ -307,43 +303,43 @@ def test_a_job_that_cannot_be_done_is_refused_by_its_field(ask: Ask, wrong: dict
     assert asked.json("jobs")["items"] == []
 
 
-def test_a_full_queue_says_so(ask: Ask) -> None:
+def test_full_queue_refuses_jobs(ask: Ask) -> None:
     asked = ask(max_queued=1)
     assert [submit(asked).status_code for _ in range(2)] == [201, 429]
 
 
 @pytest.mark.parametrize("path", ["jobs/0123456789abcdef", "jobs/x/preview", "recordings/x", f"{RUN}/cases/x/y", "nothing"])
-def test_what_there_is_not_is_told_as_any_other_error(ask: Ask, path: str) -> None:
+def test_unknown_paths_have_an_error_message(ask: Ask, path: str) -> None:
     answer = ask()(f"/api/v1/{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["message"]
 
 
-def test_a_word_that_no_query_has_is_refused(ask: Ask) -> None:
+def test_unknown_query_parameter_is_refused(ask: Ask) -> None:
     error = ask()(f"/api/v1/{RUN}/observations?cient=x").json()["error"]
     assert error["field"] == "cient"
     assert "client" in error["known"]
 
 
-def test_prometheus_is_told_of_requests_by_route_and_of_jobs_by_state(ask: Ask) -> None:
+def test_metrics_count_requests_by_route_and_jobs_by_state(ask: Ask) -> None:
     asked = ask()
     asked.parts.queue.submit(JobSpec(recording="digits", attack="cpl"))
     asked(f"/api/v1/{RUN}/grid")
     asked("/api/v1/recordings/secret-name")
-    told = asked("/metrics").text
-    assert 'fedleak_requests_total{method="GET",route="/api/v1/recordings/{id}/grid",status="200"} 1.0' in told
-    assert 'fedleak_jobs{state="queued"} 1.0' in told
-    assert "fedleak_observations 6.0" in told
-    assert "secret-name" not in told
+    answer_json = asked("/metrics").text
+    assert 'fedleak_requests_total{method="GET",route="/api/v1/recordings/{id}/grid",status="200"} 1.0' in answer_json
+    assert 'fedleak_jobs{state="queued"} 1.0' in answer_json
+    assert "fedleak_observations 6.0" in answer_json
+    assert "secret-name" not in answer_json
 
 
-def test_the_attacks_that_there_are_are_told_with_their_defaults(ask: Ask) -> None:
-    told = {one["name"]: one for one in ask().json("attacks")["items"]}
-    assert told["cpl"]["arguments"]["steps"] > 0
-    assert "num_examples" in told["agic"]["needs"]
+def test_attacks_are_listed_with_their_defaults(ask: Ask) -> None:
+    answer_json = {one["name"]: one for one in ask().json("attacks")["items"]}
+    assert answer_json["cpl"]["arguments"]["steps"] > 0
+    assert "num_examples" in answer_json["agic"]["needs"]
 
 
-def test_every_number_is_one_that_json_has(ask: Ask, root: Path) -> None:
+def test_rows_with_nan_are_left_out(ask: Ask, root: Path) -> None:
     path = root / "digits" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"round": 3, "loss": NaN}\n{"round": 4, "loss": 1.0}\n')
     asked = ask()

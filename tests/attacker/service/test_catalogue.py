@@ -1,4 +1,4 @@
-"""What is found below a root, kept up to date, and never left: by links, names, or whatever its files hold."""
+"""Tests of the index of runs below a root: finding and following runs, refusing links, damaged files, grids and caches."""
 
 import json
 import os
@@ -35,7 +35,7 @@ Open = Callable[..., Catalogue]
 
 @pytest.fixture
 def catalogue(root: Path) -> Open:
-    """Of the root, after its first look."""
+    """Function that makes an index (catalogue) of the root and scans it once."""
 
     def make(**settings: Any) -> Catalogue:
         made = Catalogue(ServiceSettings(root=root, **settings))
@@ -46,7 +46,7 @@ def catalogue(root: Path) -> Open:
 
 
 def add_round(run: Path, number: int) -> None:
-    """As a recorder does at the end of a round: copies of the rows of round 1."""
+    """Add a round to the index of a recording, with copies of the rows of round 1."""
     with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
         index.execute(
             "INSERT INTO observations SELECT ?, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at + 10 "
@@ -55,20 +55,20 @@ def add_round(run: Path, number: int) -> None:
         )
 
 
-def test_runs_are_found_three_folders_down_and_no_deeper(root: Path, catalogue: Open) -> None:
+def test_runs_are_found_up_to_three_folders_deep(root: Path, catalogue: Open) -> None:
     for path in ("a/b/c", "a/b/deep/er", ".hidden"):
         shutil.copytree(root / "digits" / "recording", root / path / "recording")
     assert [run.id for run in catalogue().list_runs()] == ["a~b~c", "digits"]
 
 
-def test_a_name_that_no_address_holds_is_told_and_not_served(root: Path, catalogue: Open) -> None:
+def test_run_with_an_invalid_name_is_reported_and_not_served(root: Path, catalogue: Open) -> None:
     shutil.copytree(root / "digits" / "recording", root / "<b>run" / "recording")
     found = catalogue()
     assert [run.id for run in found.list_runs()] == ["digits"]
     assert "'<b>run'" in found.trouble[0]
 
 
-def test_no_link_is_followed(root: Path, tmp_path: Path, catalogue: Open) -> None:
+def test_links_are_not_followed(root: Path, tmp_path: Path, catalogue: Open) -> None:
     elsewhere = Path(shutil.move(root / "digits", tmp_path / "elsewhere"))
     (root / "linked").symlink_to(elsewhere)
     (root / "half").mkdir()
@@ -97,7 +97,7 @@ def test_linked_files_of_an_attack_are_not_read(root: Path, tmp_path: Path, cata
     assert source.name not in [one.name for one in found.list_sources(found.get_run("digits"))]
 
 
-def test_a_round_that_arrives_is_told_once(root: Path, catalogue: Open) -> None:
+def test_new_round_is_listed_once(root: Path, catalogue: Open) -> None:
     found = catalogue()
     assert found.scan() == Changes() or found.scan().arrived == []
     add_round(root / "digits", 3)
@@ -109,7 +109,7 @@ def test_a_round_that_arrives_is_told_once(root: Path, catalogue: Open) -> None:
     assert len(found.get_rows(found.get_run("digits"))[3]) == 3
 
 
-def test_a_look_at_one_run_sees_what_a_look_at_all_of_them_would_and_nothing_of_others(root: Path, catalogue: Open) -> None:
+def test_scan_of_one_run_does_not_change_others(root: Path, catalogue: Open) -> None:
     shutil.copytree(root / "digits", root / "other")
     found = catalogue()
     others, version = found.get_run("other").version, found.version
@@ -125,9 +125,7 @@ def test_a_look_at_one_run_sees_what_a_look_at_all_of_them_would_and_nothing_of_
     assert found.scan().removed == ["digits"]
 
 
-def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_does_not(
-    root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_recent_runs_are_listed_as_changed(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     found, index = catalogue(), root / "digits" / "recording" / "index.sqlite"
     assert found.list_changed() == []
@@ -142,7 +140,7 @@ def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_do
     assert found.list_changed() == []
 
 
-def test_at_the_first_look_every_round_has_arrived(root: Path) -> None:
+def test_first_scan_lists_every_round(root: Path) -> None:
     changes = Catalogue(ServiceSettings(root=root)).scan()
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 1), ("digits", 2)]
 
@@ -157,7 +155,7 @@ def test_only_rounds_that_changed_are_read_again(root: Path, catalogue: Open) ->
     assert all(after[number] is before[number] for number in (1, 2))
 
 
-def test_a_round_that_was_run_again_is_read_again(root: Path, catalogue: Open) -> None:
+def test_repeated_round_is_read_again(root: Path, catalogue: Open) -> None:
     found = catalogue()
     found.get_rows(found.get_run("digits"))
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
@@ -166,7 +164,7 @@ def test_a_round_that_was_run_again_is_read_again(root: Path, catalogue: Open) -
     assert {row.bytes for row in found.get_rows(found.get_run("digits"))[2]} == {9}
 
 
-def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
+def test_deleted_run_is_listed_as_removed(root: Path, catalogue: Open) -> None:
     found = catalogue()
     shutil.rmtree(root / "digits")
     assert found.scan().removed == ["digits"]
@@ -174,7 +172,7 @@ def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
         found.get_run("digits")
 
 
-def test_nothing_new_is_nothing_changed(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_without_changes_changes_nothing(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding_module, "CLOCK_RESOLUTION_SECONDS", -100.0)
     found = catalogue()
     version = found.get_run("digits").version
@@ -182,8 +180,8 @@ def test_nothing_new_is_nothing_changed(root: Path, catalogue: Open, monkeypatch
     assert found.get_run("digits").version == version
 
 
-def test_a_second_change_that_leaves_the_same_mark_is_seen(root: Path, catalogue: Open) -> None:
-    """Clocks of file systems are coarse: the second of two writes may change neither time nor size."""
+def test_second_change_with_equal_time_and_size_is_noticed(root: Path, catalogue: Open) -> None:
+    """File times are coarse, so that the second of two writes may change neither time nor size."""
     found, path = catalogue(), root / "digits" / "metrics.jsonl"
     for loss in (0.25, 0.75):
         at = path.stat()
@@ -196,7 +194,7 @@ def test_a_second_change_that_leaves_the_same_mark_is_seen(root: Path, catalogue
         assert found.get_training(found.get_run("digits"))[0]["loss"] == loss
 
 
-def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path: Path, catalogue: Open) -> None:
+def test_states_of_cases_follow_their_files(root: Path, tmp_path: Path, catalogue: Open) -> None:
     folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
     first, second, *rest = sorted(path.stem for path in folder.glob("*.safetensors"))
     shutil.move(folder / f"{first}.safetensors", tmp_path / "first")
@@ -214,7 +212,7 @@ def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path
     assert found.get_source(found.get_run("digits"), folder.name).failures[second] == "no gradient"
 
 
-def test_a_case_that_was_cut_off_is_interrupted_until_it_fails_or_is_done(root: Path, catalogue: Open) -> None:
+def test_interrupted_case_becomes_failed_or_done(root: Path, catalogue: Open) -> None:
     folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
     path = min(folder.glob("*.safetensors"))
     answer = Reconstruction.read(path)
@@ -233,7 +231,7 @@ def test_a_case_that_was_cut_off_is_interrupted_until_it_fails_or_is_done(root: 
     assert state() == "done"
 
 
-def test_an_attack_on_another_recording_is_none_of_this_one(root: Path, catalogue: Open) -> None:
+def test_attack_on_another_recording_is_left_out(root: Path, catalogue: Open) -> None:
     path = next((root / "digits" / "reconstructions").glob("exact-[!n]*")) / "attack.json"
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "run": {**told["run"], "created": "1999"}}))
@@ -242,7 +240,7 @@ def test_an_attack_on_another_recording_is_none_of_this_one(root: Path, catalogu
     assert any("another recording" in trouble for trouble in found.list_trouble(found.get_run("digits")))
 
 
-def test_a_damaged_manifest_leaves_a_recording_with_its_trouble(root: Path, catalogue: Open) -> None:
+def test_damaged_manifest_is_reported_without_the_root(root: Path, catalogue: Open) -> None:
     (root / "digits" / "recording" / "manifest.json").write_text("{")
     run = catalogue().get_run("digits")
     assert run.told["model"] is None
@@ -250,7 +248,7 @@ def test_a_damaged_manifest_leaves_a_recording_with_its_trouble(root: Path, cata
     assert str(root) not in run.told["trouble"][0]
 
 
-def test_damaged_rows_are_told_and_the_others_stay(root: Path, catalogue: Open) -> None:
+def test_damaged_rows_are_reported_and_others_kept(root: Path, catalogue: Open) -> None:
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         index.execute("UPDATE observations SET node = ? WHERE round = 2", ("\x00",))
     found = catalogue()
@@ -290,14 +288,14 @@ def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (
     )
 
 
-def test_a_cell_is_coloured_by_the_attack_that_recovered_most() -> None:
+def test_grid_cell_has_the_strongest_attack() -> None:
     weak, strong = attack("weak", ("1-a", "a", (1,))), attack("strong", ("1-a", "a", (1,)))
     scores = {"weak": {"1-a": [score("1-a", 0, success=False)]}, "strong": {"1-a": [score("1-a", 0, success=True)]}}
     (cell,) = make_grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
     assert (cell["attack"], cell["leak"]) == ("strong", 1.0)
 
 
-def test_a_case_of_several_rounds_colours_each_of_them_by_the_examples_in_it() -> None:
+def test_case_of_several_rounds_fills_their_grid_cells() -> None:
     whole = attack("agic", ("1-2-a", "a", (1, 2)))
     rows = [score("1-2-a", 0, success=True, rounds=(1,)), score("1-2-a", 1, success=False, rounds=(1, 2))]
     cells = make_grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
@@ -306,13 +304,13 @@ def test_a_case_of_several_rounds_colours_each_of_them_by_the_examples_in_it() -
     assert [cell["state"] for cell in cells] == ["waiting", "waiting", "none"]
 
 
-def test_an_example_that_was_attacked_often_counts_once() -> None:
+def test_average_counts_an_example_once() -> None:
     rows = [score("a", 0, success=True), score("b", 0, success=True), score("c", 1, success=False)]
     assert average_success(rows) == 0.5
     assert average_success([]) is None
 
 
-def test_a_curve_keeps_its_ends_and_loses_what_is_no_number() -> None:
+def test_thinned_curve_keeps_its_ends_and_drops_nan() -> None:
     import numpy as np
 
     losses = np.arange(10_000, dtype=float)
@@ -322,7 +320,7 @@ def test_a_curve_keeps_its_ends_and_loses_what_is_no_number() -> None:
     assert thin_curve(np.array([])) == ()
 
 
-def test_a_shelf_keeps_to_its_bound_and_what_was_asked_for_last() -> None:
+def test_shelf_is_bounded_and_keeps_the_last_used() -> None:
     shelf: Shelf[bytes] = Shelf(100, len)
     for number in range(20):
         shelf.get(number, 0, lambda before: b"x" * 30)
@@ -333,7 +331,7 @@ def test_a_shelf_keeps_to_its_bound_and_what_was_asked_for_last() -> None:
     assert shelf.peek(0, 1) is None
 
 
-def test_a_shelf_knows_its_weight_whatever_was_made_forgotten_and_replaced() -> None:
+def test_weight_of_a_shelf_is_the_sum_of_its_values() -> None:
     draw, shelf = random.Random(0), Shelf[bytes](100, len)
 
     def refuse(before: bytes | None) -> bytes:
@@ -350,7 +348,7 @@ def test_a_shelf_knows_its_weight_whatever_was_made_forgotten_and_replaced() -> 
         assert shelf.weight == sum(map(len, kept)) <= 100
 
 
-def test_a_shelf_forgets_what_could_not_be_made() -> None:
+def test_shelf_stores_nothing_for_a_failed_call() -> None:
     shelf: Shelf[int] = Shelf(10)
 
     def fail(before: int | None) -> int:
@@ -362,7 +360,7 @@ def test_a_shelf_forgets_what_could_not_be_made() -> None:
     assert len(shelf) == 0
 
 
-def test_what_many_ask_for_at_once_is_made_once() -> None:
+def test_shelf_computes_a_value_once_for_concurrent_calls() -> None:
     shelf: Shelf[int] = Shelf(10)
     made, begun, go = [], threading.Event(), threading.Event()
 
@@ -383,7 +381,7 @@ def test_what_many_ask_for_at_once_is_made_once() -> None:
     assert (found, len(made)) == ([7] * 8, 1)
 
 
-def test_no_verdict_is_told_of_rows_that_are_no_scores_or_too_many(
+def test_no_verdict_without_truth_or_with_invalid_or_too_many_rows(
     root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = catalogue(truth="own")

@@ -1,4 +1,4 @@
-"""Whatever becomes of a run's files, the service answers: never with an error of its own, and with the trouble told."""
+"""Fuzz tests of the service with damaged files of a run: it never fails with a server error, and reveals no paths."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ FUZZ = settings(
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=[Phase.generate],  # a run is copied for each example: to shrink one takes minutes
+    phases=[Phase.generate],  # without shrinking, which takes minutes as each example copies a run
     max_examples=25,
 )
 Fresh = Callable[[], Path]
@@ -51,8 +51,8 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 
 @pytest.fixture
-def fresh(federated: Path, tmp_path: Path) -> Fresh:
-    """A root with an unharmed copy of the run, in place of the one before."""
+def make_root(federated: Path, tmp_path: Path) -> Fresh:
+    """Function that replaces the root by one with an undamaged copy of the run."""
 
     def make() -> Path:
         shutil.rmtree(tmp_path / "root", ignore_errors=True)
@@ -73,19 +73,19 @@ Check = Callable[[Path], None]
 
 @pytest.fixture
 def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
-    """Whether all routes of the run answer, and not with a mistake of the service; what they tell can be read."""
+    """Function that asserts that all routes of the run answer with status 200 or 404, and valid JSON."""
     parts = make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
 
     def look_again(root: Path) -> None:
         application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=ResponseCache())
         application.state.parts.catalogue.scan()
-        asked(application, root)
+        request_all_routes(application, root)
 
     yield look_again
     parts.queue.close()
 
 
-def asked(app: FastAPI, root: Path) -> None:
+def request_all_routes(app: FastAPI, root: Path) -> None:
     source = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
     cases = [f"cases/{source.name}/{path.stem}" for path in sorted(source.glob("*.safetensors"))[:2]]
     images = [f"{case}/{kind}/0.png" for case in cases for kind in ("images", "pairs", "originals")]
@@ -116,7 +116,7 @@ def asked(app: FastAPI, root: Path) -> None:
 
 @st.composite
 def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Overwrites, cuts out, inserts or truncates, up to three times."""
+    """Generate functions that overwrite, delete, insert or truncate bytes, up to three times."""
     steps = draw(
         st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
     )
@@ -133,17 +133,15 @@ def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 @FUZZ
 @given(file=st.sampled_from(FILES), harmed=harm())
-def test_bytes_that_change_are_no_mistake_of_the_service(
-    fresh: Fresh, check: Check, file: str, harmed: Callable[[bytes], bytes]
-) -> None:
-    root = fresh()
+def test_changed_bytes_cause_no_server_error(make_root: Fresh, check: Check, file: str, harmed: Callable[[bytes], bytes]) -> None:
+    root = make_root()
     path = named(root, file)
     path.write_bytes(harmed(path.read_bytes()))
     check(root)
 
 
 def replaced(value: Any, choose: Callable[[int], int], odd: Any) -> Any:
-    """A copy of JSON with one value in it, at whatever depth, replaced."""
+    """Return a copy of JSON in which one value, at any depth, is replaced by `odd`."""
     if isinstance(value, dict) and value:
         keys = list(value)
         key = keys[choose(len(keys))]
@@ -156,10 +154,10 @@ def replaced(value: Any, choose: Callable[[int], int], odd: Any) -> Any:
 
 @FUZZ
 @given(file=st.sampled_from(JSON_FILES), places=st.lists(st.integers(0, 10**6), min_size=8, max_size=8), odd=ODD)
-def test_values_that_change_are_no_mistake_of_the_service(
-    fresh: Fresh, check: Check, file: str, places: list[int], odd: Any
+def test_changed_json_values_cause_no_server_error(
+    make_root: Fresh, check: Check, file: str, places: list[int], odd: Any
 ) -> None:
-    root = fresh()
+    root = make_root()
     path = named(root, file)
     left = iter(places * 3)
     lines = path.read_text().splitlines() if file.endswith("l") else [path.read_text()]
@@ -170,18 +168,18 @@ def test_values_that_change_are_no_mistake_of_the_service(
 
 @FUZZ
 @given(places=st.lists(st.integers(0, 10**6), min_size=8, max_size=8), odd=ODD, facts=st.booleans())
-def test_facts_of_a_reconstruction_that_change_are_no_mistake_of_the_service(
-    fresh: Fresh, check: Check, places: list[int], odd: Any, facts: bool
+def test_changed_facts_of_a_reconstruction_cause_no_server_error(
+    make_root: Fresh, check: Check, places: list[int], odd: Any, facts: bool
 ) -> None:
-    root = fresh()
+    root = make_root()
     path = named(root, FILES[5])
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     left = iter(places * 3)
     if facts:
-        told = replaced(json.loads(header["__metadata__"]["facts"]), lambda count: next(left) % count, odd)
-        header["__metadata__"]["facts"] = json.dumps(told)
+        changed_facts = replaced(json.loads(header["__metadata__"]["facts"]), lambda count: next(left) % count, odd)
+        header["__metadata__"]["facts"] = json.dumps(changed_facts)
     else:
         header = replaced(header, lambda count: next(left) % count, odd)
     described = json.dumps(header).encode()

@@ -1,4 +1,4 @@
-"""The feed: everyone is told everything in order, who was away goes on where it left, and who is too slow is let go."""
+"""Tests of the feed of events: all listeners get all events in order, may resume, and are disconnected if too slow."""
 
 import asyncio
 import threading
@@ -14,12 +14,12 @@ def run(check: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(check(), 30))  # type: ignore[arg-type]
 
 
-async def take(told: AsyncGenerator[Event | None, None], count: int) -> list[tuple[str, str]]:
-    found = [await anext(told) for _ in range(count)]
+async def take(events: AsyncGenerator[Event | None, None], count: int) -> list[tuple[str, str]]:
+    found = [await anext(events) for _ in range(count)]
     return [(event.kind, event.key) for event in found if event is not None]
 
 
-def test_all_listeners_are_told_in_order_from_whatever_thread() -> None:
+def test_all_listeners_get_events_in_order_from_any_thread() -> None:
     async def check() -> None:
         feed = Feed()
         async with aclosing(feed.listen()) as one, aclosing(feed.listen()) as other:
@@ -33,43 +33,43 @@ def test_all_listeners_are_told_in_order_from_whatever_thread() -> None:
     run(check)
 
 
-def test_who_was_away_is_told_what_it_missed_and_nothing_twice() -> None:
+def test_reconnected_listener_gets_missed_events_once() -> None:
     async def check() -> None:
         feed = Feed()
-        async with aclosing(feed.listen()) as told:
-            await anext(told)
+        async with aclosing(feed.listen()) as events:
+            await anext(events)
             feed.publish("job", "a", 1)
-            last = await anext(told)
+            last = await anext(events)
             assert last is not None
         feed.publish("job", "b", 2)
         feed.publish("job", "c", 3)
-        async with aclosing(feed.listen(feed.make_id(last))) as told:
-            hello = await anext(told)
+        async with aclosing(feed.listen(feed.make_id(last))) as events:
+            hello = await anext(events)
             assert hello is not None
             assert hello.data == '{"resumed": true}'
             feed.publish("job", "d", 4)
-            assert await take(told, 3) == [("job", "b"), ("job", "c"), ("job", "d")]
+            assert await take(events, 3) == [("job", "b"), ("job", "c"), ("job", "d")]
 
     run(check)
 
 
 @pytest.mark.parametrize("last", [None, "", "x", "other-1", "{run}-99", "{run}--1", "{run}-x", "{run}-0"])
-def test_who_was_away_too_long_is_told_so(last: str | None) -> None:
+def test_listener_with_an_unknown_last_event_is_told_to_reload(last: str | None) -> None:
     async def check() -> None:
         feed = Feed(kept=3)
         for number in range(10):
             feed.publish("job", str(number), number)
-        async with aclosing(feed.listen(last and last.format(run=feed.run))) as told:
-            hello = await anext(told)
+        async with aclosing(feed.listen(last and last.format(run=feed.run))) as events:
+            hello = await anext(events)
             assert hello is not None
             assert hello.data == '{"resumed": false}'
             feed.publish("job", "new", 0)
-            assert await take(told, 1) == [("job", "new")]
+            assert await take(events, 1) == [("job", "new")]
 
     run(check)
 
 
-def test_a_listener_that_is_too_slow_is_let_go_and_the_others_stay() -> None:
+def test_too_slow_listener_is_disconnected() -> None:
     async def check() -> None:
         feed = Feed()
         async with aclosing(feed.listen()) as slow, aclosing(feed.listen()) as quick:
@@ -86,7 +86,7 @@ def test_a_listener_that_is_too_slow_is_let_go_and_the_others_stay() -> None:
     run(check)
 
 
-def test_listeners_are_so_many_and_no_more_and_gone_when_they_are() -> None:
+def test_number_of_listeners_is_limited() -> None:
     async def check() -> None:
         feed = Feed(listeners=2)
         async with aclosing(feed.listen()) as one, aclosing(feed.listen()) as two:
@@ -99,36 +99,36 @@ def test_listeners_are_so_many_and_no_more_and_gone_when_they_are() -> None:
     run(check)
 
 
-def test_the_end_of_the_feed_is_the_end_of_its_listeners() -> None:
+def test_closing_the_feed_ends_its_listeners() -> None:
     async def check() -> None:
         feed = Feed()
-        async with aclosing(feed.listen()) as told:
-            await anext(told)
+        async with aclosing(feed.listen()) as events:
+            await anext(events)
             feed.close()
-            assert [event async for event in told] == []
+            assert [event async for event in events] == []
         with pytest.raises(TooMany):
             await anext(feed.listen())
 
     run(check)
 
 
-def test_silence_is_told_too() -> None:
+def test_silence_gives_keep_alive_comments() -> None:
     async def check() -> None:
-        async with aclosing(Feed().listen(beat=0.01)) as told:
-            await anext(told)
-            assert await anext(told) is None
+        async with aclosing(Feed().listen(beat=0.01)) as events:
+            await anext(events)
+            assert await anext(events) is None
 
     run(check)
     assert encode_event(None) == KEEP_ALIVE_COMMENT
 
 
-def test_what_is_told_stays_in_its_line() -> None:
+def test_line_breaks_in_data_are_escaped() -> None:
     async def check() -> None:
         feed = Feed()
-        async with aclosing(feed.listen()) as told:
-            await anext(told)
+        async with aclosing(feed.listen()) as events:
+            await anext(events)
             feed.publish("job", "a", {"words": "one\ntwo\r\ndata: three\u2028"})
-            event = await anext(told)
+            event = await anext(events)
             assert event is not None
             lines = encode_event(event, feed.make_id(event)).decode().split("\n")
             assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", "", ""]

@@ -1,4 +1,4 @@
-"""What one client may cost the others: no request holds up the event loop, and no number of connections shuts anybody out."""
+"""Tests that one client cannot block others: neither by expensive requests nor by many idle connections."""
 
 import asyncio
 import gc
@@ -16,16 +16,16 @@ import pytest
 from attacker.service.server import MAX_CONNECTIONS, format_address, make_server, open_listener
 
 Ask = Callable[..., Any]
-BLOCKED = 0.05
-"""Seconds of computing that one turn of the event loop may take."""
+MAX_TURN_SECONDS = 0.05
+"""Most seconds of computation of one callback of the event loop."""
 IDLE = 520
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Seconds that each turn of an event loop computed. Time of the thread, so that a busy machine does not count.
+    """List of the seconds that each callback of an event loop computed, in time of the thread, not of the clock.
 
-    Garbage of the tests is left alone, as the service does: a look through all objects of PyTorch takes 0.4 seconds.
+    Existing objects are frozen for the garbage collector, as in the service: to collect all of PyTorch's takes 0.4 seconds.
     """
     found: list[float] = []
     gc.collect()
@@ -61,26 +61,26 @@ BODIES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_no_job_that_is_asked_for_holds_up_the_event_loop(ask: Ask, turns: list[float], body: str) -> None:
+def test_job_requests_do_not_block_the_event_loop(ask: Ask, turns: list[float], body: str) -> None:
     asked = ask()
-    asked("/api/v1/jobs", "POST", json={"recording": "none", "attack": "cpl"})  # loads what the first one needs
+    asked("/api/v1/jobs", "POST", json={"recording": "none", "attack": "cpl"})  # so that modules are loaded
     turns.clear()
     answer = asked("/api/v1/jobs", "POST", content=BODIES[body], headers={"Content-Type": "application/json"})
     assert answer.status_code in (201, 400, 422)
     assert turns
-    assert max(turns) < BLOCKED, f"{max(turns) * 1e3:.0f} ms"
+    assert max(turns) < MAX_TURN_SECONDS, f"{max(turns) * 1e3:.0f} ms"
 
 
-def test_no_list_holds_up_the_event_loop(ask: Ask, turns: list[float]) -> None:
+def test_lists_do_not_block_the_event_loop(ask: Ask, turns: list[float]) -> None:
     asked = ask(truth="own")
     for path in ("recordings", "recordings/digits/grid", "recordings/digits/cases", "recordings/digits/observations", "attacks"):
         asked.json(path)
-    assert max(turns) < BLOCKED
+    assert max(turns) < MAX_TURN_SECONDS
 
 
 @pytest.fixture
-def listened(ask: Ask) -> Iterator[str]:
-    """The application on a socket; yields its address."""
+def served(ask: Ask) -> Iterator[str]:
+    """Address of the application, served on a socket."""
     asked = ask(port=0)
     listener = open_listener(asked.parts.settings)
     made = make_server(asked.app, asked.parts.settings)
@@ -97,11 +97,11 @@ def listened(ask: Ask) -> Iterator[str]:
 @pytest.mark.parametrize(
     "head", [b"", b"GET / HTTP/1.1\r\n", b"POST /api/v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"]
 )
-def test_idle_connections_shut_nobody_out(listened: str, head: bytes) -> None:
-    """Without a request, with half of a head, and with a head that promises a body."""
+def test_idle_connections_do_not_block_others(served: str, head: bytes) -> None:
+    """The connections send nothing, half of a request's header, or a header without the announced body."""
     if head.startswith(b"POST"):
         head += b"Content-Type: application/json\r\n\r\n"
-    place = httpx.URL(listened)
+    place = httpx.URL(served)
     assert IDLE > MAX_CONNECTIONS
     with ExitStack() as held:
         for _ in range(IDLE):
@@ -109,4 +109,4 @@ def test_idle_connections_shut_nobody_out(listened: str, head: bytes) -> None:
             if head:
                 connection.sendall(head)
         for _ in range(3):
-            assert httpx.get(f"{listened}api/v1/health", timeout=10).status_code == 200
+            assert httpx.get(f"{served}api/v1/health", timeout=10).status_code == 200

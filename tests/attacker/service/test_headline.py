@@ -1,4 +1,4 @@
-"""The headline of a run: which examples it shows, what it says of coverage and failures, and the null beside it."""
+"""Tests of the headline of a run in the service: its examples, coverage and failures, and the null's results."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def score(position: int, *, example: int | None = None, success: bool = False, p
     )
 
 
-def test_recovered_examples_come_first_then_the_nearest_and_each_once() -> None:
+def test_recovered_examples_come_first_then_the_nearest() -> None:
     rows = [
         score(0, psnr=30.0),
         score(1, success=True, psnr=20.0),
@@ -62,12 +62,12 @@ def test_recovered_examples_come_first_then_the_nearest_and_each_once() -> None:
     assert find_worst_examples(attack(), {"1-a": many}) == [("1-a", n) for n in range(19, 19 - NUM_HEADLINE_EXAMPLES, -1)]
 
 
-def test_rows_that_are_not_finished_are_not_shown() -> None:
+def test_unfinished_rows_are_not_shown() -> None:
     rows = [score(0, success=True)._replace(state="interrupted"), score(1)]
     assert find_worst_examples(attack(), {"1-a": rows}) == [("1-a", 1)]
 
 
-def test_a_null_belongs_to_the_attack_with_its_arguments_and_seed() -> None:
+def test_null_of_an_attack_has_its_arguments_and_seed() -> None:
     mine, null, other = attack(), attack("null", null=True), attack("other", null=True, seed=1)
     assert find_null(mine, [other, mine, null]) is null
     assert find_null(mine, [other, mine, replace(null, knows_defense=False)]) is None
@@ -76,29 +76,29 @@ def test_a_null_belongs_to_the_attack_with_its_arguments_and_seed() -> None:
 
 def test_coverage_counts_finished_cases_of_attacks_and_replies_without_an_update() -> None:
     failed = attack("failed", failures=("1-a",))
-    told = make_headline(ROWS, [attack(), failed, attack("null", null=True)], {}, RunVerdicts(), truth=True, worst=[])
-    assert (told["attacks"], told["cases"], told["finished"], told["failed"]) == (2, 2, 1, 1)
-    assert (told["attacked"], told["updates"], told["absent"]) == (1, 1, 1)
+    headline = make_headline(ROWS, [attack(), failed, attack("null", null=True)], {}, RunVerdicts(), truth=True, worst=[])
+    assert (headline["attacks"], headline["cases"], headline["finished"], headline["failed"]) == (2, 2, 1, 1)
+    assert (headline["attacked"], headline["updates"], headline["absent"]) == (1, 1, 1)
 
 
-def test_the_sentence_says_why_there_is_no_verdict() -> None:
-    def said(*sources: Source, truth: bool = True) -> str:
+def test_sentence_states_why_there_is_no_verdict() -> None:
+    def make_sentence(*sources: Source, truth: bool = True) -> str:
         return make_headline(ROWS, sources, {}, RunVerdicts(), truth=truth, worst=[])["sentence"]
 
-    assert said() == "1 update was recorded, and none attacked yet: what leaks is not known."
-    assert said(attack()) == "Attacks run, and nothing is finished yet: what leaks is not known."
+    assert make_sentence() == "1 update was recorded, and none attacked yet: what leaks is not known."
+    assert make_sentence(attack()) == "Attacks run, and nothing is finished yet: what leaks is not known."
     failed = attack(failures=("1-a",))
     one = "The only attacked case failed: it has no reconstruction. Reason: out of memory. What leaks is not known."
-    assert said(failed) == one
+    assert make_sentence(failed) == one
     two = "All 2 attacked cases failed: none has a reconstruction. Most often because: out of memory. What leaks is not known."
-    assert said(failed, failed) == two
+    assert make_sentence(failed, failed) == two
 
 
-def test_means_of_the_strongest_attack_and_of_its_null_stand_in_the_headline() -> None:
+def test_headline_has_the_means_of_the_strongest_attack_and_its_null() -> None:
     verdicts = RunVerdicts({"cpl-1": VerdictSummary("recovered", "recovered: all")}, "CPL recovered all.", "cpl-1")
     scores = {"cpl-1": {"1-a": [score(0, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
-    told = make_headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
-    assert (told["outcome"], told["attack"], told["examples"], told["psnr"], told["null_psnr"]) == (
+    headline = make_headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
+    assert (headline["outcome"], headline["attack"], headline["examples"], headline["psnr"], headline["null_psnr"]) == (
         "recovered",
         "cpl-1",
         1,
@@ -107,7 +107,7 @@ def test_means_of_the_strongest_attack_and_of_its_null_stand_in_the_headline() -
     )
 
 
-def test_cells_tell_what_the_null_came_to() -> None:
+def test_grid_cells_include_the_null() -> None:
     scores = {"cpl-1": {"1-a": [score(0, success=True, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
     mine, null = attack(), attack("null", null=True)
     cell, _ = make_grid(ROWS, [mine], scores, [mine, null])["cells"]

@@ -1,4 +1,4 @@
-"""What a recording, a request or a machine in trouble could do to the service, each found by trying it."""
+"""Tests of the service with hostile recordings and requests, and on a full disk."""
 
 import json
 import shutil
@@ -27,8 +27,8 @@ from attacker.service.worker.messages import JobTask
 from fedsim.recording import index as wire_index
 
 Ask = Callable[..., Any]
-LONG = 10**400
-"""A whole number as JSON may hold, and larger than any float."""
+HUGE_INTEGER = 10**400
+"""An integer that JSON can hold, and that is larger than any float."""
 PAGES = ("", "/attacks", "/grid", "/cases", "/leakage", "/training", "/observations")
 
 
@@ -36,36 +36,41 @@ def first(run: Path, ending: str) -> Path:
     return sorted((run / "reconstructions").glob(f"exact-*/*{ending}"))[0]
 
 
-def a_score(run: Path) -> None:
+def set_huge_score(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
-    rows[0]["psnr"] = LONG
+    rows[0]["psnr"] = HUGE_INTEGER
     (run / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def a_case_without_rounds(run: Path) -> None:
+def remove_rounds(run: Path) -> None:
     path = first(run, "attack.json")
     facts = json.loads(path.read_text())
     facts["cases"][0]["rounds"] = [[]]
     path.write_text(json.dumps(facts))
 
 
-def an_answer(run: Path, *, labels: bool) -> None:
+def damage_reconstruction(run: Path, *, labels: bool) -> None:
     path = first(run, ".safetensors")
     with safetensors.safe_open(path, "numpy") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
     if labels:
         tensors["y"] = np.full(tensors["y"].shape, np.inf, np.float32)
     else:
-        metadata["facts"] = json.dumps({**json.loads(metadata["facts"]), "seconds": LONG})
+        metadata["facts"] = json.dumps({**json.loads(metadata["facts"]), "seconds": HUGE_INTEGER})
     safetensors.numpy.save_file(tensors, path, metadata)
 
 
 @pytest.mark.parametrize(
     "harm",
-    [a_score, a_case_without_rounds, lambda run: an_answer(run, labels=False), lambda run: an_answer(run, labels=True)],
+    [
+        set_huge_score,
+        remove_rounds,
+        lambda run: damage_reconstruction(run, labels=False),
+        lambda run: damage_reconstruction(run, labels=True),
+    ],
     ids=["score", "rounds", "seconds", "labels"],
 )
-def test_numbers_beyond_measure_are_no_mistake_of_the_service(ask: Ask, root: Path, harm: Callable[[Path], None]) -> None:
+def test_huge_or_missing_numbers_cause_no_server_error(ask: Ask, root: Path, harm: Callable[[Path], None]) -> None:
     harm(root / "digits")
     asked = ask(truth="own")
     found = {page: asked(f"/api/v1/recordings/digits{page}").status_code for page in PAGES}
@@ -75,12 +80,12 @@ def test_numbers_beyond_measure_are_no_mistake_of_the_service(ask: Ask, root: Pa
 
 
 @pytest.mark.parametrize("arguments", [5, ["x", 3], "steps", None])
-def test_arguments_that_are_none_are_refused_by_their_field(ask: Ask, arguments: Any) -> None:
+def test_invalid_arguments_are_refused_with_their_field(ask: Ask, arguments: Any) -> None:
     answer = ask()("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "exact", "arguments": arguments})
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "spec.arguments")
 
 
-def test_a_report_is_made_of_a_run_whose_id_is_longer_than_a_files_name(ask: Ask, root: Path) -> None:
+def test_report_of_a_run_with_a_very_long_id(ask: Ask, root: Path) -> None:
     names = [letter * 95 for letter in "abc"]
     (root / names[0] / names[1]).mkdir(parents=True)
     shutil.move(root / "digits", root.joinpath(*names))
@@ -104,7 +109,7 @@ def test_scores_are_not_read_byte_by_byte(root: Path, monkeypatch: pytest.Monkey
     opened = lines_module.open_file
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        return Through(opened(*arguments, **options), Counted)
+        return WrappedFile(opened(*arguments, **options), Counted)
 
     monkeypatch.setattr(lines_module, "open_file", counted)
     found, trouble = lines_module.read_scores(root / "digits")
@@ -112,8 +117,8 @@ def test_scores_are_not_read_byte_by_byte(root: Path, monkeypatch: pytest.Monkey
     assert 0 < len(reads) < 100
 
 
-class Through:
-    """A context of a file, that gives another kind of file on the same descriptor."""
+class WrappedFile:
+    """A context manager that opens a file of another class on the descriptor of a given one."""
 
     def __init__(self, inner: Any, kind: type[FileIO]) -> None:
         self._inner, self._kind = inner, kind
@@ -125,7 +130,7 @@ class Through:
         return self._inner.__exit__(*error)
 
 
-def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_error_is_reported(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def quoting(self: _Work) -> None:
         raise ValueError("cannot read " + "x" * 200_000)
 
@@ -146,7 +151,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
     assert answer.error.startswith("cannot read x")
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_round(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_submit_missed_rounds_after_a_full_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
     shutil.copytree(root / "digits", root / "other")
@@ -168,9 +173,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_round(root: Path, tmp_path: Pa
     parts.queue.close()
 
 
-def test_an_index_that_no_room_is_left_to_recover_is_the_trouble_of_its_own_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_without_disk_space_is_a_trouble_of_its_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise OSError(28, "No space left on device")
 
@@ -180,7 +183,7 @@ def test_an_index_that_no_room_is_left_to_recover_is_the_trouble_of_its_own_run(
     assert "No space left" in catalogue.get_run("digits").told["trouble"][0]
 
 
-def test_a_full_disk_is_told_as_what_it_is(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_status_503(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise sqlite3.OperationalError("database or disk is full")
 
@@ -191,31 +194,31 @@ def test_a_full_disk_is_told_as_what_it_is(ask: Ask, monkeypatch: pytest.MonkeyP
     assert "disk is full" in answer.json()["error"]["message"]
 
 
-def written(queue: Queue, *statements: str) -> None:
+def execute(queue: Queue, *statements: str) -> None:
     with queue.store.open_transaction() as db:
         for statement in statements:
             db.execute(statement)
 
 
-def test_a_transaction_that_cannot_be_ended_is_taken_back(tmp_path: Path) -> None:
+def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "queue.sqlite")
     with pytest.raises(sqlite3.IntegrityError):
-        written(queue, "PRAGMA defer_foreign_keys = ON", "INSERT INTO publications VALUES ('of no job', 1, '')")
+        execute(queue, "PRAGMA defer_foreign_keys = ON", "INSERT INTO publications VALUES ('of no job', 1, '')")
     assert queue.submit(JobSpec(recording="digits", attack="exact")).state == "queued"
     assert queue.list_publications() == {}
     with pytest.raises(sqlite3.OperationalError, match="no such table: what"):
-        written(queue, "ROLLBACK", "SELECT * FROM what")  # as SQLite takes back by itself where the disk is full
+        execute(queue, "ROLLBACK", "SELECT * FROM what")  # SQLite itself rolls back on a full disk
     queue.close()
 
 
 @pytest.mark.parametrize("harm", [lambda state: state.write_text(""), lambda state: (state / "queue.sqlite").mkdir(parents=True)])
-def test_a_folder_of_state_that_cannot_be_used_is_told_with_the_mend(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+def test_unusable_state_folder_is_refused_with_advice(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
     harm(tmp_path / "state")
     with pytest.raises(ValueError, match=r"state.*--state"):
         make_parts(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
 
 
-def test_files_of_tls_that_cannot_be_used_are_told_by_name_before_anything_is_done(ask: Ask, tmp_path: Path) -> None:
+def test_invalid_tls_files_are_refused_by_name(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("none")
     (tmp_path / "key").write_text("none")
     settings = ServiceSettings(root=tmp_path, certfile=tmp_path / "cert", keyfile=tmp_path / "key")

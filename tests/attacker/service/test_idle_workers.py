@@ -1,4 +1,4 @@
-"""Idle workers: a worker waits before there is a job, and no worker meets two recordings. The workers are scripts here."""
+"""Tests of idle workers: one is on stand-by before a job arrives, and each serves one recording. The workers are scripts."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ DIES = "import sys; sys.exit('no memory')"
 
 
 @pytest.fixture
-def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
-    """Idle workers that counts a tenth of a second as quiet."""
+def make_idle_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
+    """Function that makes idle workers, which start a worker on stand-by after 0.1 seconds without jobs."""
     monkeypatch.setattr(idle_workers, "STAND_BY_DELAY_SECONDS", 0.1)
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WAITS)
     made: list[IdleWorkers] = []
@@ -35,28 +35,28 @@ def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         one.end()
 
 
-LONG = 60.0
-"""Seconds for what takes one on a machine of one's own."""
+TIME_LIMIT = 60.0
+"""Time limit in seconds, generous for busy machines."""
 
 
-def tend(some: IdleWorkers, busy: list[JobWorker], seconds: float = 0.3) -> None:
+def tend(idle: IdleWorkers, busy: list[JobWorker], seconds: float = 0.3) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        some.maintain(busy)
+        idle.maintain(busy)
         time.sleep(0.02)
 
 
-def stand_by(some: IdleWorkers) -> None:
-    """Tends it until one is on stand-by."""
-    until = time.monotonic() + LONG
-    while some._ready is None:
+def stand_by(idle: IdleWorkers) -> None:
+    """Maintain the idle workers until one is on stand-by."""
+    until = time.monotonic() + TIME_LIMIT
+    while idle._ready is None:
         assert time.monotonic() < until
-        some.maintain([])
+        idle.maintain([])
         time.sleep(0.02)
 
 
 def workers() -> set[int]:
-    """Of this process, those that live."""
+    """Return the ids of living child processes."""
     found = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
     return {pid for pid in found if alive(pid)}
 
@@ -68,76 +68,76 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Callable[..., IdleWorkers]) -> None:
-    some, before = tended(), workers()
-    stand_by(some)
+def test_first_job_gets_a_worker_started_in_advance(make_idle_workers: Callable[..., IdleWorkers]) -> None:
+    idle, before = make_idle_workers(), workers()
+    stand_by(idle)
     (waiting,) = workers() - before
-    worker = some.take("photos", [])
+    worker = idle.take("photos", [])
     assert (worker.pid, worker.recording) == (waiting, "photos")
     worker.end()
 
 
-def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., IdleWorkers]) -> None:
-    some, before = tended(), workers()
-    stand_by(some)
-    worker = some.take("photos", [])
-    tend(some, [worker])
+def test_next_worker_is_started_when_no_job_runs(make_idle_workers: Callable[..., IdleWorkers]) -> None:
+    idle, before = make_idle_workers(), workers()
+    stand_by(idle)
+    worker = idle.take("photos", [])
+    tend(idle, [worker])
     assert workers() - before == {worker.pid}
-    some.keep(worker)
-    stand_by(some)
+    idle.keep(worker)
+    stand_by(idle)
     assert len(workers() - before) == 2
-    assert some.take("photos", []) is worker, "one that knows the recording goes first"
+    assert idle.take("photos", []) is worker, "one that knows the recording goes first"
     worker.end()
 
 
-def test_no_worker_meets_two_recordings(tended: Callable[..., IdleWorkers]) -> None:
-    some, seen = tended(2), dict[int, str]()
+def test_each_worker_serves_one_recording(make_idle_workers: Callable[..., IdleWorkers]) -> None:
+    idle, seen = make_idle_workers(2), dict[int, str]()
     for recording in ("photos", "other", "photos", "third", "other"):
-        stand_by(some)
-        worker = some.take(recording, [])
+        stand_by(idle)
+        worker = idle.take(recording, [])
         assert seen.setdefault(worker.pid, recording) == worker.recording == recording
-        some.keep(worker)
+        idle.keep(worker)
 
 
-def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., IdleWorkers]) -> None:
-    some, before = tended(stand_by=False), workers()
-    tend(some, [])
+def test_stand_by_can_be_switched_off(make_idle_workers: Callable[..., IdleWorkers]) -> None:
+    idle, before = make_idle_workers(stand_by=False), workers()
+    tend(idle, [])
     assert workers() == before
-    worker = some.take("photos", [])
+    worker = idle.take("photos", [])
     assert worker.is_alive
     worker.end()
 
 
-def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
-    tended: Callable[..., IdleWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_worker_that_dies_on_stand_by_is_not_replaced_until_a_job(
+    make_idle_workers: Callable[..., IdleWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
-    some = tended()
-    stand_by(some)
-    worker, said = some._heard.get(timeout=LONG)  # as the supervisor does
-    assert said is None
+    idle = make_idle_workers()
+    stand_by(idle)
+    worker, message = idle._heard.get(timeout=TIME_LIMIT)  # as the supervisor does
+    assert message is None
     assert worker is not None
-    some.end_worker(worker)
-    tend(some, [])
-    assert some._heard.empty()
+    idle.end_worker(worker)
+    tend(idle, [])
+    assert idle._heard.empty()
     assert (tmp_path / "starts").read_text() == "x"
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WAITS)
-    worker = some.take("photos", [])
+    worker = idle.take("photos", [])
     assert worker.is_alive, "a job gets a worker all the same"
     worker.end()
 
 
-def test_all_of_them_end_together(tended: Callable[..., IdleWorkers]) -> None:
-    some, before = tended(), workers()
-    stand_by(some)
-    some.keep(some.take("photos", []))
-    stand_by(some)
+def test_end_stops_all_idle_workers(make_idle_workers: Callable[..., IdleWorkers]) -> None:
+    idle, before = make_idle_workers(), workers()
+    stand_by(idle)
+    idle.keep(idle.take("photos", []))
+    stand_by(idle)
     assert len(workers() - before) == 2
-    some.end()
+    idle.end()
     assert workers() == before
 
 
-def test_a_worker_on_stand_by_has_what_jobs_need_and_nothing_of_truth_where_there_is_none() -> None:
+def test_worker_on_stand_by_imports_scoring_only_if_needed() -> None:
     code = """
 import sys
 from attacker.service.worker.execution import import_modules

@@ -1,4 +1,4 @@
-"""What a job may not be told: files, modules and addresses of the service's machine, by the types of an attack's arguments."""
+"""Tests that jobs cannot name files, modules or addresses in arguments of attacks, and of limits of jobs."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Ask = Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
-def test_every_argument_of_every_attack_takes_a_number_a_boolean_or_a_declared_word(name: str) -> None:
+def test_arguments_of_attacks_accept_no_undeclared_text(name: str) -> None:
     allowed = list_settable(ATTACKS[name])
     for key in signature(ATTACKS[name]).parameters:
         for value in HOSTILE:
@@ -30,7 +30,7 @@ def test_every_argument_of_every_attack_takes_a_number_a_boolean_or_a_declared_w
             check_settable(name, ATTACKS[name], {key: word})
 
 
-def test_a_file_that_exists_and_one_that_does_not_are_refused_alike(ask: Ask, tmp_path: Path) -> None:
+def test_refusal_does_not_reveal_whether_a_file_exists(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     os.mkfifo(tmp_path / "fifo")
     asked, answers = ask(), []
@@ -43,7 +43,7 @@ def test_a_file_that_exists_and_one_that_does_not_are_refused_alike(ask: Ask, tm
     assert asked.json("jobs")["items"] == []
 
 
-def test_the_form_offers_no_argument_that_a_job_may_not_set(ask: Ask) -> None:
+def test_listed_arguments_are_those_that_jobs_may_set(ask: Ask) -> None:
     items = ask().json("attacks")["items"]
     assert {one["name"]: "auxiliary" in one["arguments"] for one in items}["cpl"] is False
     for one in items:
@@ -51,7 +51,7 @@ def test_the_form_offers_no_argument_that_a_job_may_not_set(ask: Ask) -> None:
 
 
 def undeclared(*, steps: int = 1, init: str = "patterned", decoder: str | None = None, free=1, words="a", **more: Any) -> None:
-    """As an installed package may add."""
+    """Stand in for an attack of an installed package, whose text arguments declare no values."""
 
 
 def declared(
@@ -64,10 +64,10 @@ def declared(
     many: tuple[str, ...] = (),
     at: Path | None = None,
 ) -> None:
-    """As one should."""
+    """Stand in for an attack whose arguments declare their values."""
 
 
-def test_a_text_argument_of_an_attack_of_others_is_refused_unless_its_words_are_declared() -> None:
+def test_text_arguments_of_custom_attacks_need_declared_values() -> None:
     assert set(list_settable(undeclared)) == {"steps", "free"}
     for key in ("init", "decoder", "words", "anything"):
         with pytest.raises(ValueError, match=f"theirs: {key} cannot be set by a job"):
@@ -80,14 +80,14 @@ def test_a_text_argument_of_an_attack_of_others_is_refused_unless_its_words_are_
         check_settable("ours", declared, {"steps": "/etc/passwd"})
 
 
-def test_an_annotation_that_does_not_resolve_declares_nothing() -> None:
+def test_unresolvable_annotation_declares_nothing() -> None:
     def theirs(*, path: str = "", steps: int = 1) -> None: ...
 
     theirs.__annotations__ = {"path": "NoSuchName", "steps": "int"}
     assert set(list_settable(theirs)) == {"steps"}
 
 
-def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:
+def test_jobs_have_default_limits(tmp_path: Path) -> None:
     settings = ServiceSettings(root=tmp_path)
     assert settings.longest_job == JOB_SECONDS
     assert settings.limit_job_memory(64_000.0, 4) == pytest.approx(0.8 * 64_000 / 4)
@@ -103,7 +103,7 @@ def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:
     )
 
 
-def test_the_memory_of_this_machine_is_known_here() -> None:
+def test_memory_limit_of_this_machine_is_plausible() -> None:
     megabytes = read_memory_limit()
     assert megabytes is not None
     assert 100 < megabytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6 + 1

@@ -1,4 +1,4 @@
-"""Rules: which jobs come of rounds that arrive, within what budget, and that none comes twice."""
+"""Tests of rules, which submit jobs for new rounds of recordings: selection, budgets, and no job twice."""
 
 import json
 import logging
@@ -29,8 +29,8 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
-class Watched:
-    """Rules, and a folder of recordings whose rounds arrive one after the other."""
+class RulesWithRounds:
+    """Rules, and the rounds of recordings that have arrived so far."""
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules = Rules(path, queue, root)
@@ -42,14 +42,14 @@ class Watched:
         self.rules.follow(Recorded(id, identity), attempts, created=created)
 
 
-def rules(queue: Queue, tmp_path: Path, *lines: str) -> Watched:
+def rules(queue: Queue, tmp_path: Path, *lines: str) -> RulesWithRounds:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n' + "\n".join(lines))
-    return Watched(path, queue, tmp_path)
+    return RulesWithRounds(path, queue, tmp_path)
 
 
 def submitted(queue: Queue) -> list[tuple[str, str]]:
-    """Recording and rounds of all jobs that wait, from the oldest."""
+    """Return recording and rounds of all queued jobs, from the oldest."""
     return [(job.spec.recording, job.spec.rounds) for job in reversed(queue.list(state="queued"))]
 
 
@@ -63,7 +63,7 @@ def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_
     assert job.origin == "rule live"
     assert (job.spec.attack, job.spec.arguments, job.spec.seed) == ("exact", {"route": "linear"}, 3)
     assert (job.spec.null, job.spec.priority, job.spec.clients) == (False, 2, ())
-    again = Watched(tmp_path / "rules.toml", queue, tmp_path)
+    again = RulesWithRounds(tmp_path / "rules.toml", queue, tmp_path)
     again.arrived("photos", [1, 2, 3])
     assert submitted(queue)[3:] == [("photos", "3")]
 
@@ -80,7 +80,7 @@ def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_rule_is_about_the_rounds_that_it_names(
+def test_rule_applies_to_the_rounds_that_it_names(
     queue: Queue, tmp_path: Path, rounds: str, expected: str, at_once: bool
 ) -> None:
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
@@ -89,21 +89,21 @@ def test_a_rule_is_about_the_rounds_that_it_names(
     assert [rounds for _, rounds in submitted(queue)] == expected.split()
 
 
-def test_of_rounds_that_arrive_together_the_last_one_is_the_last(queue: Queue, tmp_path: Path) -> None:
+def test_last_is_the_last_of_rounds_that_arrive_together(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'rounds = "last"')
     for some in ([1, 2, 3], [4], [5, 6]):
         given.arrived("photos", some)
     assert [rounds for _, rounds in submitted(queue)] == ["3", "4", "6"]
 
 
-def test_recordings_are_those_that_match_a_pattern(queue: Queue, tmp_path: Path) -> None:
+def test_rule_applies_to_recordings_that_match_a_pattern(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'recordings = ["photos", "group~*"]')
     for name in ("photos", "photos2", "group~a", "group", "other~group~a"):
         given.arrived(name, [1])
     assert [name for name, _ in submitted(queue)] == ["photos", "group~a"]
 
 
-def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
+def test_rule_applies_to_clients_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
     from fedsim.recording import Recording
 
     names = Recording(root / "digits" / "recording").list_clients()
@@ -111,21 +111,19 @@ def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root:
         f'[[rule]]\nname = "one"\nattack = "exact"\nclients = ["{names[1][:6]}*"]\n'
         '[[rule]]\nname = "none"\nattack = "exact"\nclients = ["zzz*"]\n'
     )
-    given = Watched(tmp_path / "rules.toml", queue, root)
+    given = RulesWithRounds(tmp_path / "rules.toml", queue, root)
     given.arrived("digits", [1, 2])
     assert [(job.origin, job.spec.clients) for job in queue.list()] == [("rule one", (names[1],))] * 2
 
 
-def test_an_attack_of_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: Path) -> None:
+def test_attack_on_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "clients"\nattack = "agic"\nrounds = "every=3"\n')
-    Watched(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
+    RulesWithRounds(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
     assert [rounds for _, rounds in submitted(queue)] == ["1-1", "1-4"]
 
 
-def test_when_too_many_rounds_wait_the_newest_go_first_and_the_log_tells_of_the_others(
-    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_oldest_waiting_rounds_are_left_out_and_logged(queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = rules(queue, tmp_path, "budget = { behind = 2 }")
     with caplog.at_level(logging.WARNING):
         given.arrived("photos", range(1, 6))
@@ -148,7 +146,7 @@ def test_when_too_many_rounds_wait_the_newest_go_first_and_the_log_tells_of_the_
     assert len(submitted(queue)) == 3, "each recording has its own"
 
 
-def test_a_rule_submits_no_more_jobs_an_hour_than_it_may(
+def test_jobs_per_hour_are_limited(
     queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = rules(queue, tmp_path, "budget = { jobs_per_hour = 2 }")
@@ -161,7 +159,7 @@ def test_a_rule_submits_no_more_jobs_an_hour_than_it_may(
     assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "4"]
 
 
-def test_a_rule_uses_no_more_of_the_processor_than_it_may(queue: Queue, tmp_path: Path) -> None:
+def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
     given.arrived("photos", [1])
     claim = queue.claim("me")
@@ -176,7 +174,7 @@ def test_a_rule_uses_no_more_of_the_processor_than_it_may(queue: Queue, tmp_path
     assert submitted(queue) == [("other", "1")]
 
 
-def test_what_found_no_room_in_the_queue_is_tried_again_with_the_next_round(tmp_path: Path) -> None:
+def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     given = rules(queue, tmp_path)
     with pytest.raises(Full):
@@ -188,7 +186,7 @@ def test_what_found_no_room_in_the_queue_is_tried_again_with_the_next_round(tmp_
     queue.close()
 
 
-def test_another_recording_of_the_same_name_is_another_recording(queue: Queue, tmp_path: Path) -> None:
+def test_recordings_of_one_name_are_distinguished(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path)
     given.arrived("photos", [1, 2])
     given.arrived("photos", [1], identity="b")
@@ -198,7 +196,7 @@ def test_another_recording_of_the_same_name_is_another_recording(queue: Queue, t
     assert len(submitted(queue)) == 5, "one that comes back is known"
 
 
-def test_the_budget_of_a_recording_is_its_own(queue: Queue, tmp_path: Path) -> None:
+def test_each_recording_has_its_own_budget(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0, behind = 2 }")
     given.arrived("photos", [1])
     claim = queue.claim("me")
@@ -215,10 +213,10 @@ def test_the_budget_of_a_recording_is_its_own(queue: Queue, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("rounds", "before", "after"), [("all", "1 2 3", "2 3"), ("first", "1", ""), ("last", "3", "3"), ("2", "2", "2")]
 )
-def test_a_round_that_was_recorded_anew_is_taken_again_and_the_log_says_so(
+def test_repeated_round_is_attacked_again_and_logged(
     queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture, rounds: str, before: str, after: str
 ) -> None:
-    """As by a federation that was killed in its third round, and resumed after its first."""
+    """Rounds 2 and 3 arrive again, as if a federation was killed in round 3 and resumed after round 1."""
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
     given.arrived("photos", [1, 2, 3])
     assert [rounds for _, rounds in submitted(queue)] == before.split()
@@ -233,7 +231,7 @@ def test_a_round_that_was_recorded_anew_is_taken_again_and_the_log_says_so(
     assert [record.message for record in caplog.records if "again" in record.message] == again
 
 
-def test_the_first_round_is_taken_again_where_it_was_recorded_anew(queue: Queue, tmp_path: Path) -> None:
+def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'rounds = "first"')
     given.arrived("photos", [1])
     given.arrived("photos", [1], attempt=2)
@@ -263,10 +261,8 @@ PRAGMA user_version = 1;
         ("2999-01-01T00:00:00Z", "1 2 3"),
     ],
 )
-def test_what_was_taken_before_an_update_counts_for_the_recording_that_was_there(
-    queue: Queue, tmp_path: Path, created: str, expected: str
-) -> None:
-    """A file of version 1, which knew a recording by its id alone."""
+def test_history_of_version_1_counts_for_older_recordings(queue: Queue, tmp_path: Path, created: str, expected: str) -> None:
+    """A database of version 1 identifies a recording by its id only, so that the time of creation must decide."""
     given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
     given.arrived("photos", [1, 2], identity="of before")
     jobs = queue.list()
@@ -275,7 +271,7 @@ def test_what_was_taken_before_an_update_counts_for_the_recording_that_was_there
         db.executescript(OLDER)
     updated = Queue(tmp_path / "queue.sqlite")
     assert updated.list() == jobs
-    given = Watched(tmp_path / "rules.toml", updated, tmp_path)
+    given = RulesWithRounds(tmp_path / "rules.toml", updated, tmp_path)
     given.arrived("photos", [1, 2], created=created)
     given.arrived("photos", [3], created=created)
     assert [rounds for _, rounds in submitted(updated)[2:]] == expected.split()
@@ -290,9 +286,7 @@ def test_what_was_taken_before_an_update_counts_for_the_recording_that_was_there
     updated.close()
 
 
-def test_a_run_that_was_deleted_and_run_again_under_its_name_is_attacked_from_its_first_round(
-    root: Path, tmp_path: Path, federated: Path
-) -> None:
+def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
     parts = make_parts(ServiceSettings(root=root, workers=0, rules=path))
@@ -337,14 +331,14 @@ GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'
         (GOOD.replace('"a"', '"../a"'), "name"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_file_of_rules_is_refused_with_the_place(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "rules.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=words) as told:
+    with pytest.raises(ValueError, match=words) as raised:
         read(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(raised.value)
 
 
-def test_the_example_is_a_file_of_rules() -> None:
+def test_shipped_example_is_a_valid_file_of_rules() -> None:
     assert [rule.name for rule in read(EXAMPLE)] == ["at-once", "search"]
     assert set(module.Budget.model_fields) == {"jobs_per_hour", "cpu_seconds", "behind"}

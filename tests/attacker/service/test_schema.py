@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: every answer is as the document says, and none is a mistake of the service."""
+"""Tests with requests generated from the OpenAPI document: answers agree with it, and none is a server error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from attacker.service.jobs.job import JobSpec
 
 ENDLESS = "/events$"
 SLOW = "/report$"
-MADE_UP = settings(
+GENERATED = settings(
     max_examples=10,
     deadline=None,
     derandomize=True,
@@ -27,7 +27,7 @@ MADE_UP = settings(
 
 
 def narrow(document: dict[str, Any], root: Path, job: str) -> None:
-    """Names in the document that there are, beside one that there is not: made-up ones would hardly ever hit."""
+    """Restrict names in the document to existing ones and one unknown, since random names would hardly ever exist."""
     sources = sorted(path.name for path in (root / "digits" / "reconstructions").iterdir())
     case = sorted(path.stem for path in (root / "digits" / "reconstructions" / sources[0]).glob("*.safetensors"))[0]
     names = {"source": [*sources, "none"], "attack": [*sources, "none"], "case": [case, "none"], "n": [0, 1]}
@@ -58,23 +58,23 @@ def document(ask: Callable[..., Any], root: Path) -> BaseSchema:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_every_answer_is_as_the_document_says(document: BaseSchema, mode: GenerationMode) -> None:
-    """In negative mode requests break what the document demands, and are to be refused."""
+def test_answers_agree_with_the_document(document: BaseSchema, mode: GenerationMode) -> None:
+    """In negative mode, requests violate the document and must be refused."""
     asked = 0
     for found in document.exclude(path_regex=f"{ENDLESS}|{SLOW}").get_all_operations():
         try:
             _check(found.ok().as_strategy(generation_mode=mode))
             asked += 1
-        except Unsatisfiable:  # nothing in it that could be broken
+        except Unsatisfiable:  # the operation has nothing that could be violated
             continue
     assert asked > 10
 
 
 def _check(cases: Any) -> None:
-    @MADE_UP
+    @GENERATED
     @given(case=cases)
     def check(case: Any) -> None:
-        # no document tells which names and arguments there are: what is well-formed may be refused, too
+        # the document does not list names and arguments, so that well-formed requests may be refused as well
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
     check()

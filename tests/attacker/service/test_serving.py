@@ -1,4 +1,4 @@
-"""The service as a process: it says where it is, tells what happens as it happens, and ends when told, whoever listens."""
+"""Tests of the service as a process: its printed address, streams of events, ending by a signal, and refused settings."""
 
 import json
 import os
@@ -27,8 +27,8 @@ from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 from fedsim.recording.files import hold_lock
 
-LONG = 120.0
-"""Seconds for what takes two on a machine of one's own."""
+TIME_LIMIT = 120.0
+"""Time limit in seconds, generous for busy machines."""
 
 
 class Served(NamedTuple):
@@ -38,7 +38,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Starts `attacker serve` on the root, and ends what is left of it."""
+    """Function that starts `attacker serve` on the root; the processes are killed after the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Served:
@@ -84,9 +84,9 @@ def add_round(run: Path, number: int) -> None:
 
 
 def raw(url: str, content: bytes) -> bytes:
-    """What the service answers to bytes, until it closes the connection."""
+    """Send bytes to the service, and return all that it sends until it closes the connection."""
     host, port = re.match(r"http://([^:]+):(\d+)", url).groups()  # type: ignore[union-attr]
-    with socket.create_connection((host, int(port)), timeout=LONG) as connection:
+    with socket.create_connection((host, int(port)), timeout=TIME_LIMIT) as connection:
         connection.sendall(content)
         found = b""
         while part := connection.recv(65536):
@@ -94,30 +94,30 @@ def raw(url: str, content: bytes) -> bytes:
         return found
 
 
-def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(
+def test_events_are_streamed_and_the_service_ends_with_listeners(
     serve: Callable[..., Served], root: Path, tmp_path: Path
 ) -> None:
-    """Of a service without a token, which says at the start what that means."""
+    """The service runs without a token, and warns at the start what that means."""
     process, url = serve("--no-token", "--truth", "own")
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
     assert httpx.get(f"{url}api/v1/recordings").status_code == 200
-    said = " ".join((tmp_path / "log").read_text().split())
-    assert "every user and program on this machine can see all results, private originals among them," in said
-    with httpx.Client(base_url=url, timeout=LONG) as client, client.stream("GET", "/api/v1/events") as stream:
+    log_text = " ".join((tmp_path / "log").read_text().split())
+    assert "every user and program on this machine can see all results, private originals among them," in log_text
+    with httpx.Client(base_url=url, timeout=TIME_LIMIT) as client, client.stream("GET", "/api/v1/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
-        told = events(stream)
-        assert next(told) == ("hello", {"resumed": False})
+        stream_of_events = events(stream)
+        assert next(stream_of_events) == ("hello", {"resumed": False})
         add_round(root / "digits", 3)
-        assert ("digits", 3) in ((one["id"], one["last_round"]) for kind, one in told if kind == "recording")
+        assert ("digits", 3) in ((one["id"], one["last_round"]) for kind, one in stream_of_events if kind == "recording")
         job = client.post("/api/v1/jobs", json={"recording": "digits", "attack": "cpl"}).json()
-        assert ("job", job["id"]) in ((kind, one.get("id")) for kind, one in told if kind == "job")
+        assert ("job", job["id"]) in ((kind, one.get("id")) for kind, one in stream_of_events if kind == "job")
         with client.stream("GET", f"/api/v1/jobs/{job['id']}/events") as of_job:
             changes = events(of_job)
             assert next(changes)[1]["state"] == "queued"
             client.post(f"/api/v1/jobs/{job['id']}/cancel", json={})
             assert [one["state"] for _, one in changes] == ["cancelled"]
         shutil.rmtree(root / "digits")
-        assert ("removed", {"id": "digits"}) in ((kind, one) for kind, one in told if kind == "removed")
+        assert ("removed", {"id": "digits"}) in ((kind, one) for kind, one in stream_of_events if kind == "removed")
         large = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"
         for nonsense in (b"nonsense\r\n\r\n", large):
             answer = raw(url, nonsense)
@@ -125,13 +125,13 @@ def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(
             assert b"content-security-policy: default-src 'none'" in answer.lower()
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LONG) == 0
-        assert time.monotonic() - began < 5 + 0.2 * LONG  # five seconds where nobody else is at work
-        assert list(told) == []
+        assert process.wait(TIME_LIMIT) == 0
+        assert time.monotonic() - began < 5 + 0.2 * TIME_LIMIT  # five seconds on an idle machine
+        assert list(stream_of_events) == []
 
 
-def test_the_collector_of_garbage_has_nothing_to_look_through_that_was_loaded_at_the_start() -> None:
-    """It would hold up every answer meanwhile."""
+def test_loaded_objects_are_frozen_for_the_garbage_collector() -> None:
+    """A collection over all objects of the imported modules would delay every answer."""
     code = """
 import gc
 from attacker.service import server
@@ -140,19 +140,19 @@ loaded = len(gc.get_objects())
 server._freeze_objects()
 print(loaded, len(gc.get_objects()))
 """
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=LONG)
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=TIME_LIMIT)
     loaded, left = map(int, found.stdout.split())
     assert loaded > 50_000 > 20 * left
 
 
 def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
     with hold_lock(claim_folder(root / ".attacker") / "service.lock"):
-        told = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
-    assert (told.exit_code, told.stdout) == (2, "")
-    assert "another process is working there" in told.stderr
+        stream_of_events = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
+    assert (stream_of_events.exit_code, stream_of_events.stdout) == (2, "")
+    assert "another process is working there" in stream_of_events.stderr
 
 
-def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
+def test_port_in_use_is_refused_with_advice(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="--port 0"):
         open_listener(ServiceSettings(root=tmp_path, port=taken.getsockname()[1]))
 
@@ -172,17 +172,17 @@ def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
         ({"job_megabytes": 100, "ray": "auto"}, "--job-megabytes with --ray auto"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_done(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ServiceSettings(**{"root": tmp_path, **wrong})
 
 
-def test_limits_that_ray_would_hide_are_watched_where_the_cluster_is_the_jobs_own(tmp_path: Path) -> None:
+def test_memory_is_measured_without_a_shared_cluster(tmp_path: Path) -> None:
     for ray in (None, "local"):
         assert ServiceSettings(root=tmp_path, job_megabytes=100, ray=ray).measures
 
 
-def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_cpu_budget_is_refused_with_a_shared_cluster(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
@@ -194,13 +194,11 @@ def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_pat
         parts.queue.close()
 
 
-def test_the_link_that_is_printed_holds_the_token_and_nothing_opens_without_it(
-    serve: Callable[..., Served], root: Path, tmp_path: Path
-) -> None:
+def test_printed_link_holds_the_token_that_is_required(serve: Callable[..., Served], root: Path, tmp_path: Path) -> None:
     _, link = serve("--token")
     url, _, token = link.partition("#token=")
     assert token == (root / ".attacker" / "token").read_text().strip()
-    with httpx.Client(base_url=url, timeout=LONG) as client:
+    with httpx.Client(base_url=url, timeout=TIME_LIMIT) as client:
         assert client.get("/api/v1/recordings").status_code == 401
         assert client.post("/api/v1/session", json={"token": token}).status_code == 204
         assert client.get("/api/v1/recordings").status_code == 200

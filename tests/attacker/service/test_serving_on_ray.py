@@ -1,4 +1,4 @@
-"""The service with a Ray cluster behind it: jobs outlive its workers, can be cancelled, and leave no process behind."""
+"""Tests of the service with a Ray cluster: jobs survive killed workers, can be cancelled, and leave no process behind."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ from attacker.service.jobs.job import FINAL_STATES
 
 pytestmark = pytest.mark.ray
 
-LONG = 600.0
-"""Seconds for what takes twenty on a machine of one's own: most of them are the start of Ray."""
+TIME_LIMIT = 600.0
+"""Time limit in seconds, generous for busy machines; most of the time is the start of Ray."""
 ENDLESS = {"recording": "digits", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Those of a process that live, with their command lines."""
+    """Return the living descendants of a process, with their command lines."""
     found, waiting = dict[int, str](), [pid]
     while waiting:
         at = Path(f"/proc/{waiting.pop()}")
@@ -42,7 +42,7 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], Any], what: str, state: Callable[[], Any] = lambda: "") -> Any:
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + TIME_LIMIT
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} {state()}"
         time.sleep(0.02)
@@ -50,17 +50,17 @@ def until(condition: Callable[[], Any], what: str, state: Callable[[], Any] = la
 
 
 def at_work(service: int) -> list[int]:
-    """Ray's own workers that do a task."""
+    """Return the process ids of Ray's workers that run a task."""
     return [pid for pid, command in descendants(service).items() if command.startswith("ray::run_remote_task")]
 
 
-def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_service(root: Path, tmp_path: Path) -> None:
+def test_jobs_on_ray_survive_killed_workers_and_can_be_cancelled(root: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--no-token", "--ray", "local"]
     with (tmp_path / "log").open("w") as log:
         service = subprocess.Popen([*command, "--truth", "own"], stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert service.stdout is not None
-        with httpx.Client(base_url=service.stdout.readline().strip(), timeout=LONG) as client:
+        with httpx.Client(base_url=service.stdout.readline().strip(), timeout=TIME_LIMIT) as client:
 
             def submitted(**changes: Any) -> Callable[[], dict[str, Any]]:
                 id = client.post("/api/v1/jobs", json={**ENDLESS, **changes}).json()["id"]
@@ -85,7 +85,7 @@ def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_servic
         processes = descendants(service.pid)
         assert any("raylet" in words for words in processes.values())
         service.send_signal(signal.SIGTERM)
-        assert service.wait(LONG) == 0
+        assert service.wait(TIME_LIMIT) == 0
         until(lambda: not any(map(alive, processes)), f"left behind: {[words for p, words in processes.items() if alive(p)]}")
     finally:
         service.kill()

@@ -1,4 +1,4 @@
-"""The service's own folder: made by the service, or refused."""
+"""Tests of the service's state folder: it is accepted only if the service made it and it is private."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from attacker.service.state_folder import MARK_FILE, claim_folder, read_private
 
 
-def test_a_folder_that_the_service_made_is_taken_again(tmp_path: Path) -> None:
+def test_folder_made_by_the_service_is_accepted_again(tmp_path: Path) -> None:
     folder = claim_folder(tmp_path / "state")
     (folder / "token").touch(mode=0o600)
     (folder / "reports").mkdir(mode=0o700)
@@ -21,10 +21,10 @@ def test_a_folder_that_the_service_made_is_taken_again(tmp_path: Path) -> None:
 
 
 def unpacked(folder: Path) -> None:
-    """As an archive leaves it: the owner and the modes are right, and it holds somebody else's token."""
+    """Replace the folder by a copy, as if unpacked from an archive: owner and modes are right, but it has another inode."""
     shutil.copytree(folder, folder.with_name("copy"))
     shutil.rmtree(folder)
-    os.mkdir(folder.with_name("between"))  # or the file system may give the same inode again
+    os.mkdir(folder.with_name("between"))  # so that the file system does not reuse the inode
     os.rename(folder.with_name("copy"), folder)
 
 
@@ -57,7 +57,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_any_other_folder_is_refused_with_the_mend(tmp_path: Path, harm: str) -> None:
+def test_damaged_or_foreign_folder_is_refused_with_advice(tmp_path: Path, harm: str) -> None:
     folder = claim_folder(tmp_path / "root" / "state")
     (folder / "queue.sqlite-wal").touch(mode=0o600)
     HARMS[harm](folder)
@@ -82,7 +82,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         lambda path: (path.unlink(), path.mkdir()),
     ],
 )
-def test_only_a_regular_file_of_ones_own_is_read(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+def test_only_private_regular_files_are_read(tmp_path: Path, harm: Callable[[Path], object]) -> None:
     path = tmp_path / "a"
     path.write_text("content")
     path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""The supervisor: whatever a worker does, its job and the worker come to an end of their own. The workers are scripts here."""
+"""Tests of the supervisor of workers: jobs and workers end properly, whatever a worker does. The workers are scripts."""
 
 import os
 import signal
@@ -17,8 +17,8 @@ from attacker.service.supervisor import job_worker
 from attacker.service.supervisor import running_job as running
 from attacker.service.supervisor.supervisor import Supervisor
 
-LONG = 90.0
-"""Seconds for what takes one on a machine of one's own."""
+TIME_LIMIT = 90.0
+"""Time limit in seconds, generous for busy machines."""
 SPEC = JobSpec(recording="photos", attack="cpl")
 WORKER = """
 import json, os, signal, sys, time
@@ -56,7 +56,7 @@ Work = Callable[..., Supervisor]
 
 @pytest.fixture
 def work(settings: ServiceSettings, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
-    """Starts a supervisor whose workers do with each task what `lines` of Python say, and `before` they are ready for any."""
+    """Function that starts a supervisor, whose workers run the code `before` at their start, and `lines` for each task."""
     supervisors = []
 
     def start(lines: str, before: str = "", **changed: object) -> Supervisor:
@@ -80,20 +80,20 @@ def vars_of(settings: ServiceSettings) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
 
 
-def ended(queue: Queue, job: Job) -> Job:
-    return waited(queue, job, lambda now: now.state in FINAL_STATES)
+def wait_for_end(queue: Queue, job: Job) -> Job:
+    return wait_until(queue, job, lambda now: now.state in FINAL_STATES)
 
 
-def waited(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:
+def wait_until(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:
     until(lambda: reached(queue.get(job.id)), lambda: queue.get(job.id))
     return queue.get(job.id)
 
 
-def until(reached: Callable[[], bool], told: Callable[[], object] | str) -> None:
-    """Waits for it, on however slow a machine; fails with what is `told`."""
-    deadline = time.monotonic() + LONG
+def until(reached: Callable[[], bool], description: Callable[[], object] | str) -> None:
+    """Wait until `reached()` is true, or fail with `description` after the time limit."""
+    deadline = time.monotonic() + TIME_LIMIT
     while not reached():
-        assert time.monotonic() < deadline, told if isinstance(told, str) else told()
+        assert time.monotonic() < deadline, description if isinstance(description, str) else description()
         time.sleep(0.02)
 
 
@@ -109,10 +109,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_what_a_worker_answers_is_published_and_it_goes_on_with_the_next_job(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_result_is_published_and_the_worker_does_the_next_job(queue: Queue, work: Work, tmp_path: Path) -> None:
     jobs = [queue.submit(SPEC) for _ in range(3)]
     work('say(progress={"share": 0.5, "words": "half"})\nanswer(scored=True)')
-    done = [ended(queue, job) for job in jobs]
+    done = [wait_for_end(queue, job) for job in jobs]
     assert [(job.state, job.attempts) for job in done] == [("done", 1)] * 3
     assert done[0].result is not None
     assert done[0].result.scored
@@ -120,18 +120,18 @@ def test_what_a_worker_answers_is_published_and_it_goes_on_with_the_next_job(que
     assert len({pid for pid, *_ in journal(tmp_path)}) == 1
 
 
-def test_a_worker_of_one_recording_does_no_job_of_another(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_each_worker_serves_one_recording(queue: Queue, work: Work, tmp_path: Path) -> None:
     jobs = [queue.submit(SPEC.model_copy(update={"recording": name})) for name in ("photos", "other", "other", "photos")]
     work("answer()")
     for job in jobs:
-        ended(queue, job)
+        wait_for_end(queue, job)
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
     assert pids[1] == pids[2]
     assert len(set(pids)) == 3
     assert not any(map(alive, pids[:3])), "no more workers are kept than there may be"
 
 
-def test_no_more_jobs_run_at_once_than_there_are_workers(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_number_of_running_jobs_is_limited_by_workers(queue: Queue, work: Work, tmp_path: Path) -> None:
     jobs, seen = [queue.submit(SPEC) for _ in range(6)], set[int]()
     work(f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\nanswer()", workers=2)
 
@@ -147,7 +147,7 @@ def test_no_more_jobs_run_at_once_than_there_are_workers(queue: Queue, work: Wor
     assert max(seen) == 2
 
 
-def test_a_job_that_kills_its_workers_is_set_aside_and_others_are_done(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_job_that_kills_its_workers_is_set_aside(queue: Queue, work: Work, tmp_path: Path) -> None:
     bad, good = queue.submit(SPEC.model_copy(update={"seed": 13})), queue.submit(SPEC)
     work(
         """
@@ -157,17 +157,17 @@ if task["spec"]["seed"] == 13:
 answer()
 """
     )
-    aside = ended(queue, bad)
+    aside = wait_for_end(queue, bad)
     assert (aside.state, aside.attempts, aside.crashes) == ("set_aside", 3, 3)
     assert aside.error is not None
     assert "SIGSEGV" in aside.error
     assert "Traceback: segmentation" in aside.error
-    assert ended(queue, good).state == "done"
+    assert wait_for_end(queue, good).state == "done"
     assert [job for _, job, _ in journal(tmp_path)].count(bad.id) == 3
 
 
-def test_the_last_words_are_those_of_this_job(queue: Queue, work: Work) -> None:
-    queue.limits = Limits(crashes=1)  # later ones would be those of a worker that has done no other job
+def test_error_holds_the_stderr_of_its_job_only(queue: Queue, work: Work) -> None:
+    queue.limits = Limits(crashes=1)  # so that the error is that of the worker that has done another job
     quiet, bad = queue.submit(SPEC), queue.submit(SPEC.model_copy(update={"seed": 13}))
     work(
         """
@@ -177,8 +177,8 @@ if task["spec"]["seed"]:
 answer()
 """
     )
-    assert ended(queue, quiet).state == "done"
-    error = ended(queue, bad).error
+    assert wait_for_end(queue, quiet).state == "done"
+    error = wait_for_end(queue, bad).error
     assert error is not None
     assert "seed 13" in error
     assert "seed 0" not in error
@@ -193,42 +193,42 @@ answer()
         'out.write("x" * 5_000_000); out.flush(); time.sleep(60)',
     ],
 )
-def test_a_worker_that_says_what_nobody_understands_is_ended(queue: Queue, work: Work, lines: str) -> None:
+def test_worker_with_invalid_messages_is_ended(queue: Queue, work: Work, lines: str) -> None:
     job = queue.submit(SPEC)
     work(lines)
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert now.state == "set_aside"
     assert "invalid message" in (now.error or "")
 
 
-def test_a_job_that_fails_says_why_and_is_not_tried_again(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_failed_job_has_a_reason_and_is_not_repeated(queue: Queue, work: Work, tmp_path: Path) -> None:
     job, gone = queue.submit(SPEC), queue.submit(SPEC.model_copy(update={"recording": "gone"}))
     work('answer("failed", error="no such round\\n\\nTraceback ...")')
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.attempts, now.error) == ("failed", 1, "no such round\n\nTraceback ...")
-    assert "no recording 'gone'" in (ended(queue, gone).error or "")
+    assert "no recording 'gone'" in (wait_for_end(queue, gone).error or "")
     assert len(journal(tmp_path)) == 1
 
 
-PATIENT = """
+ENDLESS_TASK = """
 say(progress={"share": 0.1, "words": ""})
 while True: time.sleep(1)
 """
-ANSWERS = """
-def ended(*_):
+ANSWER_INTERRUPT = """
+def report_best(*_):
     answer("interrupted", score_note="best so far")
     while True: time.sleep(1)
-signal.signal(signal.SIGINT, ended)
+signal.signal(signal.SIGINT, report_best)
 """
-DEAF = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+IGNORE_INTERRUPT = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
-def test_a_running_job_that_is_cancelled_ends_with_what_it_has(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, tmp_path: Path) -> None:
     job = queue.submit(SPEC)
-    work(PATIENT, ANSWERS)
-    waited(queue, job, lambda now: now.progress.share > 0)
+    work(ENDLESS_TASK, ANSWER_INTERRUPT)
+    wait_until(queue, job, lambda now: now.progress.share > 0)
     queue.cancel(job.id)
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.crashes) == ("cancelled", 0)
     assert now.result is not None
     assert now.result.score_note == "best so far"
@@ -237,10 +237,10 @@ def test_a_running_job_that_is_cancelled_ends_with_what_it_has(queue: Queue, wor
     until(lambda: not alive(pid), "the signal may still be on its way: no other job may meet it")
 
 
-def test_a_job_that_takes_too_long_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
+def test_job_beyond_its_time_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
     job = queue.submit(SPEC)
-    work(PATIENT, ANSWERS, job_seconds=0.5)
-    now = ended(queue, job)
+    work(ENDLESS_TASK, ANSWER_INTERRUPT, job_seconds=0.5)
+    now = wait_for_end(queue, job)
     assert now.state == "failed"
     assert "longer than" in (now.error or "")
     assert now.result is not None
@@ -248,34 +248,34 @@ def test_a_job_that_takes_too_long_fails_and_keeps_its_best_so_far(queue: Queue,
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "failed"])
-def test_a_worker_that_does_not_end_when_asked_is_killed(
+def test_worker_that_ignores_the_interrupt_is_killed(
     queue: Queue, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(running, "SAVE_SECONDS", 0.3)
     job = queue.submit(SPEC)
-    work(PATIENT, DEAF, **({"job_seconds": 0.3} if reason == "failed" else {}))
+    work(ENDLESS_TASK, IGNORE_INTERRUPT, **({"job_seconds": 0.3} if reason == "failed" else {}))
     if reason == "cancelled":
-        waited(queue, job, lambda now: now.progress.share > 0)
+        wait_until(queue, job, lambda now: now.progress.share > 0)
         queue.cancel(job.id)
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.attempts, now.crashes) == (reason, 1, 0)
     until(lambda: not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
 
 
 @pytest.mark.parametrize("whose", ["its own", "its child's"])
-def test_a_job_that_takes_too_much_memory_is_ended_and_not_tried_again(queue: Queue, work: Work, whose: str) -> None:
+def test_job_beyond_its_memory_fails_and_is_not_repeated(queue: Queue, work: Work, whose: str) -> None:
     hog = "x = bytearray(400_000_000); time.sleep(60)"
     lines = (
         hog if whose == "its own" else f"import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; {hog}']).wait()"
     )
     job = queue.submit(SPEC)
     work(lines, job_megabytes=200)
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.attempts) == ("failed", 1)
     assert "MB of memory, and a job may take 200" in (now.error or "")
 
 
-LEAKY = """
+LEAKING_TASK = """
 left = globals().setdefault("left", [])
 if left:  # by an earlier job
     x = bytearray(120_000_000)
@@ -287,14 +287,14 @@ answer()
 """
 
 
-def test_what_an_earlier_job_left_in_its_worker_does_not_count_for_the_next_one(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_memory_left_by_an_earlier_job_does_not_count(queue: Queue, work: Work, tmp_path: Path) -> None:
     first, second, large = (queue.submit(SPEC.model_copy(update={"seed": seed})) for seed in range(3))
-    work(LEAKY, job_megabytes=200)
-    assert [(now.state, now.attempts, now.crashes) for now in (ended(queue, first), ended(queue, second))] == [
+    work(LEAKING_TASK, job_megabytes=200)
+    assert [(now.state, now.attempts, now.crashes) for now in (wait_for_end(queue, first), wait_for_end(queue, second))] == [
         ("done", 1, 0),
         ("done", 2, 0),
     ]
-    now = ended(queue, large)
+    now = wait_for_end(queue, large)
     assert (now.state, now.attempts, now.crashes) == ("failed", 2, 0), "one that a fresh worker shows to be too large"
     assert "MB of memory, and a job may take 200" in (now.error or "")
     pids = [int(pid) for pid, *_ in journal(tmp_path)]
@@ -302,19 +302,19 @@ def test_what_an_earlier_job_left_in_its_worker_does_not_count_for_the_next_one(
     assert queue.list_publications() == {first.id: 1, second.id: 2}
 
 
-def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, work: Work, tmp_path: Path) -> None:
+def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_path: Path) -> None:
     job = queue.submit(SPEC)
-    supervisor = work(PATIENT)
-    waited(queue, job, lambda now: now.progress.share > 0)
+    supervisor = work(ENDLESS_TASK)
+    wait_until(queue, job, lambda now: now.progress.share > 0)
     supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.crashes) == ("queued", 0)
     assert not alive(int(journal(tmp_path)[0][0]))
     work("answer()")
-    assert (ended(queue, job).state, queue.list_publications()) == ("done", {job.id: 2})
+    assert (wait_for_end(queue, job).state, queue.list_publications()) == ("done", {job.id: 2})
 
 
-def test_only_one_service_works_in_a_folder_of_state(work: Work) -> None:
+def test_only_one_service_uses_a_state_folder(work: Work) -> None:
     work("answer()")
     with pytest.raises(ValueError, match="another process is working"):
         work("answer()")
@@ -329,14 +329,12 @@ def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> Non
     assert first is not None
     assert second is not None
     work("until = time.process_time() + task['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
-    ended(queue, first), ended(queue, second)
+    wait_for_end(queue, first), wait_for_end(queue, second)
     assert 0.9 < ledger.sum_cpu_seconds("busy", photos) < 2.0
     assert ledger.sum_cpu_seconds("lazy", photos) < 0.2, "the same worker, but not the same job"
 
 
-def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
-    queue: Queue, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_is_published_after_a_full_disk(queue: Queue, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlite3 import OperationalError
 
     publish, tries = queue.publish, []
@@ -350,12 +348,12 @@ def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
     monkeypatch.setattr(queue, "publish", full)
     job = queue.submit(SPEC)
     work("answer()")
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.attempts, len(tries)) == ("done", 1, 2)
 
 
 @pytest.mark.parametrize("what", ["the end of a job that cannot be begun", "a folder that cannot be read", "a worker"])
-def test_a_job_is_not_lost_between_the_queue_and_its_worker(
+def test_job_is_not_lost_if_its_start_fails_once(
     queue: Queue, work: Work, settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     from sqlite3 import OperationalError
@@ -383,12 +381,12 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
         monkeypatch.setattr(queue, "end_failed", once(queue.end_failed, OperationalError("database or disk is full")))
     job = queue.submit(SPEC)
     work("answer()")
-    now = ended(queue, job)
+    now = wait_for_end(queue, job)
     assert (now.state, now.attempts) == ("failed" if what.startswith("the end") else "done", 1)
     assert len(tries) == 2
 
 
-WORKS = """
+SLOW_TASK = """
     while task["spec"]["seed"] and not os.path.exists(GO): time.sleep(0.01)  # so that there is always something left to do
     time.sleep(0.05)
     answer()
@@ -415,8 +413,8 @@ for line in sys.stdin:
 
 @pytest.fixture
 def services(settings: ServiceSettings, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Starts one service after the other, each in a process of its own; gives its number."""
-    work = program(tmp_path) + WORKS.replace("GO", repr(str(tmp_path / "go")))
+    """Function that starts a service in a new process once the last one has ended, and returns its process id."""
+    work = program(tmp_path) + SLOW_TASK.replace("GO", repr(str(tmp_path / "go")))
     launcher = subprocess.Popen(
         [sys.executable, "-c", SERVICES, str(tmp_path), work],
         stdin=subprocess.PIPE,
@@ -436,23 +434,25 @@ def services(settings: ServiceSettings, tmp_path: Path) -> Iterator[Callable[[],
     launcher.communicate()
 
 
-def test_whoever_is_killed_each_job_is_published_exactly_once(services: Callable[[], int], queue: Queue, tmp_path: Path) -> None:
-    """Of services and workers, at instants that have nothing to do with what they are at."""
+def test_jobs_are_published_once_although_services_and_workers_are_killed(
+    services: Callable[[], int], queue: Queue, tmp_path: Path
+) -> None:
+    """Services and workers are killed at arbitrary instants."""
     jobs = {queue.submit(SPEC.model_copy(update={"seed": later})).id for later in (0, 1) for _ in range(20)}
     for kills in range(3):
         _one_life(services(), kills, queue, tmp_path)
     (tmp_path / "go").touch()
     services()
     until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
-    ended = {job.id: job for job in queue.list(limit=100)}
-    assert queue.list_publications() == {id: job.attempts for id, job in ended.items()}
-    assert set(ended) == jobs == {job for _, job, _ in journal(tmp_path)}
-    assert max(job.attempts for job in ended.values()) > 1, "somebody was killed at work"
-    assert all(job.crashes < job.attempts for job in ended.values())
+    finished = {job.id: job for job in queue.list(limit=100)}
+    assert queue.list_publications() == {id: job.attempts for id, job in finished.items()}
+    assert set(finished) == jobs == {job for _, job, _ in journal(tmp_path)}
+    assert max(job.attempts for job in finished.values()) > 1, "somebody was killed at work"
+    assert all(job.crashes < job.attempts for job in finished.values())
 
 
 def _one_life(service: int, kills: int, queue: Queue, tmp_path: Path) -> None:
-    """Of a service that is killed at work, after some of its workers."""
+    """Kill some workers of a running service, and then the service."""
     begun, killed = len(journal(tmp_path)), set[str]()
     until(lambda: len(journal(tmp_path)) > begun, "no worker has begun")
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""Audits through the service: the job, its progress, and who may read its verdict."""
+"""Tests of audits by the service: the job, its progress, and who may read its verdict."""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +24,7 @@ SECONDS = 1
 
 @pytest.fixture(autouse=True)
 def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds are tested elsewhere, and take seconds."""
+    """Short time limit for bounds, which are slow and tested elsewhere."""
     monkeypatch.setattr(sys.modules["attacker.audit.audit"], "BOUND_SECONDS", 1e-3)
 
 
@@ -57,36 +57,36 @@ def complete_audit(asked: Any, root: Path, *, truth: bool = True) -> str:
     return job
 
 
-def test_an_audit_writes_its_verdict_and_tells_what_is_left(root: Path, tmp_path: Path) -> None:
-    told: list[tuple[float, str]] = []
-    outcome = run_job(make_task(root, tmp_path, "a" * 16), Interrupt(), lambda share, words: told.append((share, words)))
+def test_audit_job_writes_its_verdict_and_reports_the_time_left(root: Path, tmp_path: Path) -> None:
+    reported: list[tuple[float, str]] = []
+    outcome = run_job(make_task(root, tmp_path, "a" * 16), Interrupt(), lambda share, words: reported.append((share, words)))
     assert (outcome.state, outcome.error, outcome.result.scored) == ("done", None, True)
     assert {part.null for part in outcome.result.attacks} == {False, True}
-    shares = [share for share, _ in told]
+    shares = [share for share, _ in reported]
     assert shares == sorted(shares)
     assert shares[-1] <= 1
-    assert any("exact" in words and "left at most" in words for _, words in told)
+    assert any("exact" in words and "left at most" in words for _, words in reported)
     page, data = make_audit_paths(make_audit_base(tmp_path, "a" * 16))
     assert "Verdict: severe" in page.read_text()
     assert '"grade": "severe"' in data.read_text()
     assert not (root / "digits" / "audit.html").exists()
 
 
-def test_an_attack_that_is_left_out_counts_as_done() -> None:
-    told: list[tuple[float, str]] = []
-    progress = AuditProgress({"exact": 10.0, "spans": 10.0, "cpl": 20.0}, lambda share, words: told.append((share, words)))
+def test_progress_counts_skipped_attacks_as_done() -> None:
+    reported: list[tuple[float, str]] = []
+    progress = AuditProgress({"exact": 10.0, "spans": 10.0, "cpl": 20.0}, lambda share, words: reported.append((share, words)))
     for name, null, share in (("exact", False, 0.5), ("exact", True, 1.0), ("cpl", True, 0.5)):
         progress.report(AttackSpec(name=name, null=null), share, "")
-    assert [share / 0.95 for share, _ in told] == pytest.approx([0.0625, 0.25, 0.875])
-    assert "5 s left" in told[-1][1]
+    assert [share / 0.95 for share, _ in reported] == pytest.approx([0.0625, 0.25, 0.875])
+    assert "5 s left" in reported[-1][1]
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99, "99 s"), (600, "10 min"), (2 * 3600, "2.0 h")])
-def test_durations_are_short(seconds: float, words: str) -> None:
+def test_durations_are_described_briefly(seconds: float, words: str) -> None:
     assert describe_seconds(seconds) == words
 
 
-def test_a_verdict_is_served_when_its_job_is_done_and_only_with_truth_if_it_is_scored(ask: Ask, root: Path) -> None:
+def test_verdict_is_served_after_the_job_and_only_with_access_to_truth(ask: Ask, root: Path) -> None:
     asked = ask(truth="own")
     answer = asked("/api/v1/recordings/digits/audit", method="POST", json={"seconds": SECONDS})
     assert answer.status_code == 201
@@ -103,7 +103,7 @@ def test_a_verdict_is_served_when_its_job_is_done_and_only_with_truth_if_it_is_s
     assert "script-src" not in page.headers["Content-Security-Policy"]
     assert "Verdict: severe" in page.text
 
-    # without truth, a verdict that was scored is not told
+    # a service without --truth does not serve a verdict that used true examples
     without = ask()
     for path in (f"jobs/{job}/audit", f"jobs/{job}/audit/page"):
         answer = without(f"/api/v1/{path}")
@@ -112,7 +112,7 @@ def test_a_verdict_is_served_when_its_job_is_done_and_only_with_truth_if_it_is_s
     assert "severe" not in without("/api/v1/jobs").text
 
 
-def test_an_audit_without_truth_rests_on_confidence(ask: Ask, root: Path) -> None:
+def test_audit_without_true_examples_is_not_scored(ask: Ask, root: Path) -> None:
     asked = ask()
     verdict = asked.json(f"jobs/{complete_audit(asked, root, truth=False)}/audit")
     assert not verdict["scored"]

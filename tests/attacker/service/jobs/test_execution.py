@@ -1,4 +1,4 @@
-"""What a worker does with a job: the same as the commands would, and an answer whatever happens."""
+"""Tests of how a worker carries out a job: with the results of the commands, and a reply in every case."""
 
 import json
 import os
@@ -39,7 +39,7 @@ SEARCH = {"steps": 4, "tv": 0.0}
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As workers have; sums of several threads are rounded otherwise."""
+    """One thread for PyTorch, as in workers, since rounding depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,8 +66,8 @@ def task(run: Path, tmp_path: Path) -> JobTask:
     )
 
 
-def silent(share: float, words: str) -> None:
-    """Nobody listens."""
+def ignore_progress(share: float, words: str) -> None:
+    """Ignore the progress."""
 
 
 def changed(task: JobTask, **fields: object) -> JobTask:
@@ -79,7 +79,7 @@ def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> R
     return Replay(recording=Recording(run / "recording"), spec=spec, out=out, **settings)
 
 
-def test_a_job_writes_what_the_commands_would_write(task: JobTask, run: Path, tmp_path: Path) -> None:
+def test_job_writes_the_same_files_as_the_commands(task: JobTask, run: Path, tmp_path: Path) -> None:
     shares: list[float] = []
     answer = run_job(task, Interrupt(), lambda share, words: shares.append(share))
     assert (answer.state, answer.error) == ("done", None)
@@ -93,40 +93,40 @@ def test_a_job_writes_what_the_commands_would_write(task: JobTask, run: Path, tm
         assert by_command.folder.name == part.source
         check_equal(run / "reconstructions" / part.source, by_command.folder)
     assert answer.result.scored
-    told = [row for row in read_json_lines(run / "scores.jsonl") if row["source"] == first.source]
-    assert len(told) == 3
-    assert {row["case"] for row in told} == {path.stem for path in (run / "reconstructions" / first.source).glob("*.safetensors")}
+    rows = [row for row in read_json_lines(run / "scores.jsonl") if row["source"] == first.source]
+    assert len(rows) == 3
+    assert {row["case"] for row in rows} == {path.stem for path in (run / "reconstructions" / first.source).glob("*.safetensors")}
 
 
-def test_what_an_earlier_attempt_did_is_skipped(task: JobTask, run: Path) -> None:
-    before = run_job(changed(task, null=False), Interrupt(), silent)
+def test_cases_of_an_earlier_attempt_are_skipped(task: JobTask, run: Path) -> None:
+    before = run_job(changed(task, null=False), Interrupt(), ignore_progress)
     (part,) = before.result.attacks
     files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
-    answer = run_job(changed(task, null=False, rounds="all"), Interrupt(), silent)
+    answer = run_job(changed(task, null=False, rounds="all"), Interrupt(), ignore_progress)
     (part,) = answer.result.attacks
     assert (part.done, part.skipped) == (3, 3)
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
 
 
-def test_a_job_whose_cases_are_all_done_needs_no_cluster(task: JobTask) -> None:
-    run_job(task, Interrupt(), silent)
-    again = run_job(replace(task, ray="127.0.0.1:1"), Interrupt(), silent)
+def test_job_of_finished_cases_needs_no_cluster(task: JobTask) -> None:
+    run_job(task, Interrupt(), ignore_progress)
+    again = run_job(replace(task, ray="127.0.0.1:1"), Interrupt(), ignore_progress)
     assert (again.state, again.error) == ("done", None)
     assert again.result.scored
 
 
-def test_without_truth_nothing_is_scored(task: JobTask, run: Path) -> None:
+def test_nothing_is_scored_without_true_examples(task: JobTask, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
-    answer = run_job(replace(task, truth=()), Interrupt(), silent)
+    answer = run_job(replace(task, truth=()), Interrupt(), ignore_progress)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
     assert (run / "scores.jsonl").read_bytes() == before
 
 
-def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(task: JobTask, run: Path) -> None:
+def test_job_without_true_examples_of_its_clients_is_done_with_a_note(task: JobTask, run: Path) -> None:
     for path in (run / "truth").glob("*.jsonl"):
         path.unlink()
-    answer = run_job(task, Interrupt(), silent)
+    answer = run_job(task, Interrupt(), ignore_progress)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
 
@@ -167,28 +167,28 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
         ({"attack": "gone"}, "unknown name"),
     ],
 )
-def test_a_job_that_cannot_be_done_says_why_in_the_first_line(task: JobTask, wrong: dict[str, object], words: str) -> None:
-    answer = run_job(changed(task, arguments={}, **wrong), Interrupt(), silent)
+def test_impossible_job_fails_with_the_reason_in_the_first_line(task: JobTask, wrong: dict[str, object], words: str) -> None:
+    answer = run_job(changed(task, arguments={}, **wrong), Interrupt(), ignore_progress)
     assert answer.state == "failed"
     assert answer.error is not None
     assert words in answer.error.splitlines()[0]
     assert "Traceback" in answer.error
 
 
-def test_where_no_case_can_be_attacked_the_job_has_failed(task: JobTask, run: Path) -> None:
+def test_job_without_a_usable_case_fails(task: JobTask, run: Path) -> None:
     for path in (run / "recording" / "rounds" / "00001").glob("*.safetensors"):
         path.write_bytes(b"damaged")
-    answer = run_job(task, Interrupt(), silent)
+    answer = run_job(task, Interrupt(), ignore_progress)
     assert answer.state == "failed"
     assert (answer.error or "").startswith("RuntimeError: no case could be attacked: ")
-    assert len(answer.result.attacks[0].failed) == 3, "its reasons are told"
+    assert len(answer.result.attacks[0].failed) == 3, "its reasons are in the result"
 
 
-def test_two_attempts_at_one_job_do_not_run_together(task: JobTask) -> None:
+def test_attempts_at_one_job_exclude_each_other(task: JobTask) -> None:
     done = threading.Event()
 
     def work() -> None:
-        run_job(changed(task, attack="exact", arguments={}), Interrupt(), silent)
+        run_job(changed(task, attack="exact", arguments={}), Interrupt(), ignore_progress)
         done.set()
 
     thread = threading.Thread(target=work)
@@ -199,7 +199,7 @@ def test_two_attempts_at_one_job_do_not_run_together(task: JobTask) -> None:
     thread.join()
 
 
-def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, tmp_path: Path) -> None:
+def test_concurrent_replays_keep_each_others_cases(run: Path, tmp_path: Path) -> None:
     first, second = (replay(run, tmp_path / "out", rounds=frozenset({round})) for round in (1, 2))
     first.folder.mkdir(parents=True)
     path = first.folder / "attack.json"
@@ -218,7 +218,7 @@ def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, t
     assert {case["round"] for case in json.loads(path.read_text())["cases"]} == {1, 2}
 
 
-def test_who_looks_at_a_search_sees_what_it_would_have_come_to_by_then(run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_previews_of_a_search_are_its_results_at_that_iteration(run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(memories, "DISPLAY_SECONDS", 0.0)
     seen: dict[int, list[Sight]] = {}
 
@@ -244,7 +244,7 @@ def test_who_looks_at_a_search_sees_what_it_would_have_come_to_by_then(run: Path
         assert sight.loss == pytest.approx(float(answer.loss[-1]))
 
 
-def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path) -> None:
+def test_preview_holds_images_with_their_places(tmp_path: Path) -> None:
     (tmp_path / "previews").mkdir()
     painter = Painter(make_preview_path(tmp_path, JOB))
     x = torch.stack([torch.full((3, 4, 5), 0.2), torch.full((3, 4, 5), 7.0)])
@@ -271,16 +271,16 @@ def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path
             read_preview(tmp_path, wrong)
 
 
-def test_rows_of_a_table_are_no_images(tmp_path: Path) -> None:
+def test_table_rows_have_no_preview(tmp_path: Path) -> None:
     (tmp_path / "previews").mkdir()
     Painter(make_preview_path(tmp_path, JOB))([Sight(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2)
     assert read_preview(tmp_path, JOB) is None
 
 
-def test_a_worker_that_is_killed_costs_nothing_but_time(
+def test_job_of_a_killed_worker_is_repeated_with_the_same_result(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
+    """The real worker runs a job from the queue; only its previews start at the first step, which shows that it works."""
     patched = "from attacker.attacks.matching import saved_state; saved_state.DISPLAY_SECONDS = 0"
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", f"{patched}; {job_worker.WORKER_PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}

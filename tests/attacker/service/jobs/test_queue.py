@@ -1,4 +1,4 @@
-"""The queue: who may do what to a job, and what is left of it after processes died."""
+"""Tests of the queue of jobs: states, owners and attempts, priorities, limits, crashes, and concurrent processes."""
 
 import subprocess
 import sys
@@ -26,19 +26,19 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
-def begun(queue: Queue, owner: str = "me") -> Claim:
+def claim_job(queue: Queue, owner: str = "me") -> Claim:
     claim = queue.claim(owner)
     assert claim is not None
     return claim
 
 
-def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queue) -> None:
+def test_job_goes_from_queued_to_done_with_its_facts(queue: Queue) -> None:
     spec = JobSpec(
         recording="group~photos", attack="exact", arguments={"route": "linear"}, rounds="1-3,7", clients=["a"], null=False
     )
     job = queue.submit(spec, origin="rule first")
     assert (job.state, job.attempts, job.origin, job.spec) == ("queued", 0, "rule first", spec)
-    claim = begun(queue)
+    claim = claim_job(queue)
     assert (claim.id, claim.attempt, claim.spec) == (job.id, 1, spec)
     queue.save_progress(claim, JobProgress(share=0.25, words="1 of 4"))
     running = queue.get(job.id)
@@ -52,19 +52,19 @@ def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queu
     assert queue.list_publications() == {job.id: 1}
 
 
-def test_the_highest_priority_goes_first_and_of_equal_ones_the_oldest(queue: Queue) -> None:
+def test_jobs_are_claimed_by_priority_and_age(queue: Queue) -> None:
     ids = [queue.submit(SPEC.model_copy(update={"priority": priority})).id for priority in (0, 1, -1, 1, 0)]
-    order = [begun(queue).id for _ in ids]
+    order = [claim_job(queue).id for _ in ids]
     assert order == [ids[1], ids[3], ids[0], ids[4], ids[2]]
     assert queue.claim("me") is None
 
 
-def test_only_so_many_jobs_wait(tmp_path: Path) -> None:
+def test_number_of_queued_jobs_is_limited(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     first, _ = queue.submit(SPEC), queue.submit(SPEC)
     with pytest.raises(Full, match="2 jobs wait"):
         queue.submit(SPEC)
-    begun(queue)
+    claim_job(queue)
     queue.submit(SPEC)
     queue.cancel(first.id)
     queue.release(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
@@ -73,11 +73,11 @@ def test_only_so_many_jobs_wait(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_of_an_older_attempt_nothing_is_taken_any_more(queue: Queue) -> None:
+def test_messages_of_an_older_attempt_are_refused(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    old = begun(queue, "killed")
+    old = claim_job(queue, "killed")
     assert queue.recover("new") == 1
-    new = begun(queue, "new")
+    new = claim_job(queue, "new")
     assert (new.id, new.attempt) == (job.id, 2)
     for say in (
         lambda: queue.save_progress(old, JobProgress(share=0.9)),
@@ -95,17 +95,17 @@ def test_of_an_older_attempt_nothing_is_taken_any_more(queue: Queue) -> None:
     assert queue.list_publications() == {job.id: 2}
 
 
-def test_the_same_attempt_of_another_owner_is_another_one(queue: Queue) -> None:
+def test_messages_of_another_owner_are_refused(queue: Queue) -> None:
     queue.submit(SPEC)
-    claim = begun(queue, "me")
+    claim = claim_job(queue, "me")
     stranger = Claim(id=claim.id, attempt=claim.attempt, owner="stranger", spec=SPEC)
     with pytest.raises(Fenced):
         queue.publish(stranger, RESULT)
 
 
-def test_what_has_ended_is_neither_published_again_nor_changed(queue: Queue) -> None:
+def test_finished_job_cannot_be_changed(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    claim = begun(queue)
+    claim = claim_job(queue)
     queue.publish(claim, RESULT)
     before = queue.get(job.id)
     for say in (lambda: queue.publish(claim, RESULT), lambda: queue.end_failed(claim, "no"), lambda: queue.release(claim)):
@@ -117,10 +117,10 @@ def test_what_has_ended_is_neither_published_again_nor_changed(queue: Queue) -> 
     assert queue.get(job.id) == before
 
 
-def test_done_and_published_are_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the second half of the transaction fails, the first one has not happened."""
+def test_publishing_is_atomic(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the second statement of the transaction fails, the first one must be undone."""
     job = queue.submit(SPEC)
-    claim = begun(queue)
+    claim = claim_job(queue)
     with queue.store.open_transaction() as db:
         db.execute("INSERT INTO publications VALUES (?, 7, 'before')", (job.id,))
     with pytest.raises(Exception, match="UNIQUE"):
@@ -128,11 +128,11 @@ def test_done_and_published_are_one(queue: Queue, monkeypatch: pytest.MonkeyPatc
     assert queue.get(job.id).state == "running"
 
 
-def test_the_third_crash_sets_a_job_aside_with_the_last_words(queue: Queue) -> None:
+def test_third_crash_sets_a_job_aside(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    assert queue.end_crashed(begun(queue), "one") == "queued"
-    assert queue.end_crashed(begun(queue), "two") == "queued"
-    assert queue.end_crashed(begun(queue), "killed by SIGSEGV") == "set_aside"
+    assert queue.end_crashed(claim_job(queue), "one") == "queued"
+    assert queue.end_crashed(claim_job(queue), "two") == "queued"
+    assert queue.end_crashed(claim_job(queue), "killed by SIGSEGV") == "set_aside"
     aside = queue.get(job.id)
     assert (aside.attempts, aside.crashes) == (3, 3)
     assert aside.error is not None
@@ -141,28 +141,28 @@ def test_the_third_crash_sets_a_job_aside_with_the_last_words(queue: Queue) -> N
     assert queue.claim("me") is None
     again = queue.retry(job.id)
     assert (again.state, again.crashes, again.error, again.ended) == ("queued", 0, None, None)
-    assert begun(queue).attempt == 4
+    assert claim_job(queue).attempt == 4
 
 
-def test_a_killed_service_is_no_crash_of_its_jobs(queue: Queue) -> None:
+def test_killed_service_does_not_count_as_a_crash(queue: Queue) -> None:
     job = queue.submit(SPEC)
     for time_ in range(5):
-        begun(queue, f"service {time_}")
+        claim_job(queue, f"service {time_}")
         assert queue.recover(f"service {time_ + 1}") == 1
     now = queue.get(job.id)
     assert (now.state, now.attempts, now.crashes) == ("queued", 5, 0)
 
 
-def test_recovery_leaves_alone_what_the_living_owner_has(queue: Queue) -> None:
+def test_recovery_keeps_jobs_of_the_living_owner(queue: Queue) -> None:
     queue.submit(SPEC)
-    claim = begun(queue, "me")
+    claim = claim_job(queue, "me")
     assert queue.recover("me") == 0
     queue.publish(claim, RESULT)
 
 
-def test_cancelling_ends_what_waits_and_asks_what_runs(queue: Queue) -> None:
+def test_cancelling_ends_queued_jobs_and_marks_running_ones(queue: Queue) -> None:
     waiting, running = queue.submit(SPEC.model_copy(update={"priority": -1})), queue.submit(SPEC)
-    claim = begun(queue)
+    claim = claim_job(queue)
     assert queue.cancel(waiting.id).state == "cancelled"
     assert queue.claim("me") is None
     assert queue.list_cancelled([claim]) == set()
@@ -175,9 +175,9 @@ def test_cancelling_ends_what_waits_and_asks_what_runs(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("death", ["of the service", "of the worker", "ordered"])
-def test_a_job_that_was_cancelled_does_not_run_again_after_a_death(queue: Queue, death: str) -> None:
+def test_cancelled_job_does_not_run_again_after_a_crash(queue: Queue, death: str) -> None:
     job = queue.submit(SPEC)
-    claim = begun(queue)
+    claim = claim_job(queue)
     queue.cancel(job.id)
     match death:
         case "of the service":
@@ -189,16 +189,16 @@ def test_a_job_that_was_cancelled_does_not_run_again_after_a_death(queue: Queue,
     assert queue.get(job.id).state == "cancelled"
     assert queue.claim("new") is None
     queue.retry(job.id)
-    assert queue.list_cancelled([begun(queue, "new")]) == set()
+    assert queue.list_cancelled([claim_job(queue, "new")]) == set()
 
 
-def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
+def test_jobs_are_listed_from_new_to_old_in_pages(queue: Queue) -> None:
     ids = [queue.submit(SPEC.model_copy(update={"recording": name})).id for name in ("a", "b", "a", "b", "a")]
     assert [job.id for job in queue.list()] == ids[::-1]
     assert [job.id for job in queue.list(limit=2)] == ids[:2:-1]
     assert [job.id for job in queue.list(limit=2, after=ids[3])] == [ids[2], ids[1]]
     assert [job.id for job in queue.list(recording="b")] == [ids[3], ids[1]]
-    begun(queue)
+    claim_job(queue)
     assert [job.id for job in queue.list(state="running")] == [ids[0]]
     assert queue.count_states() == {**dict.fromkeys(JOB_STATES, 0), "queued": 4, "running": 1}
     for ask in (lambda: queue.get("none"), lambda: queue.list(after="none"), lambda: queue.cancel("none")):
@@ -206,13 +206,13 @@ def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
             ask()
 
 
-def test_changes_tell_each_job_in_its_last_state_and_nothing_twice(queue: Queue) -> None:
+def test_changes_list_each_job_once_in_its_last_state(queue: Queue) -> None:
     first, second = queue.submit(SPEC), queue.submit(SPEC)
     version, jobs = queue.list_changes(0)
     assert [job.id for job in jobs] == [first.id, second.id]
     assert version == queue.get_version()
     assert queue.list_changes(version) == (version, [])
-    claim = begun(queue)
+    claim = claim_job(queue)
     queue.save_progress(claim, JobProgress(share=0.5))
     later, jobs = queue.list_changes(version)
     assert [(job.id, job.state, job.progress.share) for job in jobs] == [(first.id, "running", 0.5)]
@@ -226,7 +226,7 @@ def test_changes_tell_each_job_in_its_last_state_and_nothing_twice(queue: Queue)
 
 def test_a_long_error_keeps_its_first_line_and_its_end(queue: Queue) -> None:
     job = queue.submit(SPEC)
-    queue.end_failed(begun(queue), "the reason\n" + "x" * 100_000 + "\nthe end")
+    queue.end_failed(claim_job(queue), "the reason\n" + "x" * 100_000 + "\nthe end")
     error = queue.get(job.id).error
     assert error is not None
     assert error.startswith("the reason\n")
@@ -234,7 +234,7 @@ def test_a_long_error_keeps_its_first_line_and_its_end(queue: Queue) -> None:
     assert len(error) <= 20_000
 
 
-def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> None:
+def test_queue_is_persistent_private_and_versioned(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite")
     job = queue.submit(SPEC)
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
@@ -273,12 +273,12 @@ def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> 
         ({"priorty": 1}, "priorty"),
     ],
 )
-def test_what_makes_no_sense_is_no_job(wrong: dict[str, object], words: str) -> None:
+def test_invalid_job_specifications_are_refused(wrong: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         JobSpec.model_validate({"recording": "photos", "attack": "cpl", **wrong})
 
 
-def test_a_result_holds_nothing_that_no_worker_says() -> None:
+def test_invalid_results_are_refused() -> None:
     good = RESULT.model_dump(mode="json")
     assert Result.model_validate(good) == RESULT
     for wrong in ({"source": "../../etc"}, {"source": "a/b"}, {"done": -1}, {"more": 1}):
@@ -289,7 +289,7 @@ def test_a_result_holds_nothing_that_no_worker_says() -> None:
 PHOTOS, DIGITS = Recorded("photos", "a"), Recorded("digits", "a")
 
 
-def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     ledger = Ledger(queue)
     job = ledger.take("live", PHOTOS, [Taken(3, 1)], SPEC)
@@ -309,15 +309,15 @@ def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_the_ledger_counts_what_a_rule_has_cost(queue: Queue) -> None:
+def test_ledger_sums_the_cost_of_a_rule(queue: Queue) -> None:
     ledger = Ledger(queue)
     for round in (1, 2, 3):
         ledger.take("live", PHOTOS, [Taken(round, 1)], SPEC)
     queue.submit(SPEC)
     before = queue.get(queue.list()[-1].id).created
-    queue.end_crashed(begun(queue), "x", cpu=2.0)
-    queue.publish(begun(queue), RESULT, cpu=3.0)
-    queue.end_failed(begun(queue), "x", cpu=4.0)
+    queue.end_crashed(claim_job(queue), "x", cpu=2.0)
+    queue.publish(claim_job(queue), RESULT, cpu=3.0)
+    queue.end_failed(claim_job(queue), "x", cpu=4.0)
     assert ledger.sum_cpu_seconds("live", PHOTOS) == pytest.approx(9.0)
     assert ledger.sum_cpu_seconds("live", DIGITS) == 0
     assert ledger.count_unfinished("live", PHOTOS) == 1
@@ -341,31 +341,31 @@ while (claim := queue.claim(sys.argv[2])) is not None:
 """
 
 
-def working(path: Path, owner: str, most: int = 1000) -> subprocess.Popen[str]:
-    """A process that does jobs, and once it has done `most` of them waits for its end."""
+def start_worker(path: Path, owner: str, most: int = 1000) -> subprocess.Popen[str]:
+    """Start a process that does jobs, and that waits to be killed after `most` of them."""
     return subprocess.Popen([sys.executable, "-c", CLAIMS, str(path), owner, str(most)], stdout=subprocess.PIPE, text=True)
 
 
-def test_several_processes_share_the_jobs_and_none_is_done_twice(tmp_path: Path) -> None:
+def test_several_processes_do_each_job_once(tmp_path: Path) -> None:
     path = tmp_path / "q.sqlite"
     queue = Queue(path)
     ids = {queue.submit(SPEC).id for _ in range(120)}
-    processes = [working(path, f"owner {i}") for i in range(3)]
+    processes = [start_worker(path, f"owner {i}") for i in range(3)]
     claimed = [id for process in processes for id in process.communicate(timeout=60)[0].split()]
     assert Counter(claimed) == Counter(ids)
     assert set(queue.list_publications()) == ids
     queue.close()
 
 
-def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_path: Path) -> None:
+def test_jobs_are_published_once_in_spite_of_killed_processes(tmp_path: Path) -> None:
     path = tmp_path / "q.sqlite"
     queue = Queue(path)
     ids = {queue.submit(SPEC).id for _ in range(40)}
     kills = 0
     while queue.count_states()["queued"]:
-        process = working(path, f"owner {kills}", most=15)
+        process = start_worker(path, f"owner {kills}", most=15)
         assert process.stdout is not None
-        process.stdout.readline()  # it has begun
+        process.stdout.readline()  # it has claimed a job
         time.sleep(0.003 * (kills % 7))
         process.kill()
         process.communicate()
@@ -398,6 +398,6 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
     assert set(queue.list_publications()) == set(claimed)
 
 
-def test_states_that_are_an_end_are_those_that_no_worker_leaves() -> None:
+def test_final_states_are_all_but_queued_and_running() -> None:
     assert set(JOB_STATES) - set(FINAL_STATES) == {"queued", "running"}
     assert set(Job.model_fields) >= {"id", "spec", "state", "attempts", "crashes", "origin", "error", "result", "progress"}

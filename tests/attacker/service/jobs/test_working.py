@@ -1,4 +1,4 @@
-"""All that the service does beside answering, put together: whoever hears of an end is answered with what came of it."""
+"""Tests of the background work of the service: new scores and rounds are served and published without waiting for a scan."""
 
 import os
 import sqlite3
@@ -19,8 +19,8 @@ from attacker.service.jobs.job import FINAL_STATES, JobSpec
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
 
-NEVER = 3600.0
-"""Seconds until the next look at the folders: only who asks for one gets one."""
+NO_SCAN = 3600.0
+"""Seconds between scans of the root, so many that none happens during a test."""
 WORKER = """
 import json, os, sys
 out = os.fdopen(os.dup(1), "w")
@@ -37,14 +37,14 @@ for line in sys.stdin:
 
 @pytest.fixture
 def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Works]]:
-    """A service that sees scores of `digits` only once its worker has written them, and looks at folders by itself never."""
+    """Function that starts a service without regular scans, in which the worker writes the scores of `digits`."""
     monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WORKER)
     os.replace(root / "digits" / "scores.jsonl", root / "digits" / "scores.aside")
     made: list[Works] = []
 
     def start() -> Works:
         application.state.parts = make_parts(
-            ServiceSettings(root=root, truth="own", workers=1, every=NEVER, stand_by=False, token=False)
+            ServiceSettings(root=root, truth="own", workers=1, every=NO_SCAN, stand_by=False, token=False)
         )
         works = Works(application.state.parts)
         made.append(works)
@@ -60,7 +60,7 @@ def scored(answer: Any) -> int:
     return sum(case["success"] is not None for case in answer["items"])
 
 
-def test_who_asks_once_a_job_has_ended_is_answered_with_what_it_did(
+def test_scores_of_a_job_are_served_once_it_has_ended(
     works: Callable[[], Works], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
@@ -73,47 +73,47 @@ def test_who_asks_once_a_job_has_ended_is_answered_with_what_it_did(
     assert scored(ask.json("recordings/digits/cases")) == 12
 
 
-def test_pages_are_told_of_the_recording_before_they_are_told_that_its_job_is_done(
+def test_recording_is_published_before_its_job_is_done(
     works: Callable[[], Works], application: FastAPI, ask_of: Callable[[FastAPI], Any]
 ) -> None:
     works()
     ask, parts = ask_of(application), application.state.parts
-    publish, told = parts.feed.publish, list[tuple[str, int]]()
+    publish, noted_events = parts.feed.publish, list[tuple[str, int]]()
 
-    def heard(kind: str, key: str, data: Any) -> None:
-        """As a page that asks at once."""
+    def publish_and_note(kind: str, key: str, data: Any) -> None:
+        """Publish an event, and note how many scores a page would get if it asked at once."""
         publish(kind, key, data)
-        told.append((data["state"] if kind == "job" else kind, scored(ask.json("recordings/digits/cases"))))
+        noted_events.append((data["state"] if kind == "job" else kind, scored(ask.json("recordings/digits/cases"))))
 
-    parts.feed.publish = heard
+    parts.feed.publish = publish_and_note
     parts.queue.submit(JobSpec(recording="digits", attack="exact"))
     until = time.monotonic() + 30
-    while not told or told[-1][0] != "done":
+    while not noted_events or noted_events[-1][0] != "done":
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert ("recording", 12) in told[:-1]
-    assert told[-1] == ("done", 12)
+    assert ("recording", 12) in noted_events[:-1]
+    assert noted_events[-1] == ("done", 12)
 
 
-def test_a_round_of_a_run_that_is_being_recorded_is_handed_on_at_once(
+def test_new_round_is_passed_to_the_rules_at_once(
     works: Callable[[], Works], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
-    told: list[Arrived] = []
+    noted_events: list[Arrived] = []
     arrived = Works.apply_rules
 
     def noted(self: Works, rounds: Sequence[Arrived]) -> None:
-        told.extend(rounds)
+        noted_events.extend(rounds)
         arrived(self, rounds)
 
     monkeypatch.setattr(Works, "apply_rules", noted)
     works()
-    told.clear()
+    noted_events.clear()
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         row = "INSERT INTO observations SELECT 3, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at"
         index.execute(f"{row} FROM observations WHERE round = 1")
     until = time.monotonic() + 30
-    while not told:
+    while not noted_events:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert [(one.recording, one.round) for one in told] == [("digits", 3)]
+    assert [(one.recording, one.round) for one in noted_events] == [("digits", 3)]
