@@ -1,4 +1,4 @@
-"""Test settings: benchmarks are imported like scripts, from their folder."""
+"""Test settings: benchmarks are imported from their folder, as scripts are."""
 
 import sys
 from pathlib import Path

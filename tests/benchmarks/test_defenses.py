@@ -34,7 +34,7 @@ def change(level: float, spread: float = 0.5, **others: Any) -> Change:
 @pytest.mark.parametrize(
     ("level", "outcome"), [(30.0, "flat"), (30.5, "flat"), (22.0, "falls"), (8.2, "gone"), (36.0, "rises"), (28.5, "undecided")]
 )
-def test_an_outcome_is_what_its_whole_interval_shows(level: float, outcome: str) -> None:
+def test_outcome_follows_from_the_interval(level: float, outcome: str) -> None:
     assert change(level).outcome == outcome
 
 
@@ -55,8 +55,8 @@ def test_a_wrong_declaration_does_not_hold(level: float, wrong: Declared) -> Non
     assert not change(level).is_as_declared(wrong)
 
 
-def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None:
-    """The interval contains 0, which used to count as "flat", but also a decrease of 10 dB."""
+def test_few_or_scattered_examples_are_undecided() -> None:
+    """An interval that contains 0, but also a decrease of 10 dB, shows neither "flat" nor "falls"."""
     wide = change(28.0, 20.0)
     assert wide.from_none.low < 0 < wide.from_none.high
     few = change(30.0, cases=MIN_CASES - 1)
@@ -66,7 +66,7 @@ def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None
 
 
 def test_a_small_mean_change_within_a_wide_interval_is_not_flat() -> None:
-    """A mean of at most 1 dB used to count as "flat" for any interval."""
+    """A small mean is not enough for "flat": the whole interval must be small."""
     wide = change(30.3, 12.0)
     assert abs(wide.from_none.value) < 4
     assert wide.outcome == "undecided"
@@ -88,7 +88,7 @@ def test_examples_attacked_on_one_side_only_are_refused() -> None:
         compare(other, scored(30.0, cases=CASES - 1))
 
 
-def test_an_entry_declares_for_every_pair_and_has_one_federation_a_setting() -> None:
+def test_entries_declare_every_pair_and_have_their_settings() -> None:
     for entry in GRID:
         assert len(entry.declared) == len(DECLARED_PAIRS)
         assert len(entry.settings) == (1 if entry.cohorts else 3)
@@ -107,8 +107,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataFiles:
     return DataFiles(folder / "private.npz", folder / "held_out.npz", folder / "public.npz", part="made up", name="made up")
 
 
-def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: DataFiles, tmp_path: Path) -> None:
-    """Epsilon used to be that of another federation: 133 instead of 202,696."""
+def test_epsilon_is_that_of_the_attacked_federation(data: DataFiles, tmp_path: Path) -> None:
+    """Epsilon must depend on this federation's rounds and noise, not on those of another one."""
     experiment = {**make_settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
     experiment |= {"clients": {"count": 8}, "rounds": 3}
     found = federate(experiment, tmp_path / "run", "cpu")
@@ -123,7 +123,7 @@ def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: 
     assert quieter.epsilon < fewer.epsilon < found.epsilon
 
 
-def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp_path: Path) -> None:
+def test_secure_sum_has_its_cohort_and_number_of_examples(data: DataFiles, tmp_path: Path) -> None:
     experiment = {**make_settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
     found = federate(experiment, tmp_path / "run", "cpu")
     sums = [one for one in found.recording.read_observations() if one.client == "sum"]
@@ -131,7 +131,7 @@ def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: DataFiles, tmp
     assert {row.num_examples for row in found.recording.read_rows() if row.status == "masked"} == {None}
 
 
-def test_a_setting_that_was_measured_is_not_measured_again(data: DataFiles, tmp_path: Path) -> None:
+def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path) -> None:
     experiment = make_settings(data, attacked=2, quick=True) | {"rounds": 1}
     found = federate(experiment, tmp_path / "run", "cpu")
     specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}

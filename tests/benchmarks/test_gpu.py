@@ -20,7 +20,7 @@ def test_pieces_are_at_most_forty_and_each_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("piece", gpu.PIECES, ids=lambda piece: piece.name)
-def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> None:
+def test_pieces_name_existing_scripts_and_tables(piece: gpu.Piece) -> None:
     for dry in (False, True):
         words = piece.list_arguments(dry=dry, data=None, device="cpu")[1:]
         assert "--data" not in words
@@ -43,7 +43,7 @@ def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> 
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return three pieces, one of which fails, and a folder for their results."""
+    """Folder for the results of three pieces, one of which fails."""
     result = (
         "import json; print('| a |'); print('|---|'); print('| 1 |'); print(json.dumps({'benchmark': 'b', 'rows': [{'a': 1}]}))"
     )
@@ -58,27 +58,27 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     gpu.main()
 
 
-def test_a_run_goes_on_with_what_is_not_done(
+def test_run_continues_with_unfinished_pieces(
     pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
     assert [path.stem for path in pieces.glob("*.json")] == ["first"]
     capsys.readouterr()
     call(monkeypatch, "--dry-run", "--out", str(pieces))
-    told = capsys.readouterr().out
-    assert "first: done" not in told
-    assert "second: failed" in told
-    assert "third: done" in told
-    assert "2 of 3 pieces are done: left are second" in told
+    printed = capsys.readouterr().out
+    assert "first: done" not in printed
+    assert "second: failed" in printed
+    assert "third: done" in printed
+    assert "2 of 3 pieces are done: left are second" in printed
     table = (pieces / "README.md").read_text()
     assert "| 1 |" in table
     assert "torch" in table
     assert "dry run on a CPU: its numbers mean nothing" in table
-    told = json.loads((pieces / "second.json").read_text())
-    assert (told["state"], told["status"], told["dry_run"]) == ("failed", 3, True)
+    printed = json.loads((pieces / "second.json").read_text())
+    assert (printed["state"], printed["status"], printed["dry_run"]) == ("failed", 3, True)
 
 
-def test_what_was_done_with_other_code_is_done_again(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_of_another_commit_is_done_again(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
     monkeypatch.setattr(gpu, "read_commit", lambda: "another commit")
     assert gpu.find_state(pieces, gpu.PIECES[0], dry=True) == "other code"
@@ -106,7 +106,7 @@ def test_a_piece_is_done_only_with_rows_or_passed_tests(has_rows: bool, printed:
     assert gpu.judge_output(piece, printed) == state
 
 
-def test_a_piece_that_says_why_it_cannot_run_is_not_run_again(
+def test_skipped_piece_is_not_run_again(
     pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = "import json; print('skipped: no reader'); print(json.dumps({'benchmark': 'b', 'rows': []}))"
@@ -117,7 +117,7 @@ def test_a_piece_that_says_why_it_cannot_run_is_not_run_again(
     assert capsys.readouterr().out == "0 of 1 pieces are done; skipped are one\n"
 
 
-def test_the_processes_of_a_piece_are_stopped_with_it(pieces: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_processes_of_a_stopped_piece_are_stopped(pieces: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     late = tmp_path / "late"
     inner = f"import time, pathlib; time.sleep(2); pathlib.Path('{late}').touch()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', \\\"{inner}\\\"])"
@@ -128,7 +128,7 @@ def test_the_processes_of_a_piece_are_stopped_with_it(pieces: Path, monkeypatch:
     assert not late.exists()
 
 
-def test_a_piece_that_takes_too_long_is_stopped_and_none_begins_that_may(
+def test_slow_piece_is_stopped_and_not_started_again(
     pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = gpu.Piece(name="slow", shows="slow", command="", dry='-c "import time; print(1, flush=True); time.sleep(60)"')

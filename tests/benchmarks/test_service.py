@@ -27,19 +27,19 @@ def answer(root: Path, id: str, files: int) -> None:
         (folder / f"{number}.safetensors").touch()
 
 
-def test_jobs_that_are_set_aside_are_not_lost_and_those_without_answers_are(tmp_path: Path) -> None:
+def test_lost_jobs_are_those_without_complete_results(tmp_path: Path) -> None:
     jobs = [job("a", "done"), job("b", "done"), job("c", "set_aside", 3), job("d", "failed"), job("e", "queued")]
     answer(tmp_path, "a", service.NUM_TINY_CLIENTS)
     answer(tmp_path, "b", service.NUM_TINY_CLIENTS - 1)
     assert service.count_lost(tmp_path, [*"abcdef"], jobs) == len("bdef")
 
 
-def test_no_worker_is_killed_while_a_job_has_already_lost_one() -> None:
+def test_no_worker_is_killed_after_a_crash_of_a_waiting_job() -> None:
     assert service.is_kill_allowed([job("a", "running"), job("b", "queued")])
     assert not service.is_kill_allowed([job("a", "queued", 1), job("b", "running")])
 
 
-class Scripted:
+class FakeService:
     """A fake service in which all jobs but one are set aside, and none changes any more."""
 
     root = Path("/nowhere")
@@ -52,18 +52,18 @@ class Scripted:
         return [job(str(number), "set_aside" if number > 1 else "failed", 3) for number in range(1, self.count + 1)]
 
 
-def test_it_ends_as_soon_as_no_job_can_change() -> None:
-    row = service.measure_durability(Scripted(), 5, seed=0)  # type: ignore[arg-type]
+def test_measurement_ends_when_no_job_can_change() -> None:
+    row = service.measure_durability(FakeService(), 5, seed=0)  # type: ignore[arg-type]
     assert row["seconds"] < 5
     assert (row["set_aside"], row["lost"]) == (4, 1)
 
 
-def test_a_federation_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_failed_federation_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tmp_path / "python"
     federation.write_text("#!/bin/sh\necho 2 replies failed >&2\nexit 1\n")
     federation.chmod(0o700)
     monkeypatch.setattr(service.sys, "executable", str(federation))
     (tmp_path / "root").mkdir()
-    monkeypatch.setattr(Scripted, "list_items", lambda self, path: [])
+    monkeypatch.setattr(FakeService, "list_items", lambda self, path: [])
     with pytest.raises(RuntimeError, match="exited with status 1; its output ends with\n2 replies failed"):
-        service.measure_lag(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]
+        service.measure_lag(FakeService(), tmp_path / "root", 3)  # type: ignore[arg-type]

@@ -16,23 +16,23 @@ KEYS = sorted({key for keys in json.loads(splits.TUNED_FILE.read_text()).values(
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_no_script_opens_an_archive_of_images_by_itself(script: Path) -> None:
+def test_no_script_loads_images_without_splits(script: Path) -> None:
     found = LOADS_BY_ITSELF.findall(script.read_text())
     assert not found, f"{script.name} loads examples by itself: draw them with splits.images"
 
 
-def test_the_rule_sees_what_scripts_used_to_do() -> None:
+def test_pattern_finds_direct_loading() -> None:
     assert LOADS_BY_ITSELF.search('cifar = asked.data / "cifar10" / "test.npz"')
     assert LOADS_BY_ITSELF.search('datasets.load(f"npz:{path}")')
     assert LOADS_BY_ITSELF.search("with np.load(source) as archive:")
 
 
-def test_examples_that_chose_a_setting_are_in_no_other_part() -> None:
+def test_examples_that_chose_a_setting_are_in_the_tuning_part() -> None:
     assert KEYS
     assert {splits.find_part(key) for key in KEYS} == {"tuning"}
 
 
-def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
+def test_reporting_on_an_example_used_for_tuning_is_refused() -> None:
     with pytest.raises(splits.TunedOn, match=f"example {KEYS[0]} was used to choose '.*'"):
         splits.refuse_tuned(["0" * 16, KEYS[0]])
     splits.refuse_tuned(["0" * 16])

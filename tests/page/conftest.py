@@ -1,4 +1,4 @@
-"""A real run, a real service on it, and a browser that tells of everything the page does wrong."""
+"""Fixtures of tests of the web page: a run, a service on it, and a browser that records errors of the page."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="session")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    """The system's Chromium, or else the one that `playwright install chromium` fetched."""
+    """Browser: the system's Chromium, or else the one that `playwright install chromium` downloaded."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     try:
         launched = playwright.chromium.launch(executable_path=found, args=FLAGS)
@@ -34,7 +34,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Opening]:
-    """Opens an address of a service; at the end the page must have made no error and asked no other host."""
+    """Function that opens a URL of a service; after the test, pages with errors or requests to other hosts fail it."""
     watched: list[Watched] = []
 
     def open_page(base: str, place: str = "", *, expected: tuple[str, ...] = (), width: int = 1280, **options: Any) -> Page:
@@ -52,7 +52,7 @@ def opened(browser: Browser) -> Iterator[Opening]:
     for one in watched:
         one.page.context.close()
     assert [one.errors for one in watched if one.errors] == []
-    assert [one.strangers for one in watched if one.strangers] == []
+    assert [one.other_hosts for one in watched if one.other_hosts] == []
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def fake() -> Iterator[Fake]:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three clients and two rounds, attacked and scored."""
+    """Folder that holds a run of three clients and two rounds, attacked and scored."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "photos.toml").write_text(EXPERIMENT)
     command("fedsim", "run", folder / "photos.toml", "--out", folder / "photos", "--engine", "local")
@@ -79,26 +79,26 @@ def root_in(folder: Path, recorded: Path) -> Path:
 
 @pytest.fixture
 def root(recorded: Path, tmp_path: Path) -> Path:
-    """A folder of runs with a copy of the recorded one."""
+    """Folder of runs with a copy of the recorded one, for one test."""
     return root_in(tmp_path, recorded)
 
 
 @pytest.fixture(scope="session")
 def shared(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs of `service`."""
+    """Folder of runs of the fixture `service`, shared by tests."""
     return root_in(tmp_path_factory.mktemp("shared"), recorded)
 
 
 @pytest.fixture(scope="session")
 def service(shared: Path) -> Iterator[str]:
-    """The address of a service with truth and one worker, for tests that leave each other alone."""
+    """Address of a service with true examples and one worker, for tests that do not disturb each other."""
     with serving(shared, "--truth", "own", "--workers", "1") as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def locked(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address and the token of a service that asks for it, and was given no truth."""
+    """Address and token of a service that requires a token, and that has no true examples."""
     root = root_in(tmp_path_factory.mktemp("locked"), recorded)
     with serving(root, "--workers", "0", "--token") as address:
         (token,) = [file.read_text().strip() for file in (root / ".attacker").glob("*token*")]

@@ -1,4 +1,4 @@
-// Texts with less contrast than WCAG 2.2 asks for (AA).
+// Returns the texts whose contrast is lower than WCAG 2.2 (AA) requires.
 () => {
   const channels = (text) => text.match(/[\d.]+/g).map(Number);
   const light = ([r, g, b]) =>

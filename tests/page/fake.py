@@ -1,4 +1,4 @@
-"""A service of made-up answers, for what no real run gives: hostile names, hundreds of rounds, rare failures."""
+"""A fake service with constructed responses, for what real runs do not give: hostile names, hundreds of rounds, rare failures."""
 
 import json
 import queue
@@ -21,7 +21,11 @@ JOBS_REFUSED = (422, {"error": {"message": "steps must be at least 1, not -5", "
 
 
 class Fake:
-    """What is answered: `answers` by path below /api/v1/, or a function of the query; `posted` what was sent."""
+    """State of a fake service.
+
+    `answers` holds a response, or a function of the query, by path below /api/v1/; `refusals` holds (status, response) by
+    path; `posted` lists the requests that were sent by POST.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"recordings": listed([]), "jobs": listed([]), "attacks": listed([]), "health": HEALTH}
@@ -31,7 +35,7 @@ class Fake:
         self.address = ""
 
     def tell(self, name: str, data: Any) -> None:
-        """Sends an event to every open page."""
+        """Send an event to every open page."""
         for stream in list(self.streams):
             stream.put(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
 
@@ -41,7 +45,7 @@ def listed(items: list[Any]) -> dict[str, Any]:
 
 
 def recording(id: str, **changes: Any) -> dict[str, Any]:
-    """A recording's summary."""
+    """Return the summary of a recording."""
     made = {
         "id": id,
         "name": id,
@@ -65,7 +69,6 @@ def recording(id: str, **changes: Any) -> dict[str, Any]:
 
 
 def job(id: str, **changes: Any) -> dict[str, Any]:
-    """A job."""
     spec = {
         "recording": "big",
         "attack": "cpl",
@@ -94,7 +97,7 @@ def job(id: str, **changes: Any) -> dict[str, Any]:
 
 
 def grid(clients: list[str], rounds: int) -> dict[str, Any]:
-    """A full grid, leaking less round by round."""
+    """Return a full grid whose leakage decreases with the rounds."""
     cells = [
         {
             "client": client,
@@ -116,7 +119,7 @@ def grid(clients: list[str], rounds: int) -> dict[str, Any]:
 
 @contextmanager
 def served(fake: Fake) -> Iterator[Fake]:
-    """Serves the page and the answers on a port of its own until left."""
+    """Serve the page and the responses on a free port within the context."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"fake": fake}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -150,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(path if path in self.fake.refusals else f"POST {path}", {})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Suppress the log."""
 
     def _answer(self, path: str, query: dict[str, str]) -> None:
         if path in self.fake.refusals:

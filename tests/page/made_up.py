@@ -1,10 +1,10 @@
-"""A run with everything that the page shows of one, for the made-up service."""
+"""Responses of a fake service for one run with everything that the page shows."""
 
 from fake import Fake, grid, job, listed, recording
 
 
 def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") -> Fake:
-    """A run with everything that the page shows of one."""
+    """Add the responses for a run with everything that the page shows, and return the fake service."""
     attack = {
         "source": "cpl-1",
         "attack": "cpl",

@@ -1,4 +1,4 @@
-// Controls and pictures without a name, ids that are there twice, and references to none.
+// Returns controls and images without an accessible name, duplicate ids, and references to missing ids.
 () => {
   const bad = [];
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);

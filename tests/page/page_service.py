@@ -1,4 +1,4 @@
-"""Starts `attacker serve` on a folder of runs, and asks it past the page."""
+"""Helpers that start `attacker serve` on a folder of runs, and that send requests to it directly."""
 
 import json
 import os
@@ -29,7 +29,7 @@ training = { learning_rate = 0.01, batch_size = 1, steps = 1 }
 
 @contextmanager
 def serving(root: Path, *options: str, port: int | None = None) -> Iterator[str]:
-    """Runs `attacker serve` until left, without a token unless --token is given; yields its address when it answers."""
+    """Run `attacker serve` within the context, without a token unless --token is given; yields its address once it answers."""
     port = port or free_port()
     options = options if "--token" in options else ("--no-token", *options)
     arguments = [str(COMMANDS / "attacker"), "serve", str(root), "--port", str(port), *options]
@@ -57,7 +57,7 @@ def answers(address: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 def asked(address: str, path: str) -> Any:
-    """The service's answer, past the page."""
+    """Return the service's JSON response to a request that does not come from the page."""
     with urllib.request.urlopen(f"{address}api/v1/{path}", timeout=10) as answer:
         return json.load(answer)
 

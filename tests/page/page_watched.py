@@ -1,4 +1,4 @@
-"""A page, and all that it does wrong while a test looks at it."""
+"""Browser settings, and a record of what a page does wrong during a test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ FLAGS = [
 ]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 30_000
-"""Milliseconds until a page must show something: what is slow is the machine, which many tests share."""
+"""Milliseconds within which a page must show something, generous for busy machines."""
 Opening = Callable[..., Page]
 
 
 @dataclass
 class Watched:
-    """A page and what it did wrong: errors, refusals of the policy, requests to other hosts."""
+    """A page with its errors and its requests to other hosts; console messages that contain an `expected` text are ignored."""
 
     page: Page
     allowed: str
     errors: list[str] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)
+    other_hosts: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = ()
 
     def console(self, message: ConsoleMessage) -> None:
@@ -35,4 +35,4 @@ class Watched:
 
     def request(self, request: Request) -> None:
         if not request.url.startswith((self.allowed, "data:", "blob:", "about:")):
-            self.strangers.append(request.url)
+            self.other_hosts.append(request.url)

@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation: a service on a copy of a folder of runs, seen by a headless Chromium.
+"""Take screenshots of the service's page for the documentation, by headless Chromium on a copy of a folder of runs.
 
     python tests/page/screenshots.py runs/demo --out docs
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def shoot(browser: Browser, address: str, out: Path) -> None:
-    """All pictures: the run is the one that leaks most, the cell its first that leaks."""
+    """Take all screenshots, of the run with most leakage and of its first cell with most leakage."""
     run = max(asked(address, "recordings")["items"], key=lambda one: leaked(address, one["id"]))["id"]
     cell = max(asked(address, f"recordings/{run}/grid")["cells"], key=lambda one: (one["leak"] or 0.0, -one["round"]))
     place = f"#/run/{run}?cell={cell['round']}@{cell['client']}"
@@ -77,7 +77,7 @@ def opened(browser: Browser, address: str, *, width: int = 1280, height: int = 9
 
 
 def take(page: Page, path: Path) -> None:
-    """What is in the window."""
+    """Save a screenshot of the window, and close the page."""
     page.screenshot(path=path)
     with Image.open(path) as picture:
         picture.convert("RGB").save(path, optimize=True)

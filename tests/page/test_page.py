@@ -1,4 +1,4 @@
-"""The web page on a real service and a real run, from recording to reconstruction."""
+"""Tests of the web page with a real service and run, from the list of recordings to reconstructions."""
 
 import re
 import shutil
@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect
 pytestmark = pytest.mark.page
 
 RUN = "#/run/photos"
-WORK = 180_000
-"""Milliseconds that an attack may take, its worker's start included."""
+JOB_MILLISECONDS = 180_000
+"""Milliseconds that a job may take, including the start of its worker."""
 
 
 def first_case(service: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def first_case(service: str) -> dict[str, str]:
     return found
 
 
-def test_a_run_is_listed_with_its_worst_attack(service: str, opened: Opening) -> None:
+def test_run_is_listed_with_its_strongest_attack(service: str, opened: Opening) -> None:
     page = opened(service)
     card = page.get_by_role("article").filter(has_text="photos")
     expect(card).to_contain_text("3 clients")
@@ -35,7 +35,7 @@ def test_a_run_is_listed_with_its_worst_attack(service: str, opened: Opening) ->
     assert page.url.endswith(RUN)
 
 
-def test_a_cell_shows_the_original_beside_what_the_server_got(service: str, opened: Opening) -> None:
+def test_cell_shows_original_reconstruction_and_null(service: str, opened: Opening) -> None:
     client = asked(service, "recordings/photos/grid")["clients"][1]
     page = opened(service, f"{RUN}?cell=2@{client}")
     chosen = page.get_by_role("complementary", name="The chosen cell")
@@ -50,7 +50,7 @@ def test_a_cell_shows_the_original_beside_what_the_server_got(service: str, open
         expect(image).to_have_js_property("naturalWidth", 32)
 
 
-def test_the_verdict_and_the_worst_pictures_stand_before_the_grid(service: str, opened: Opening) -> None:
+def test_verdict_and_nearest_pairs_precede_the_grid(service: str, opened: Opening) -> None:
     page = opened(service, RUN)
     first = page.locator("section.headline")
     expect(first).to_contain_text(re.compile("Exact recovered 6 of 6 private images .*without the gradient it recovers 0 of 6"))
@@ -59,14 +59,14 @@ def test_the_verdict_and_the_worst_pictures_stand_before_the_grid(service: str, 
     expect(pairs).to_have_count(6)
     for kind in ("Private original", "Reconstruction", "The null"):
         expect(first.get_by_role("img", name=re.compile(f"^{kind}"))).to_have_count(6)
-    told = asked(service, "recordings/photos/headline")
-    nearest = [one["example"]["psnr"] for one in told["worst"]]
+    headline = asked(service, "recordings/photos/headline")
+    nearest = [one["example"]["psnr"] for one in headline["worst"]]
     assert nearest == sorted(nearest, reverse=True)
-    assert told["null_psnr"] < told["psnr"]
+    assert headline["null_psnr"] < headline["psnr"]
     assert page.evaluate("document.querySelector('.headline').compareDocumentPosition(document.querySelector('[role=grid]')) & 4")
 
 
-def test_a_case_shows_its_loss_and_can_be_linked_to(service: str, opened: Opening) -> None:
+def test_case_has_its_own_url(service: str, opened: Opening) -> None:
     case = first_case(service)
     page = opened(service, f"#/run/photos/case/{case['attack']}/{case['case']}")
     expect(page.get_by_role("heading", level=1)).to_have_text("Exact")
@@ -74,7 +74,7 @@ def test_a_case_shows_its_loss_and_can_be_linked_to(service: str, opened: Openin
     expect(page.locator("dl.facts")).to_contain_text("layers")
 
 
-def test_leakage_over_rounds_has_the_null_beside_it_and_reads_by_keys(service: str, opened: Opening) -> None:
+def test_leakage_chart_includes_the_null_and_is_read_by_keys(service: str, opened: Opening) -> None:
     page = opened(service, RUN)
     chart = page.locator("figure").filter(has_text="Leakage over rounds")
     expect(chart).to_contain_text("Exact, the null")
@@ -86,7 +86,7 @@ def test_leakage_over_rounds_has_the_null_beside_it_and_reads_by_keys(service: s
     expect(chart.locator(".tip")).to_contain_text("Exact, the null: 0 %")
 
 
-def test_filters_narrow_the_cases_and_stay_in_the_address(service: str, opened: Opening) -> None:
+def test_filters_select_cases_and_are_kept_in_the_url(service: str, opened: Opening) -> None:
     page = opened(service, RUN)
     cases = page.get_by_role("region", name="Cases").locator("tbody tr")
     expect(cases).to_have_count(6)
@@ -106,7 +106,7 @@ def test_filters_narrow_the_cases_and_stay_in_the_address(service: str, opened: 
     expect(cases.first).to_contain_text("the null")
 
 
-def test_a_wrong_value_is_told_at_its_field(service: str, opened: Opening) -> None:
+def test_wrong_value_is_reported_at_its_field(service: str, opened: Opening) -> None:
     page = opened(service, RUN, expected=("422", "400"))
     page.get_by_role("button", name="Attack it").click()
     dialog = page.get_by_role("dialog", name="New attack")
@@ -123,7 +123,7 @@ def test_a_wrong_value_is_told_at_its_field(service: str, opened: Opening) -> No
     expect(dialog.locator("[data-field^=arguments]").filter(has=page.locator("[aria-invalid]"))).to_contain_text("steps")
 
 
-def test_a_job_submitted_here_ends_and_its_images_appear(service: str, opened: Opening) -> None:
+def test_submitted_job_ends_and_its_images_appear(service: str, opened: Opening) -> None:
     page = opened(service, expected=("404",))  # a preview that is asked for when the job has just ended
     page.get_by_role("button", name="New attack").click()
     dialog = page.get_by_role("dialog")
@@ -133,14 +133,14 @@ def test_a_job_submitted_here_ends_and_its_images_appear(service: str, opened: O
     dialog.get_by_label("steps", exact=True).fill("30")
     dialog.get_by_role("button", name="Start").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("CPL on photos")
-    expect(page.locator("main .mark").first).to_have_text("done", timeout=WORK)
+    expect(page.locator("main .mark").first).to_have_text("done", timeout=JOB_MILLISECONDS)
     expect(page.get_by_role("img", name=re.compile("^Reconstruction")).first).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^Private original")).first).to_be_visible()
     page.goto(f"{service}#/jobs")
     expect(page.get_by_role("listitem").filter(has_text="CPL on photos").first).to_contain_text("done")
 
 
-def test_an_audit_that_is_started_here_ends_with_its_verdict(service: str, opened: Opening) -> None:
+def test_started_audit_ends_with_its_verdict(service: str, opened: Opening) -> None:
     page = opened(service, RUN, expected=("404",))  # a preview that is asked for when the job has just ended
     page.get_by_role("button", name="Audit it").click()
     dialog = page.get_by_role("dialog", name="Audit")
@@ -148,7 +148,7 @@ def test_an_audit_that_is_started_here_ends_with_its_verdict(service: str, opene
     dialog.get_by_role("button", name="Start").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Audit on photos")
     expect(page.locator("dl.facts")).to_contain_text("Budget of its attacks")
-    expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible(timeout=WORK)
+    expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible(timeout=JOB_MILLISECONDS)
     expect(page.locator("main")).to_contain_text("severe: Private examples can be reconstructed from one update of one client.")
     with page.context.expect_page() as whole:
         page.get_by_role("link", name="The whole verdict").click()
@@ -158,7 +158,7 @@ def test_an_audit_that_is_started_here_ends_with_its_verdict(service: str, opene
     expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible()
 
 
-def test_images_emerge_while_an_attack_runs_and_it_can_be_cancelled_and_retried(service: str, opened: Opening) -> None:
+def test_running_attack_shows_images_and_can_be_cancelled_and_retried(service: str, opened: Opening) -> None:
     page = opened(service, RUN, expected=("404",))  # a preview that is asked for when the job has just ended
     page.get_by_role("button", name="Attack it").click()
     dialog = page.get_by_role("dialog")
@@ -167,32 +167,32 @@ def test_images_emerge_while_an_attack_runs_and_it_can_be_cancelled_and_retried(
     dialog.get_by_label("steps", exact=True).fill("40000")
     dialog.get_by_role("button", name="Start").click()
     emerging = page.get_by_role("img", name=re.compile("^Emerging image"))
-    expect(emerging.first).to_be_visible(timeout=WORK)
+    expect(emerging.first).to_be_visible(timeout=JOB_MILLISECONDS)
     before = emerging.first.get_attribute("src")
-    expect(emerging.first).not_to_have_attribute("src", str(before), timeout=WORK)
+    expect(emerging.first).not_to_have_attribute("src", str(before), timeout=JOB_MILLISECONDS)
     page.get_by_role("button", name=re.compile("^Cancel")).click()
-    expect(page.locator("main .mark").first).to_have_text("cancelled", timeout=WORK)
+    expect(page.locator("main .mark").first).to_have_text("cancelled", timeout=JOB_MILLISECONDS)
     expect(emerging).to_have_count(0)
     page.get_by_role("button", name=re.compile("^Retry")).click()
     expect(page.locator("main .mark").first).to_have_text(re.compile("queued|running"))
     page.get_by_role("button", name=re.compile("^Cancel")).click()
-    expect(page.locator("main .mark").first).to_have_text("cancelled", timeout=WORK)
+    expect(page.locator("main .mark").first).to_have_text("cancelled", timeout=JOB_MILLISECONDS)
 
 
-def test_a_federation_shows_up_and_grows_while_the_page_is_open(service: str, shared: Path, opened: Opening) -> None:
+def test_new_federation_appears_on_the_open_page(service: str, shared: Path, opened: Opening) -> None:
     page = opened(service)
     expect(page.get_by_role("article").filter(has_text="photos")).to_be_visible()
     experiment = shared.parent / "live.toml"
     experiment.write_text(EXPERIMENT)
     with recording(experiment, shared / "live", rounds=6):
-        page.get_by_role("article").get_by_role("link", name="live").click(timeout=WORK)
-        expect(page.get_by_role("grid")).to_have_attribute("aria-colcount", "6", timeout=WORK)
+        page.get_by_role("article").get_by_role("link", name="live").click(timeout=JOB_MILLISECONDS)
+        expect(page.get_by_role("grid")).to_have_attribute("aria-colcount", "6", timeout=JOB_MILLISECONDS)
         expect(page.locator("header.head")).to_contain_text("3 clients, 6 rounds")
 
 
 @contextmanager
 def recording(experiment: Path, out: Path, *, rounds: int) -> Iterator[None]:
-    """A federation that trains meanwhile."""
+    """Run a federation within the context."""
     arguments = ["run", str(experiment), "--out", str(out), "--engine", "local", "--set", f"rounds={rounds}"]
     process = subprocess.Popen(
         [COMMANDS / "fedsim", *arguments], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -204,7 +204,7 @@ def recording(experiment: Path, out: Path, *, rounds: int) -> Iterator[None]:
         process.wait()
 
 
-def test_the_page_goes_on_by_itself_when_the_service_is_back(root: Path, opened: Opening) -> None:
+def test_page_reconnects_when_the_service_is_back(root: Path, opened: Opening) -> None:
     port = free_port()
     with serving(root, "--workers", "0", port=port) as address:
         page = opened(address, expected=("ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_NETWORK", "ERR_EMPTY"))
@@ -218,7 +218,7 @@ def test_the_page_goes_on_by_itself_when_the_service_is_back(root: Path, opened:
         expect(page.get_by_role("article")).to_have_count(2)
 
 
-def test_the_token_is_asked_for_once_and_kept(locked: tuple[str, str], opened: Opening) -> None:
+def test_token_is_requested_once_and_kept(locked: tuple[str, str], opened: Opening) -> None:
     address, token = locked
     page = opened(address, expected=("401", "403"))
     dialog = page.get_by_role("dialog", name="This service asks for its token")
@@ -237,7 +237,7 @@ def test_the_token_is_asked_for_once_and_kept(locked: tuple[str, str], opened: O
     expect(dialog).to_have_count(0)
 
 
-def test_the_printed_link_opens_the_page_and_leaves_no_token_in_the_address(locked: tuple[str, str], opened: Opening) -> None:
+def test_printed_link_opens_the_page_and_removes_the_token(locked: tuple[str, str], opened: Opening) -> None:
     address, token = locked
     page = opened(address, f"#token={token}")
     expect(page.get_by_role("article")).to_contain_text("photos")
@@ -255,7 +255,7 @@ def test_a_link_with_a_wrong_token_asks_for_the_right_one(locked: tuple[str, str
     expect(page.get_by_role("article")).to_contain_text("photos")
 
 
-def test_who_logs_out_has_to_give_the_token_again(locked: tuple[str, str], opened: Opening) -> None:
+def test_logging_out_requires_the_token_again(locked: tuple[str, str], opened: Opening) -> None:
     address, token = locked
     page = opened(address, f"#token={token}", expected=("401",))
     expect(page.get_by_role("article")).to_contain_text("photos")
@@ -267,13 +267,13 @@ def test_who_logs_out_has_to_give_the_token_again(locked: tuple[str, str], opene
     expect(page.get_by_role("dialog", name="This service asks for its token")).to_be_visible()
 
 
-def test_without_a_token_there_is_nothing_to_log_out_of(service: str, opened: Opening) -> None:
+def test_without_a_token_there_is_no_log_out_button(service: str, opened: Opening) -> None:
     page = opened(service)
     expect(page.get_by_role("article").filter(has_text="photos")).to_be_visible()
     expect(page.get_by_role("button", name="Log out")).to_be_hidden()
 
 
-def test_without_truth_no_original_and_no_score_is_shown(locked: tuple[str, str], opened: Opening) -> None:
+def test_without_true_examples_no_original_or_score_is_shown(locked: tuple[str, str], opened: Opening) -> None:
     address, token = locked
     page = opened(address, RUN, expected=("401",))
     give(page, token)
@@ -291,7 +291,7 @@ def give(page: Page, token: str) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_keys_alone_lead_from_the_list_to_a_cell_and_back(service: str, opened: Opening) -> None:
+def test_keyboard_navigation_from_the_list_to_a_cell_and_back(service: str, opened: Opening) -> None:
     page = opened(service)
     expect(page.get_by_role("article").filter(has_text="photos")).to_be_visible()
     page.keyboard.press("Tab")
@@ -319,7 +319,7 @@ def test_keys_alone_lead_from_the_list_to_a_cell_and_back(service: str, opened: 
     expect(page.get_by_role("grid")).to_be_focused()
 
 
-def test_the_form_gives_the_focus_back(service: str, opened: Opening) -> None:
+def test_dialog_keeps_and_returns_the_focus(service: str, opened: Opening) -> None:
     page = opened(service)
     button = page.get_by_role("button", name="New attack")
     button.focus()

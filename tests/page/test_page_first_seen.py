@@ -1,4 +1,4 @@
-"""What is seen first: while the page loads, where there is no run, and on a phone."""
+"""Tests of the web page while it loads, without any run, and on a phone."""
 
 import threading
 from typing import Any
@@ -15,7 +15,7 @@ EXPLAINED = "The null of an attack is the same attack without the update: it can
 CUT = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
 
 
-def test_what_loads_is_a_skeleton_and_says_nothing_of_a_defense(fake: Fake, opened: Opening) -> None:
+def test_loading_page_shows_a_skeleton_without_a_defense(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     answered = threading.Event()
 
@@ -33,14 +33,14 @@ def test_what_loads_is_a_skeleton_and_says_nothing_of_a_defense(fake: Fake, open
     expect(page.locator(".skeleton").locator("visible=true")).to_have_count(0)
 
 
-def test_without_runs_the_page_names_the_folder_that_is_watched(fake: Fake, opened: Opening) -> None:
+def test_page_without_runs_names_the_watched_folder(fake: Fake, opened: Opening) -> None:
     fake.answers["recordings"] = {**listed([]), "trouble": [], "root": "/srv/my runs"}
     page = opened(fake.address)
     expect(page.locator("main")).to_contain_text("No run yet. This service watches /srv/my runs.")
     expect(page.locator("main pre")).to_have_text("fedsim run EXPERIMENT.toml --out '/srv/my runs'/NAME")
 
 
-def test_the_headline_tells_coverage_and_failures_and_explains_the_null_first(fake: Fake, opened: Opening) -> None:
+def test_headline_states_coverage_and_failures_and_explains_the_null(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     page = opened(fake.address, "#/run/big")
     first = page.locator(".headline")
@@ -57,7 +57,7 @@ def test_the_headline_tells_coverage_and_failures_and_explains_the_null_first(fa
         assert "null" not in text.partition(EXPLAINED)[0]
 
 
-def test_on_a_phone_tables_are_cards_and_nothing_is_cut(fake: Fake, opened: Opening) -> None:
+def test_tables_are_cards_on_a_phone(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "ben"], rounds=4)
     for width, table in ((1280, "table-row"), (390, "grid")):
         page = opened(fake.address, "#/run/big", width=width)

@@ -1,4 +1,4 @@
-"""The web page on real runs of other kinds than one image a client: table rows, secure sums, and cases of many rounds."""
+"""Tests of the web page with runs of table rows, of secure sums, and of attacks on several rounds."""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[dict[str, Any], AttackSpec]] = {
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service on a run of each kind, attacked with a null beside it, and scored."""
+    """Address of a service on one run of each kind, attacked (with nulls) and scored."""
     root, threads = tmp_path_factory.mktemp("kinds") / "runs", torch.get_num_threads()
     root.mkdir()
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def address_of(run: str, case: dict[str, Any]) -> str:
     return f"#/run/{run}/case/{case['attack']}/{case['case']}"
 
 
-def test_a_table_row_is_shown_value_by_value_beside_its_original_and_the_null(kinds: str, opened: Opening) -> None:
+def test_table_row_is_shown_by_value_with_original_and_null(kinds: str, opened: Opening) -> None:
     case = first_case(kinds, "table")
     page = opened(kinds, address_of("table", case))
     heads = page.locator("table.cells thead th")
@@ -79,18 +79,18 @@ def test_a_table_row_is_shown_value_by_value_beside_its_original_and_the_null(ki
     expect(page.get_by_role("button", name="PSNR, dB")).to_have_count(0)
 
 
-def test_of_secure_sums_the_sum_is_attacked_and_masked_updates_are_said_to_be_that(kinds: str, opened: Opening) -> None:
+def test_secure_sum_is_attacked_and_masked_updates_are_marked(kinds: str, opened: Opening) -> None:
     masked = asked(kinds, "recordings/sums/grid")["clients"][0]
     page = opened(kinds, f"#/run/sums?cell=1@{masked}")
     chosen = page.get_by_role("complementary", name="The chosen cell")
     expect(chosen).to_contain_text("It is masked: the server can read only the sum of all clients of this round.")
     expect(page.locator("header.head")).to_contain_text("secure aggregation")
     page.goto(f"{kinds}#/run/sums?cell=1@sum")
-    expect(chosen.get_by_role("img", name=re.compile("^Private original"))).to_have_count(2)  # of two clients
+    expect(chosen.get_by_role("img", name=re.compile("^Private original"))).to_have_count(2)  # one of each client
     expect(page.get_by_label("Client").locator("option")).to_have_text(["all", *asked(kinds, "recordings/sums/grid")["clients"]])
 
 
-def test_each_example_of_many_rounds_stands_beside_its_own_null(kinds: str, opened: Opening) -> None:
+def test_each_example_of_several_rounds_has_its_null(kinds: str, opened: Opening) -> None:
     case = first_case(kinds, "many")
     page = opened(kinds, address_of("many", case))
     expect(page.locator(".eyebrow")).to_contain_text("rounds 1 to 3")

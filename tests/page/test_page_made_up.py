@@ -1,4 +1,4 @@
-"""The web page on made-up answers: hostile names, large grids, failures, and what everybody must be able to read."""
+"""Tests of the web page with a fake service: hostile names, large grids, failures, small screens and accessibility."""
 
 import re
 import time
@@ -32,7 +32,7 @@ VIEWS = {
 }
 
 
-def test_names_out_of_hostile_files_stay_text(fake: Fake, opened: Opening) -> None:
+def test_hostile_names_are_shown_as_text(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=[HOSTILE, "anna"], rounds=2)
     summary = recording("big", name=HOSTILE, model=HOSTILE, defense=HOSTILE, trouble=[HOSTILE])
     fake.answers["recordings"] = {**listed([summary]), "trouble": [HOSTILE]}
@@ -57,14 +57,14 @@ def test_names_out_of_hostile_files_stay_text(fake: Fake, opened: Opening) -> No
     assert page.locator("script:not([src]), img[src=x], [onerror], [style*=expression]").count() == 0
 
 
-def test_an_address_of_another_host_is_not_asked_for(fake: Fake, opened: Opening) -> None:
+def test_images_of_other_hosts_are_not_requested(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     fake.answers["recordings/big/cases/cpl-1/1"]["examples"][0]["image"] = "http://192.0.2.1/spy.png"
     page = opened(fake.address, "#/run/big/case/cpl-1/1")
     expect(page.locator(".blank")).to_have_text("no reconstruction")
 
 
-def test_a_hundred_clients_in_five_hundred_rounds_stay_fast(fake: Fake, opened: Opening) -> None:
+def test_grid_of_100_clients_and_500_rounds_is_fast(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=[f"{n:012x}" for n in range(100)], rounds=500)
     page = opened(fake.address, "#/run/big")
     frame = page.get_by_role("grid")
@@ -86,11 +86,11 @@ def test_a_hundred_clients_in_five_hundred_rounds_stay_fast(fake: Fake, opened: 
           return times.sort((a, b) => a - b)[10];
         }"""
     )
-    assert milliseconds < 250  # two frames, on a machine without a GPU that other tests share
+    assert milliseconds < 250  # for two frames, on a busy machine without a GPU
     assert page.evaluate("document.querySelectorAll('main *').length") < 1500
 
 
-def test_a_round_that_arrives_is_drawn_where_one_looks(fake: Fake, opened: Opening) -> None:
+def test_new_round_appears_in_the_open_grid(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "ben"], rounds=2)
     page = opened(fake.address, "#/run/big")
     expect(page.get_by_role("grid")).to_have_attribute("aria-colcount", "2")
@@ -113,7 +113,7 @@ DONE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("place", "where"), [("job", "main"), ("case", "main"), ("run", "aside")])
-def test_what_is_scored_while_one_looks_shows_up_by_itself(place: str, where: str, fake: Fake, opened: Opening) -> None:
+def test_new_scores_appear_on_the_open_page(place: str, where: str, fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     fake.answers["jobs"], fake.answers["jobs/1"] = listed([job("1", **DONE)]), job("1", **DONE)
     whole = fake.answers["recordings/big/cases/cpl-1/1"]
@@ -123,7 +123,7 @@ def test_what_is_scored_while_one_looks_shows_up_by_itself(place: str, where: st
     shown = page.locator(where)
     expect(shown.get_by_role("img", name=re.compile("^Reconstruction"))).to_have_count(1)
     expect(page.locator("#link")).to_have_text("live")
-    page.wait_for_timeout(2500)  # what it reads again when it connects has been read
+    page.wait_for_timeout(2500)  # until it has read again what it reads on connecting
     expect(shown.get_by_role("img", name=re.compile("^Private original"))).to_have_count(0)
     fake.answers["recordings/big/cases/cpl-1/1"] = {**whole, "examples": [scored]}
     fake.tell("recording", recording("big"))
@@ -131,19 +131,19 @@ def test_what_is_scored_while_one_looks_shows_up_by_itself(place: str, where: st
 
 
 @pytest.mark.parametrize("answer", ["jobs/1", "jobs"])
-def test_an_answer_that_an_event_has_overtaken_changes_nothing(answer: str, fake: Fake, opened: Opening) -> None:
+def test_response_older_than_an_event_is_ignored(answer: str, fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     running = job("1", state="running", started="2026-01-01T00:00:00Z", version=3)
 
-    def overtaken(query: dict[str, str]) -> Any:
-        """What was true when it was asked for, and comes after the news of the end."""
+    def late_response(query: dict[str, str]) -> Any:
+        """Return the state at the time of the request, after the event of the job's end."""
         wait_for(lambda: fake.streams)
         time.sleep(0.3)
         fake.tell("job", job("1", **DONE))
         time.sleep(0.5)
         return listed([running]) if answer == "jobs" else running
 
-    fake.answers |= {"jobs": listed([running]), "jobs/1": running, answer: overtaken}
+    fake.answers |= {"jobs": listed([running]), "jobs/1": running, answer: late_response}
     with_answer = re.compile(f"/api/v1/{answer}(\\?.*)?$")
     page = opened(fake.address)
     with page.expect_response(with_answer):
@@ -153,24 +153,24 @@ def test_an_answer_that_an_event_has_overtaken_changes_nothing(answer: str, fake
     expect(page.locator("main .mark").first).to_have_text("done")
 
 
-def test_a_failure_says_so_and_can_be_tried_again(fake: Fake, opened: Opening) -> None:
+def test_failed_request_is_shown_and_can_be_repeated(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     fake.refusals["recordings/big/grid"] = (
         503,
         {"error": {"message": "The index is being written; ask again.", "field": None, "known": None}},
     )
     page = opened(fake.address, "#/run/big", expected=("503",))
-    said = page.locator(".map .state")
-    expect(said).to_contain_text("The index is being written; ask again.")
+    message = page.locator(".map .state")
+    expect(message).to_contain_text("The index is being written; ask again.")
     expect(page.locator("#link")).to_have_text("live")
     page.wait_for_timeout(2000)  # the page tries again by itself when it connects
     del fake.refusals["recordings/big/grid"]
-    said.get_by_role("button", name="Try again").click()
+    message.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("grid")).to_be_visible()
-    expect(said).to_be_hidden()
+    expect(message).to_be_hidden()
 
 
-def test_a_refused_job_is_told_at_the_field_that_hides_it(fake: Fake, opened: Opening) -> None:
+def test_refused_job_is_reported_at_its_hidden_field(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     page = opened(fake.address, "#/run/big", expected=("422",))
     page.get_by_role("button", name="Attack it").click()
@@ -207,7 +207,7 @@ SMALL = """[...document.querySelectorAll('a, button, summary')]
 
 @pytest.mark.parametrize("width", [320, 344, 360])
 @pytest.mark.parametrize("jobs", [0, 1, 1000])
-def test_the_bar_fits_a_phone_however_many_jobs_there_are(width: int, jobs: int, fake: Fake, opened: Opening) -> None:
+def test_top_bar_fits_a_phone_with_many_jobs(width: int, jobs: int, fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     fake.answers["jobs"] = listed([job(str(number), state="queued") for number in range(jobs)])
     page = opened(fake.address, width=width)
@@ -217,22 +217,22 @@ def test_the_bar_fits_a_phone_however_many_jobs_there_are(width: int, jobs: int,
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_finger_finds_every_control_and_is_told_of_no_keys(fake: Fake, opened: Opening) -> None:
+def test_touch_targets_are_large_and_no_keys_are_mentioned(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     page = opened(fake.address, width=360, has_touch=True, is_mobile=True)
-    assert {place: page.evaluate(SMALL) for place in seen_one_by_one(page, fake)} == {place: [] for place in VIEWS}
+    assert {place: page.evaluate(SMALL) for place in visit_views(page, fake)} == {place: [] for place in VIEWS}
     for keys, touched in ((page, True), (opened(fake.address), False)):
         keys.goto(f"{fake.address}#/run/big")
         expect(keys.get_by_role("grid")).to_have_accessible_description(re.compile("^Arrow keys"))
         expect(keys.get_by_text("Arrow keys walk")).to_be_visible(visible=not touched)
 
 
-def test_nothing_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:
+def test_no_view_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "a-very-long-name-of-a-client-without-any-space-in-it"], rounds=40)
     fake.answers["jobs"] = listed([job("1", state="running"), *(job(str(number), state="queued") for number in range(2, 1001))])
     page = opened(fake.address, width=320)
     width = "document.documentElement.scrollWidth"
-    too_wide = {place: found for place in seen_one_by_one(page, fake) if (found := page.evaluate(width)) > 320}
+    too_wide = {place: found for place in visit_views(page, fake) if (found := page.evaluate(width)) > 320}
     assert too_wide == {}
     page.get_by_role("button", name="New attack").first.click()
     expect(page.get_by_role("dialog").get_by_label("Rounds")).to_be_visible()
@@ -242,22 +242,22 @@ def test_nothing_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_all_text_can_be_read_against_what_is_behind_it(scheme: Any, fake: Fake, opened: Opening) -> None:
+def test_text_has_enough_contrast(scheme: Any, fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "ben"], rounds=4)
     page = opened(fake.address, color_scheme=scheme)
-    assert {place: page.evaluate(CONTRASTS) for place in seen_one_by_one(page, fake)} == {place: [] for place in VIEWS}
+    assert {place: page.evaluate(CONTRASTS) for place in visit_views(page, fake)} == {place: [] for place in VIEWS}
 
 
-def test_every_control_and_picture_has_a_name(fake: Fake, opened: Opening) -> None:
+def test_controls_and_images_have_accessible_names(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "ben"], rounds=4)
     page = opened(fake.address)
-    for place in seen_one_by_one(page, fake):
+    for place in visit_views(page, fake):
         assert page.evaluate(NAMELESS) == [], place
         assert page.get_by_role("heading", level=1).count() == (place != "nowhere"), place
         assert page.title().endswith("What leaks"), place
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen(fake: Fake, opened: Opening) -> None:
+def test_theme_follows_the_system_until_it_is_selected(fake: Fake, opened: Opening) -> None:
     page = opened(fake.address, color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(paper) == "rgb(23, 22, 20)"
@@ -271,7 +271,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(fake: Fake, opened: Ope
     assert page.evaluate("localStorage.length") == 0
 
 
-def test_nothing_moves_for_those_who_ask_for_that(fake: Fake, opened: Opening) -> None:
+def test_no_animation_with_reduced_motion(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     page = opened(fake.address, "#/jobs", reduced_motion="reduce")
     expect(page.locator(".mark").first).to_have_text("running")
@@ -281,7 +281,7 @@ def test_nothing_moves_for_those_who_ask_for_that(fake: Fake, opened: Opening) -
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_more_leakage_is_always_further_from_the_paper(scheme: Any, fake: Fake, opened: Opening) -> None:
+def test_colours_of_leakage_are_monotonic(scheme: Any, fake: Fake, opened: Opening) -> None:
     page = opened(fake.address)
     shades = page.evaluate(
         """async (theme) => {
@@ -296,13 +296,13 @@ def test_more_leakage_is_always_further_from_the_paper(scheme: Any, fake: Fake, 
     assert contrast(light[0], light[-1]) > 7
     halves = [contrast(light[0], light[20]), contrast(light[20], light[-1])]
     assert min(halves) > 2  # neither half of the scale looks like one colour
-    for weights in ([0.625, 0.375, 0.0], [0.0, 0.3, 0.7]):  # who sees no red, no blue: the order stays
+    for weights in ([0.625, 0.375, 0.0], [0.0, 0.3, 0.7]):  # also without red, or without blue
         seen = [sum(w * c for w, c in zip(weights, shade, strict=True)) for shade in shades]
         assert seen == sorted(seen, reverse=falling)
 
 
 def luminance(shade: list[int]) -> float:
-    """Relative luminance (WCAG 2.2) of 8-bit sRGB."""
+    """Compute the relative luminance (WCAG 2.2) of an 8-bit sRGB colour."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in shade]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -311,10 +311,10 @@ def contrast(one: float, other: float) -> float:
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 
-def seen_one_by_one(page: Page, fake: Fake) -> Iterator[str]:
-    """The names of all views, each when all of it is drawn."""
+def visit_views(page: Page, fake: Fake) -> Iterator[str]:
+    """Open all views in turn, and yield the name of each once it is drawn completely."""
     for name, place in VIEWS.items():
-        page.goto("about:blank")  # else the view before could be taken for this one
+        page.goto("about:blank")  # so that the previous view is not taken for this one
         page.goto(fake.address + place)
         expect(page.get_by_text("nothing at this address") if name == "nowhere" else page.locator("main h1")).to_be_visible()
         expect(page.get_by_text("Loading.").locator("visible=true")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""Tiny runs on disk, made by the project's own writers wherever it has one."""
+"""Fixtures of tests of the report: tiny runs on disk, written by the project's own writers where they exist."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ ROUNDS = (1, 2)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run to report on, and ways to change it."""
+    """A run to report on, with methods that change it."""
 
     path: Path
 
@@ -34,7 +34,7 @@ class RunFolder:
         return [json.loads(line) for line in (self.path / "scores.jsonl").read_text().splitlines()]
 
     def forget_truth(self) -> None:
-        """As a recording of somebody else's federation comes: no truth, and so no scores."""
+        """Remove the true examples and the scores, as in a recording of somebody else's federation."""
         for name in ("truth", "pairs"):
             shutil.rmtree(self.path / name)
         (self.path / "scores.jsonl").unlink()
@@ -45,15 +45,15 @@ class RunFolder:
         write_bytes(self.path / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def attack(self, name: str = "cpl", *, success: bool = True, oracles: Sequence[str] = (), knows: bool = True) -> None:
-        """An attack and its null, replayed and scored on every observation."""
+        """Write the results and scores of an attack and of its null for every observation."""
         for null in (False, True):
             spec = f"{name}({'' if knows else 'knows_defense=False'})" + (" without gradient" if null else "")
             source = f"{name}{'-null' if null else ''}-{len(list(self.path.glob('reconstructions/*'))):08x}"
-            told = {"attack": name, "spec": spec, "null": null, "knows_defense": knows, "oracles": [] if null else list(oracles)}
-            self._replay(source, told)
-            self._score(source, told, success=success and not null)
+            facts = {"attack": name, "spec": spec, "null": null, "knows_defense": knows, "oracles": [] if null else list(oracles)}
+            self._replay(source, facts)
+            self._score(source, facts, success=success and not null)
 
-    def _replay(self, source: str, told: dict[str, Any]) -> None:
+    def _replay(self, source: str, facts: dict[str, Any]) -> None:
         folder = self.path / "reconstructions" / source
         folder.mkdir(parents=True)
         data = Manifest.read(self.path / "recording" / "manifest.json").data
@@ -63,7 +63,7 @@ class RunFolder:
             cases.append({"key": key, "round": number, "client": client, "attempt": 1, "num_examples": 1, "status": "complete"})
             Reconstruction(
                 case=key,
-                x=torch.full((1, *data.shape), 0.75 if told["null"] else 0.25),
+                x=torch.full((1, *data.shape), 0.75 if facts["null"] else 0.25),
                 y=torch.zeros(1, dtype=torch.int64),
                 confidence=torch.ones(1),
                 slots=list_slots(number, client, [1]),
@@ -73,18 +73,18 @@ class RunFolder:
                 restarts=1,
                 seconds=0.5,
                 route="optimisation",
-                attack=told["spec"],
-                oracles=tuple(told["oracles"]),
+                attack=facts["spec"],
+                oracles=tuple(facts["oracles"]),
                 seed=0,
             ).write(folder / f"{key}.safetensors")
-        write_json(folder / "attack.json", {**told, "seed": 0, "run": {}, "cases": cases})
+        write_json(folder / "attack.json", {**facts, "seed": 0, "run": {}, "cases": cases})
 
-    def _score(self, source: str, told: dict[str, Any], *, success: bool) -> None:
+    def _score(self, source: str, facts: dict[str, Any], *, success: bool) -> None:
         manifest = Manifest.read(self.path / "recording" / "manifest.json")
         for index, (number, client) in enumerate((n, c) for n in ROUNDS for c in CLIENTS):
             key = f"{number:05d}-{client}"
             row = {
-                **told,
+                **facts,
                 "run": manifest.name,
                 "source": source,
                 "defense": str(manifest.defense),
@@ -127,7 +127,7 @@ class RunFolder:
 
 
 class Page(HTMLParser):
-    """Every start tag of a page, and its visible text."""
+    """A parsed page: its start tags and its visible text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -166,13 +166,13 @@ def report(tmp_path: Path) -> Callable[..., Page]:
 
 @pytest.fixture
 def read_page() -> Callable[[Path], Page]:
-    """A page from its file."""
+    """Function that parses a page from its file."""
     return Page
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
-    """A recorded run that no attack was replayed on yet."""
+    """Function that writes a recorded run without attacks."""
 
     def make(
         folder: str = "first",

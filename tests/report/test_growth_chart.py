@@ -13,7 +13,7 @@ from defenses.privacy.sensitivity import find_noise
 from defenses.spec import DefenseSpec
 
 SHARES = {1: 1, 2: 2, 4: 4}
-"""Recovered examples, of four, by number of rounds."""
+"""Numbers of recovered examples, of four, by number of rounds."""
 
 
 def count_cases(run: Any, source: str, recovered: dict[int, int]) -> None:
@@ -36,7 +36,7 @@ def list_points(points: Any) -> list[tuple[int, float]]:
     return [(point.rounds, point.share) for point in points]
 
 
-def test_a_joint_attack_is_drawn_by_the_counts_of_its_cases(make_run: Any, report: Any) -> None:
+def test_attack_on_several_rounds_is_drawn_by_the_counts_of_its_cases(make_run: Any, report: Any) -> None:
     run = make_joint_run(make_run)
     (line,) = gather_run(run.path).growth
     assert (line.attack, line.joint) == ("agic", True)
@@ -47,8 +47,8 @@ def test_a_joint_attack_is_drawn_by_the_counts_of_its_cases(make_run: Any, repor
     assert "25 % after 1, 50 % after 2, 100 % after 4 rounds" in page.text
 
 
-def test_an_attack_on_single_rounds_counts_an_example_from_the_round_on_in_which_it_was_recovered(make_run: Any) -> None:
-    """Four examples, two of each round; all of the attack are recovered, and none of the null."""
+def test_attack_on_single_rounds_counts_examples_cumulatively(make_run: Any) -> None:
+    """Each of two rounds has two examples; the attack recovers all of them, and its null none."""
     run = make_run()
     run.attack()
     (line,) = gather_run(run.path).growth
@@ -57,7 +57,7 @@ def test_an_attack_on_single_rounds_counts_an_example_from_the_round_on_in_which
     assert list_points(line.null) == [(1, 0.0), (2, 0.0)]
 
 
-def test_the_bound_follows_from_the_declared_noise_and_grows_with_the_rounds(make_run: Any, report: Any) -> None:
+def test_bound_follows_from_the_noise_and_grows_with_the_rounds(make_run: Any, report: Any) -> None:
     defense = "clip(1.0) | gaussian(2.0)"
     run = make_joint_run(make_run, defense=defense)
     (line,) = gather_run(run.path).growth
@@ -78,7 +78,7 @@ def test_without_several_numbers_of_rounds_there_is_no_chart(make_run: Any, repo
     assert "Leakage against the number" not in report(run).text
 
 
-def test_damaged_counts_are_named_and_the_rest_is_shown(make_run: Any, report: Any) -> None:
+def test_damaged_counts_are_reported_and_the_rest_is_shown(make_run: Any, report: Any) -> None:
     run = make_joint_run(make_run)
     (run.path / "growth.jsonl").write_text('{"source": 3}\n')
     page = report(run)

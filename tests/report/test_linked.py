@@ -1,4 +1,4 @@
-"""Attacks that put several rounds of a client together, as a page shows them."""
+"""Tests of how the report shows attacks on several rounds of a client, which link examples across rounds."""
 
 import json
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its exa
 
 
 def put_together(run: Any, claims: Sequence[tuple[int, int]] = ((1, 0), (2, 0), (2, 1))) -> str:
-    """Make of an attack's four cases one of all rounds of ada, which claims (round, example)."""
+    """Replace an attack's four cases by one case of both rounds of ada, with slots for `claims`, (round, example)."""
     run.attack("agic")
     (path,) = run.path.glob("reconstructions/agic-0*/attack.json")
-    told = json.loads(path.read_text())
-    first = told["cases"][0]
+    facts = json.loads(path.read_text())
+    first = facts["cases"][0]
     joint = {**first, "key": "joint", "rounds": [[1, 1], [2, 1]], "left_out": [[3, "its update holds <NaN>"]]}
-    write_json(path, {**told, "cases": [joint]})
+    write_json(path, {**facts, "cases": [joint]})
     for file in path.parent.glob("*.safetensors"):
         answer = Reconstruction.read(file)
         file.unlink()
@@ -44,7 +44,7 @@ def score_as(run: Any, source: str, rounds: Sequence[int], claimed: Sequence[int
     run.rewrite(change)
 
 
-def test_the_table_of_linked_rounds_says_what_the_attack_says_and_what_is_left_out(make_run: Any, report: Any) -> None:
+def test_table_of_linked_rounds_has_notes_and_omitted_rounds(make_run: Any, report: Any) -> None:
     run = make_run()
     score_as(run, put_together(run), [1, 2], [1, 2])
     page = report(run)
@@ -66,7 +66,7 @@ def test_the_table_of_linked_rounds_says_what_the_attack_says_and_what_is_left_o
     ],
     ids=["right", "one wrong", "all wrong", "missed"],
 )
-def test_under_each_picture_stand_its_rounds_and_those_claimed(
+def test_caption_has_the_true_and_the_claimed_rounds(
     make_run: Any, report: Any, rounds: list[int], claimed: list[int], words: str
 ) -> None:
     run = make_run()
@@ -76,24 +76,24 @@ def test_under_each_picture_stand_its_rounds_and_those_claimed(
     assert page.classed("wrong") == (len(set(claimed) - set(rounds)) > 0 and len(claimed) > 1)
 
 
-def test_the_rounds_of_a_case_are_those_that_its_answer_is_of(make_run: Any, report: Any) -> None:
+def test_rounds_of_a_case_are_those_of_its_reconstruction(make_run: Any, report: Any) -> None:
     run = make_run()
     source = put_together(run, claims=((1, 0), (2, 0), (4, 1)))
     folder = run.path / "reconstructions" / source
-    told = json.loads((folder / "attack.json").read_text())
+    facts = json.loads((folder / "attack.json").read_text())
     rounds = [[number, 1] for number in (1, 2, 3, 4)]
-    write_json(folder / "attack.json", {**told, "cases": [{**told["cases"][0], "rounds": rounds, "left_out": []}]})
+    write_json(folder / "attack.json", {**facts, "cases": [{**facts["cases"][0], "rounds": rounds, "left_out": []}]})
     assert "ada 31 to 2, 4 2 1 pass 1" in report(run).text
 
 
-def test_a_case_whose_rounds_are_in_another_is_said_to_be_and_is_neither_missing_nor_counted(make_run: Any, report: Any) -> None:
+def test_superseded_case_is_named_and_not_counted(make_run: Any, report: Any) -> None:
     run = make_run()
     source = put_together(run)
     score_as(run, source, [1, 2], [1, 2])
     folder = run.path / "reconstructions" / source
-    told = json.loads((folder / "attack.json").read_text())
-    fewer = {**told["cases"][0], "key": "fewer", "rounds": [[1, 1]], "left_out": []}
-    write_json(folder / "attack.json", {**told, "cases": [told["cases"][0], fewer]})
+    facts = json.loads((folder / "attack.json").read_text())
+    fewer = {**facts["cases"][0], "key": "fewer", "rounds": [[1, 1]], "left_out": []}
+    write_json(folder / "attack.json", {**facts, "cases": [facts["cases"][0], fewer]})
     answer = Reconstruction.read(folder / "joint.safetensors")
     replace(answer, case="fewer", slots=(Slot(1, "ada", 1, 0, 0),)).write(folder / "fewer.safetensors")
     page = report(run)
@@ -103,7 +103,7 @@ def test_a_case_whose_rounds_are_in_another_is_said_to_be_and_is_neither_missing
     assert "1of several rounds each" in page.text
 
 
-def test_an_attack_of_single_rounds_has_no_such_table_and_no_claims(make_run: Any, report: Any) -> None:
+def test_attack_on_single_rounds_has_no_table_of_linked_rounds(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     page = report(run)
@@ -111,7 +111,7 @@ def test_an_attack_of_single_rounds_has_no_such_table_and_no_claims(make_run: An
     assert "linked" not in page.text
 
 
-def test_without_truth_each_picture_names_the_rounds_that_the_attack_saw_it_in(make_run: Any, report: Any) -> None:
+def test_without_true_examples_captions_have_the_claimed_rounds(make_run: Any, report: Any) -> None:
     run = make_run()
     put_together(run)
     run.forget_truth()
@@ -122,12 +122,12 @@ def test_without_truth_each_picture_names_the_rounds_that_the_attack_saw_it_in(m
     assert "Of the examples said to be" not in page.text
 
 
-def test_a_case_without_an_answer_is_in_the_table_all_the_same(make_run: Any, report: Any) -> None:
+def test_case_without_a_reconstruction_is_in_the_table(make_run: Any, report: Any) -> None:
     run = make_run()
     source = put_together(run)
     (run.path / "reconstructions" / source / "joint.safetensors").unlink()
-    told = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())
-    (one,) = read_linked_cases(run.path / "reconstructions" / source, told)
+    facts = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())
+    (one,) = read_linked_cases(run.path / "reconstructions" / source, facts)
     assert one == Linked(case="joint", client="ada", rounds=(1, 2), left_out=((3, "its update holds <NaN>"),))
     run.forget_truth()
     assert "round 3 is left out" in report(run).text

@@ -1,4 +1,4 @@
-"""What a reader of the report sees first, and on a narrow screen."""
+"""Tests of the headline of the report, of its explanations, and of narrow screens."""
 
 from html.parser import HTMLParser
 from typing import Any
@@ -11,7 +11,7 @@ Attributes = list[tuple[str, str | None]]
 
 
 class Tables(HTMLParser):
-    """The class of every table, and the cells of stacked ones without a label of their own."""
+    """A parsed page: the class of every table, and the cells of stacked tables that lack a label."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Tables(HTMLParser):
             self.unlabelled.append(str(attrs))
 
 
-def test_psnr_and_label_of_the_null_stand_beside_those_of_each_pair(make_run: Any, report: Any) -> None:
+def test_each_pair_has_psnr_and_label_of_the_null(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     text = report(run).text
@@ -35,11 +35,11 @@ def test_psnr_and_label_of_the_null_stand_beside_those_of_each_pair(make_run: An
     assert text.count("✓ recovered 40.0 dB, null 10.0 dB") == 4
     run.rewrite(lambda row: None if row["null"] and row["index"] == 0 else row)
     page = report(run)
-    assert page.text.count(", null 10.0 dB") == 3 + 1  # and of the mean
+    assert page.text.count(", null 10.0 dB") == 3 + 1  # the last one is the mean
     assert page.text.count("not run on this case") == 1
 
 
-def test_the_null_is_explained_before_its_name_is_used(make_run: Any, report: Any) -> None:
+def test_null_is_explained_before_the_word_is_used(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("cpl", success=False)
     explained = "Every attack also ran without the update. This second run is called its null"
@@ -49,11 +49,11 @@ def test_the_null_is_explained_before_its_name_is_used(make_run: Any, report: An
     assert "not distinguishable from the null" in after
 
 
-def test_coverage_and_failures_stand_in_the_headline(make_run: Any, report: Any) -> None:
+def test_headline_states_coverage_and_failures(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
-    said = "1 attack on 4 of 4 updates: 4 of 4 cases finished, none failed; 1 reply of clients held no update."
-    assert said in report(run).text.partition("Contents")[0]
+    coverage = "1 attack on 4 of 4 updates: 4 of 4 cases finished, none failed; 1 reply of clients held no update."
+    assert coverage in report(run).text.partition("Contents")[0]
     path = next(run.path.glob("reconstructions/cpl-0*/*.safetensors"))
     path.unlink()
     path.with_suffix(".failed.json").write_text('{"reason": "out of memory"}')
@@ -61,7 +61,7 @@ def test_coverage_and_failures_stand_in_the_headline(make_run: Any, report: Any)
     assert "2 attacks on 4 of 4 updates: 8 of 8 cases finished, 1 failed;" in report(run).text.partition("Contents")[0]
 
 
-def test_means_of_the_attack_and_its_null_stand_below_the_first_pictures(make_run: Any, report: Any) -> None:
+def test_headline_states_the_means_of_attack_and_null(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     assert "Mean PSNR of all 40.0 dB, null 10.0 dB." in report(run).text.partition("Contents")[0]
@@ -72,7 +72,7 @@ def test_means_of_the_attack_and_its_null_stand_below_the_first_pictures(make_ru
 
 
 @pytest.mark.parametrize("columns", [(), (Column(name="age", low=20, high=60),)], ids=["images", "rows"])
-def test_every_table_becomes_cards_on_a_narrow_screen(make_run: Any, report: Any, columns: Any) -> None:
+def test_every_table_is_stacked_on_a_narrow_screen(make_run: Any, report: Any, columns: Any) -> None:
     run, other = make_run(columns=columns), make_run("second", name="second", columns=columns)
     run.attack()
     other.attack()
@@ -82,9 +82,9 @@ def test_every_table_becomes_cards_on_a_narrow_screen(make_run: Any, report: Any
     assert tables.unlabelled == []
 
 
-def test_pairs_beyond_the_first_three_and_the_charts_of_several_runs_are_folded(make_run: Any, report: Any) -> None:
+def test_further_pairs_and_charts_of_several_runs_are_folded(make_run: Any, report: Any) -> None:
     run, other = make_run(), make_run("second", name="second")
     run.attack()
     assert "1 more pair " in report(run).text
     folds = [[attributes for tag, attributes in page.tags if tag == "details"] for page in (report(run), report(run, other))]
-    assert [sum("open" in one for one in found) for found in folds] == [3, 0]  # contents, losses, and what training was worth
+    assert [sum("open" in one for one in found) for found in folds] == [3, 0]  # open: contents, losses and training

@@ -1,4 +1,4 @@
-"""The report: what it says, what it shows, and what it must never do."""
+"""Tests of the report: its sentences, its images, and that it loads nothing and runs no script."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def test_exports() -> None:
     assert attacker.report.__all__ == ["build"]
 
 
-def test_nothing_is_loaded_from_elsewhere(make_run: Any, report: Any) -> None:
+def test_page_loads_nothing_from_other_files_or_hosts(make_run: Any, report: Any) -> None:
     run, other = make_run(), make_run("second", name="second", defense="clip(1)")
     run.attack()
     other.attack(success=False)
@@ -37,7 +37,7 @@ def test_nothing_is_loaded_from_elsewhere(make_run: Any, report: Any) -> None:
     assert all(reference.startswith("#") for reference in re.findall(r"url\(([^)]*)\)", page.html))
 
 
-def test_names_on_a_page_are_unique_and_links_lead_somewhere(make_run: Any, report: Any) -> None:
+def test_ids_are_unique_and_links_have_targets(make_run: Any, report: Any) -> None:
     run, other = make_run(), make_run("second", defense="clip(1)")
     run.attack()
     other.attack()
@@ -47,7 +47,7 @@ def test_names_on_a_page_are_unique_and_links_lead_somewhere(make_run: Any, repo
     assert links <= set(page.ids())
 
 
-def test_only_the_owner_can_read_it(make_run: Any, tmp_path: Path) -> None:
+def test_report_is_readable_by_its_owner_only(make_run: Any, tmp_path: Path) -> None:
     out = build([make_run().path], tmp_path / "new" / "report.html")
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
@@ -66,7 +66,7 @@ def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any)
     assert all(picture["alt"] and int(picture["width"]) >= 96 for picture in pictures)
 
 
-def test_what_is_left_out_is_counted(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_pairs_are_counted(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attacker.report.render.MAX_PAIRS", 3)
     run = make_run()
     run.attack()
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_counted(make_run: Any, report: Any, monkeypatch: py
     assert "1 more of 4 are scored and left out here" in page.text
 
 
-def test_oracles_are_marked_and_only_they(make_run: Any, report: Any) -> None:
+def test_only_oracles_are_marked(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     page = report(run)
@@ -96,7 +96,7 @@ def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, repo
     assert "DLG, given labels beyond the threat model, recovered 4 of 4." in text
 
 
-def test_a_label_that_was_told_is_not_read(make_run: Any, report: Any) -> None:
+def test_known_labels_do_not_count_as_inferred(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("dlg", oracles=["labels"])
     assert "labels;" not in report(run).text
@@ -105,7 +105,7 @@ def test_a_label_that_was_told_is_not_read(make_run: Any, report: Any) -> None:
 
 
 @pytest.mark.parametrize("left", [4, 3, 1])
-def test_the_verdict_comes_from_the_rows(make_run: Any, report: Any, left: int) -> None:
+def test_headline_counts_the_rows(make_run: Any, report: Any, left: int) -> None:
     run = make_run()
     run.attack()
 
@@ -116,7 +116,7 @@ def test_the_verdict_comes_from_the_rows(make_run: Any, report: Any, left: int) 
     assert f"CPL recovered {left} of 4 private images" in report(run).text
 
 
-def test_chance_is_not_sold_as_a_leak(make_run: Any, report: Any) -> None:
+def test_single_recovery_of_four_gives_no_verdict(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: {**row, "label_success": False})
@@ -126,7 +126,7 @@ def test_chance_is_not_sold_as_a_leak(make_run: Any, report: Any) -> None:
     assert "no verdict" in text
 
 
-def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> None:
+def test_effective_defense_is_stated(make_run: Any, report: Any) -> None:
     run = make_run(defense="clip(1) | gaussian(0.1)")
     run.attack("cpl", success=False)
     run.attack("cpl", success=False, knows=False)
@@ -139,7 +139,7 @@ def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "words"),
     [
         ({"gradient": "dp_sgd(noise=2)"}, "dp_sgd(noise=2)"),
         ({"network": "dropout(p=0.3)"}, "dropout(p=0.3)"),
@@ -148,19 +148,19 @@ def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> Non
         ({"secure_aggregation": {"threshold": 2}}, "secure aggregation"),
     ],
 )
-def test_whatever_clients_do_is_their_defense(make_run: Any, report: Any, keys: dict[str, Any], said: str) -> None:
+def test_every_kind_of_defense_is_stated(make_run: Any, report: Any, keys: dict[str, Any], words: str) -> None:
     plain, run = make_run(), make_run("second", name="second", **keys)
     assert "no defense" in report(plain).text
     run.attack("cpl", success=False, knows=False)
     text = report(run).text
     assert "no defense" not in text
-    assert f"Under {said}" in text
+    assert f"Under {words}" in text
     assert ("CPL, ignoring the defense," in text) == ("secure_aggregation" not in keys)
     assert "differ in more than the defense" not in report(plain, run).text
 
 
 @pytest.mark.parametrize(
-    ("privacy", "said"),
+    ("privacy", "words"),
     [
         (
             {"epsilon": 8.895, "delta": 1e-5, "unit": "example", "prior": 0.01, "bound": 0.0782},
@@ -175,14 +175,14 @@ def test_whatever_clients_do_is_their_defense(make_run: Any, report: Any, keys: 
         ({}, "after round 3: none."),
     ],
 )
-def test_the_privacy_of_the_last_round_is_told(make_run: Any, report: Any, privacy: dict[str, Any], said: str) -> None:
+def test_privacy_of_the_last_round_is_stated(make_run: Any, report: Any, privacy: dict[str, Any], words: str) -> None:
     run = make_run()
     assert "Differential privacy" not in report(run).text
     append_json_lines(run.path / "metrics.jsonl", {"round": 3, "accuracy": 0.5, "privacy": privacy})
-    assert said in report(run).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert words in report(run).text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_labels_that_leak_without_the_image_are_told(make_run: Any, report: Any) -> None:
+def test_leaked_labels_without_images_are_stated(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: {**row, "success": False, "psnr": 10.0, "mse": 0.1})
@@ -205,7 +205,7 @@ def test_names_are_escaped(make_run: Any, report: Any) -> None:
     assert "went <away>" in page.text
 
 
-def test_a_failure_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
+def test_failed_case_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
 
@@ -225,7 +225,7 @@ def test_a_failure_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
 
 
 @pytest.mark.parametrize("scored", [True, False])
-def test_a_report_of_attacks_that_all_failed_says_so_first(make_run: Any, report: Any, scored: bool) -> None:
+def test_failure_of_all_attacks_is_stated_first(make_run: Any, report: Any, scored: bool) -> None:
     run = make_run()
     for name in ("cpl", "dlg"):
         run.attack(name)
@@ -247,7 +247,7 @@ def test_a_report_of_attacks_that_all_failed_says_so_first(make_run: Any, report
     assert "recovered" not in first.partition("What leaked")[2].partition("What is missing")[0].lower()
 
 
-def test_a_report_in_which_one_attack_failed_speaks_of_the_others(make_run: Any, report: Any) -> None:
+def test_one_failed_attack_does_not_hide_the_others(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("cpl")
     run.attack("dlg")
@@ -259,7 +259,7 @@ def test_a_report_in_which_one_attack_failed_speaks_of_the_others(make_run: Any,
 
 
 @pytest.mark.parametrize(
-    ("removed", "said"),
+    ("removed", "words"),
     [
         (("scores.jsonl", "pairs"), "4 of 4 cases are not scored yet. attacker score {run}"),
         (("scores.jsonl", "pairs", "reconstructions"), "No attack was replayed on this recording yet. attacker replay {run}"),
@@ -269,35 +269,35 @@ def test_a_report_in_which_one_attack_failed_speaks_of_the_others(make_run: Any,
         (("reconstructions",), "CPL recovered 4 of 4 private images"),
     ],
 )
-def test_what_is_missing_is_said(make_run: Any, report: Any, removed: tuple[str, ...], said: str) -> None:
+def test_missing_files_are_named_with_advice(make_run: Any, report: Any, removed: tuple[str, ...], words: str) -> None:
     run = make_run()
     run.attack()
     for name in removed:
         path = run.path / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert said.format(run=run.path) in report(run).text
+    assert words.format(run=run.path) in report(run).text
 
 
-def cut_off(run: Any, number: int) -> None:
-    """As if the user had stopped the attack in the midst of a case, and scored what there was."""
+def mark_interrupted(run: Any, number: int) -> None:
+    """Mark a case as interrupted, in its reconstruction and in its score."""
     path = sorted(run.path.glob("reconstructions/cpl-0*/*.safetensors"))[number]
     replace(Reconstruction.read(path), interrupted=True).write(path)
     run.rewrite(lambda row: row if row["null"] or row["index"] != number else {**row, "state": "interrupted"})
 
 
-def not_begun(run: Any, number: int) -> None:
-    """As if no attack had come to a case when it was scored."""
+def mark_waiting(run: Any, number: int) -> None:
+    """Remove the reconstruction of a case, and mark its score as waiting."""
     sorted(run.path.glob("reconstructions/cpl-0*/*.safetensors"))[number].unlink()
     unknown = dict.fromkeys(("mse", "psnr", "label_recovered_name", "pair", "success", "label_success", "failure"))
     state = {"state": "waiting", **unknown}
     run.rewrite(lambda row: row if row["null"] or row["index"] != number else {**row, **state})
 
 
-def test_shares_are_of_finished_cases_and_the_others_are_named(make_run: Any, report: Any) -> None:
+def test_shares_are_of_finished_cases_and_others_are_counted(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
-    not_begun(run, 3)
-    cut_off(run, 2)
+    mark_waiting(run, 3)
+    mark_interrupted(run, 2)
     page = report(run)
     assert "CPL recovered 2 of 2 private images" in page.text
     assert "Not finished: 2 of 4 cases of the attack (1 waiting, 1 interrupted)." in page.text
@@ -308,11 +308,11 @@ def test_shares_are_of_finished_cases_and_the_others_are_named(make_run: Any, re
     assert page.classed("failure") == 0
 
 
-def test_where_nothing_is_finished_no_share_is_told(make_run: Any, report: Any) -> None:
+def test_no_share_is_stated_without_finished_cases(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     for number in (3, 2, 1, 0):
-        not_begun(run, number)
+        mark_waiting(run, number)
     page = report(run)
     text = page.text
     assert "Attacks were replayed, and nothing is finished yet: what leaks is not known." in text
@@ -323,21 +323,21 @@ def test_where_nothing_is_finished_no_share_is_told(make_run: Any, report: Any) 
     )
 
 
-def test_what_was_finished_since_it_was_scored_is_to_be_scored_again(make_run: Any, report: Any) -> None:
+def test_case_finished_after_scoring_is_to_be_scored_again(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: row if row["null"] or row["index"] else {**row, "state": "interrupted"})
     assert f"1 of 4 cases are not scored yet. attacker score {run.path}" in report(run).text
 
 
-def test_candidates_beyond_the_examples_are_told(make_run: Any, report: Any) -> None:
+def test_surplus_candidates_are_counted(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: row if row["null"] else {**row, "surplus": 2})
     assert "8 candidates too many, left out" in report(run).text.replace("candidatestoo", "candidates too")
 
 
-def test_the_verdict_on_each_attack_stands_below_the_scores(make_run: Any, report: Any) -> None:
+def test_scores_include_the_verdict_on_each_attack(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("cpl")
     run.attack("dlg", success=False)
@@ -346,10 +346,10 @@ def test_the_verdict_on_each_attack_stands_below_the_scores(make_run: Any, repor
     assert "DLG dlg(): not distinguishable from the null at this sample: 4 examples" in text
 
 
-def test_an_interrupted_case_and_a_lost_null_name_their_command(make_run: Any, report: Any) -> None:
+def test_interrupted_case_and_missing_null_are_reported(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
-    cut_off(run, 0)
+    mark_interrupted(run, 0)
     assert f"1 of 4 cases are interrupted: the best so far is shown. attacker replay {run.path} --attack cpl" in report(run).text
     shutil.rmtree(next(run.path.glob("reconstructions/cpl-null-*")))
     run.rewrite(lambda row: None if row["null"] else row)
@@ -357,7 +357,7 @@ def test_an_interrupted_case_and_a_lost_null_name_their_command(make_run: Any, r
     assert "cpl() has no scored null." in report(run).text
 
 
-def test_of_attacks_that_recovered_as_much_the_headline_is_of_one_with_a_null(make_run: Any, report: Any) -> None:
+def test_headline_prefers_an_attack_with_a_null(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack("rgap")
     run.attack("hgap")
@@ -380,7 +380,7 @@ def test_files_outside_the_run_and_damaged_ones_are_not_shown(make_run: Any, rep
     assert not [tag for tag, _ in page.tags if tag == "img"]
 
 
-def test_runs_are_compared_and_other_differences_told(make_run: Any, report: Any) -> None:
+def test_runs_are_compared_and_other_differences_stated(make_run: Any, report: Any) -> None:
     first, second = make_run(), make_run("second", name="second", defense="clip(1)")
     first.attack()
     assert "Side by side" not in report(first).text
@@ -391,7 +391,7 @@ def test_runs_are_compared_and_other_differences_told(make_run: Any, report: Any
     assert "These runs differ in more than the defense: data." in report(first, table).text
 
 
-def test_table_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> None:
+def test_table_rows_are_shown_in_their_units(make_run: Any, report: Any) -> None:
     run = make_run(columns=[Column(name="age", low=20, high=60), Column(name="pay", high=1000)])
     run.attack()
     text = report(run).text
@@ -399,13 +399,13 @@ def test_table_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> N
     assert "age4050 ✗50pay250500 ✗500" in text
 
 
-def test_the_same_run_gives_the_same_page(make_run: Any, report: Any) -> None:
+def test_report_is_deterministic(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     assert report(run).html == report(run).html
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(ValueError, match="elsewhere is not a run"):
         build([tmp_path / "elsewhere"], tmp_path / "report.html")
@@ -413,13 +413,13 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
         build([], tmp_path / "report.html")
 
 
-def test_commands_repeat_the_attack_as_it_was() -> None:
-    told = {"attack": "cpl", "spec": "cpl(init='dark', knows_defense=False)", "seed": 3, "oracles": ["labels"]}
+def test_suggested_command_repeats_the_attack() -> None:
+    facts = {"attack": "cpl", "spec": "cpl(init='dark', knows_defense=False)", "seed": 3, "oracles": ["labels"]}
     expected = "attacker replay 'my run' --attack cpl --set init=dark --set knows_defense=false --seed 3 --oracle labels"
-    assert make_replay_command(Path("my run"), told) == expected
-    several = {**told, "oracles": ["images of the same class", "labels", "logits"]}  # the first is of the attack itself
+    assert make_replay_command(Path("my run"), facts) == expected
+    several = {**facts, "oracles": ["images of the same class", "labels", "logits"]}  # the first is of the attack itself
     assert make_replay_command(Path("my run"), several) == f"{expected} --oracle logits"
     assert (
-        make_replay_command(Path("run"), {**told, "spec": "no ( python", "seed": 0, "oracles": []})
+        make_replay_command(Path("run"), {**facts, "spec": "no ( python", "seed": 0, "oracles": []})
         == "attacker replay run --attack cpl"
     )

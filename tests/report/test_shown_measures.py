@@ -1,4 +1,4 @@
-"""The measures on the page: LPIPS and both SSIMs of images, columns and categories of tables."""
+"""Tests of the measures in the report: LPIPS and both SSIMs of images, columns and categories of tables."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from fedsim.recording import Column
 Row = dict[str, Any]
 
 
-def test_lpips_and_both_ssims_stand_in_the_scores_or_the_reason_does(make_run: Any, report: Any) -> None:
+def test_scores_include_lpips_and_both_ssims_or_the_reason(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     text = report(run).text
@@ -23,7 +23,7 @@ def test_lpips_and_both_ssims_stand_in_the_scores_or_the_reason_does(make_run: A
     assert "No LPIPS" not in text
 
 
-def test_rows_of_an_earlier_version_without_the_newer_measures_are_shown(make_run: Any, report: Any) -> None:
+def test_rows_of_an_earlier_version_are_shown(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: {key: value for key, value in row.items() if key not in ("ssim_global", "lpips_net")})
@@ -32,7 +32,7 @@ def test_rows_of_an_earlier_version_without_the_newer_measures_are_shown(make_ru
     assert "global 0" not in text
 
 
-def test_categories_are_shown_as_one_variable_and_their_success_is_explained(make_run: Any, report: Any) -> None:
+def test_categories_are_shown_as_one_variable_with_an_explanation(make_run: Any, report: Any) -> None:
     colour = [Column(name="colour", kind="categorical", category=category) for category in ("red", "blue", "green")]
     run = make_run(columns=[Column(name="age", low=20, high=60), *colour])
     run.attack()

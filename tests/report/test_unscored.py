@@ -1,4 +1,4 @@
-"""Reconstructions that nothing was compared with: a recording without truth, or not scored yet."""
+"""Tests of the report of reconstructions without scores: without true examples, or not scored yet."""
 
 import io
 import json
@@ -17,12 +17,12 @@ from fedsim.recording import Column
 
 
 def pixels(source: str | None) -> int:
-    """The first value of an embedded picture."""
+    """Return the first value of an embedded image."""
     image = Image.open(io.BytesIO(b64decode(str(source).partition(",")[2])))
     return int(image.getpixel((0, 0))[0])
 
 
-def test_without_truth_what_was_found_is_shown_beside_its_null_and_not_judged(make_run: Any, report: Any) -> None:
+def test_without_true_examples_reconstructions_are_shown_with_nulls_and_unjudged(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.forget_truth()
@@ -42,7 +42,7 @@ def test_without_truth_what_was_found_is_shown_beside_its_null_and_not_judged(ma
     assert grey == 4 * [64] + 4 * [191] + 4 * [64, 191]
 
 
-def test_the_own_loss_is_shown_where_it_is_a_number(make_run: Any, report: Any) -> None:
+def test_own_loss_is_shown_if_it_is_finite(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.forget_truth()
@@ -52,7 +52,9 @@ def test_the_own_loss_is_shown_where_it_is_a_number(make_run: Any, report: Any) 
     assert "label 0, confidence 1.00, own loss 0.013" in report(run).text
 
 
-def test_without_truth_failures_and_damaged_files_are_named(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_true_examples_failures_and_damaged_files_are_named(
+    make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run()
     run.attack()
     run.forget_truth()
@@ -73,7 +75,7 @@ def test_without_truth_failures_and_damaged_files_are_named(make_run: Any, repor
     assert "2 more of 4 are reconstructed and left out here" in report(other).text
 
 
-def test_what_is_not_scored_yet_is_shown_until_it_is(make_run: Any, report: Any) -> None:
+def test_unscored_reconstructions_are_shown_separately(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: row if row["index"] < 3 else None)
@@ -85,7 +87,7 @@ def test_what_is_not_scored_yet_is_shown_until_it_is(make_run: Any, report: Any)
     assert "no truth was given" not in text
 
 
-def test_without_truth_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> None:
+def test_without_true_examples_table_rows_are_shown_in_their_units(make_run: Any, report: Any) -> None:
     colour = [Column(name="colour", kind="categorical", category=category) for category in ("red", "blue")]
     run = make_run(columns=[Column(name="age", low=20, high=60), *colour])
     run.attack()
@@ -93,7 +95,7 @@ def test_without_truth_rows_are_shown_in_their_own_unit(make_run: Any, report: A
     assert "age3050colourred or bluered or blue" in report(run).text
 
 
-def test_a_recording_alone_is_reported_with_what_lies_beside_it(make_run: Any, read_page: Any) -> None:
+def test_report_of_a_recording_includes_the_files_beside_it(make_run: Any, read_page: Any) -> None:
     run = make_run()
     run.attack()
     run.forget_truth()
@@ -112,6 +114,6 @@ def test_attacks_on_another_recording_in_the_same_folder_are_left_out(make_run: 
     run.attack()
     run.forget_truth()
     for path in run.path.glob("reconstructions/*/attack.json"):
-        told = json.loads(path.read_text())
-        path.write_text(json.dumps({**told, "run": {"name": "first", "created": "2020-01-01T00:00:00Z"}}))
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({**facts, "run": {"name": "first", "created": "2020-01-01T00:00:00Z"}}))
     assert "No attack was replayed on this recording yet" in report(run).text

@@ -80,7 +80,7 @@ def test_changed_federation_is_run_and_its_effect_is_measured(run: Path) -> None
     assert (name_changed_run(run, change) / "recording").is_dir()
 
 
-def test_without_truth_a_change_is_measured_by_the_confidence_of_the_attacks(run: Path, tmp_path: Path) -> None:
+def test_change_without_true_examples_is_measured_by_confidence(run: Path, tmp_path: Path) -> None:
     untold = tmp_path / "untold"
     shutil.copytree(run, untold, ignore=shutil.ignore_patterns("truth", "*what-if*"))
     result = call(untold, "--budget", "1s", "--what-if", "gaussian(1.0)", "--json")

@@ -68,7 +68,7 @@ def test_without_cases_of_several_rounds_nothing_is_written(tmp_path) -> None:
     assert not (tmp_path / "growth.jsonl").exists()
 
 
-def test_damage_in_the_rows_of_other_attacks_is_kept_and_hinders_no_scoring(joint: Joint) -> None:  # noqa: F811
+def test_damaged_rows_of_other_attacks_do_not_prevent_scoring(joint: Joint) -> None:  # noqa: F811
     path = joint.run / "growth.jsonl"
     damaged = b'{"source": "agic-1"}\n{"source": "spans-1", "rou\n'
     path.write_bytes(damaged)

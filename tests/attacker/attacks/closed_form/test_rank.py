@@ -198,7 +198,7 @@ def test_values_that_a_stride_skips_are_unused() -> None:
     assert not further.deficient_layers
 
 
-def test_values_that_pooling_before_a_linear_layer_drops_are_lost_at_the_input_and_not_needed_further_in() -> None:
+def test_values_that_pooling_before_a_linear_layer_skips_are_unused() -> None:
     first = convolutions(nn.AvgPool2d(2), shape=(2, 5, 5))  # of 5 x 5 values, 4 x 4 are pooled to 2 x 2
     assert first.unused == 2 * (25 - 16)
     assert (first.layers[0].used, first.layers[0].missing) == (2 * 16, 2 * (16 - 4))

@@ -144,7 +144,7 @@ def test_more_examples_than_in_the_calibration_leave_confidence_undecided(observ
     assert any("confidence is undecided" in note and "examples" in note for note in found.notes)
 
 
-def test_the_curvature_is_not_computed_where_confidence_does_not_depend_on_it(
+def test_curvature_is_computed_only_if_confidence_depends_on_it(
     observe: Callable[..., object], image_case: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

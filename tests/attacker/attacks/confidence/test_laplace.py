@@ -43,7 +43,7 @@ def test_values_without_a_residual_keep_the_prior_variance() -> None:
     assert unseen == pytest.approx(PRIOR_VARIANCE)
 
 
-def test_residuals_in_parts_are_as_all_in_one() -> None:
+def test_residuals_in_parts_give_the_same_result() -> None:
     a, b = linear(40)
     start, variance = torch.full((3, 4), 0.1).double(), torch.tensor(1e-2).double()
 

@@ -97,7 +97,7 @@ def test_rows_are_used_if_the_bias_was_not_sent(outputs: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_bias_was_not_sent_the_rows_of_several_examples_are_used(seed: int) -> None:
+def test_rows_of_several_examples_are_used_if_the_bias_was_not_sent(seed: int) -> None:
     y = torch.tensor([1, 4, 8])
     withheld = withhold_bias(evidence_of(network(nn.Sigmoid(), seed), torch.rand(3, 12), y))
     assert withheld.head is None
