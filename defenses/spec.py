@@ -28,9 +28,10 @@ class Kind(NamedTuple):
     """Entry of the registry of defenses: a defense with properties that tests check.
 
     defense, channel: functions with the same arguments that build the client's defense and the attacker's channel.
-    codec:    lossless packing that suits the output; None keeps the codec of the previous step.
-    example:  arguments that change any update: "0.5" stands for clip(0.5).
-    limit:    arguments that leave an update unchanged, bit for bit; None if there are none.
+    codec:    lossless packing that suits the output; None takes that of the inner defense, or, if there is none, keeps that of
+              the previous step.
+    example:  arguments with which the defense changes the update of the tests: "0.5" stands for clip(0.5).
+    limit:    arguments with which it leaves that update unchanged, bit for bit; None if there are none.
     random:   whether the example draws random numbers. unbiased: whether its mean over the draws is the update.
     """
 

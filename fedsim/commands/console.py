@@ -41,7 +41,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 def make_command_line(words: str) -> typer.Typer:
     """Return a command line without commands, with the help text `words` and the options --version and --code.
 
-    --code module:function imports code of the user, so that its name may be used wherever an experiment names a component.
+    --code module:function imports code of the user, and allows experiments and recordings to name it, as module:function,
+    wherever they name a component.
     For an unknown command, similar names are suggested.
     """
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)

@@ -182,11 +182,11 @@ def _read_state_dict(path: Path, limit: int) -> dict[str, Tensor]:
 def _fit_tensors(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
-    """Return the file's tensors with the names, layout and order of `state`, the model's state dict.
+    """Return the file's tensors with the names and order of `state`, the model's state dict, and PyTorch's order of dimensions.
 
-    weights: names of the trained parameters, which keep the file's dtype; buffers get the model's. A missing counter of batch
-    norm is taken from `state`. Raises ValueError for the first tensor that is missing, has another shape or dtype (`_check`), or
-    holds NaN or infinity.
+    weights: names of the trained parameters, which may be float64 where the model has float32, and then stay float64. Buffers get
+    the model's dtype. A missing counter of batch norm is taken from `state`.
+    Raises ValueError for the first tensor that is missing, has another shape or any other dtype, or holds NaN or infinity.
     """
     renamed = _rename_tensors(tensors, state, settings, path)
     fitted = {}

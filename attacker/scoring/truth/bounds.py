@@ -1,4 +1,4 @@
-"""Bounds on the error of reconstructions, computed at the true examples of recorded updates."""
+"""Lower bounds on the mean squared error of reconstructions, computed at the true examples of recorded updates."""
 
 from collections.abc import Callable, Sequence
 from time import monotonic
