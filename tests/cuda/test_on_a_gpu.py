@@ -1,4 +1,4 @@
-"""What only a GPU can show: the same answers there, memory that is planned and given back, precision, and resumption."""
+"""Tests that need a GPU: the same results as on the CPU, planned and released memory, bfloat16, and resumed replays."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,16 +53,16 @@ def cases(run: Path) -> list[Case]:
 
 def answers(spec: AttackSpec, given: list[Case], device: str) -> Tensor:
     found = spec.build(device=device)(given, rng=torch.Generator().manual_seed(0))
-    assert {one.x.device.type for one in found} == {"cpu"}  # files, scores and pages are of the CPU
+    assert {one.x.device.type for one in found} == {"cpu"}  # where reconstructions are written and scored
     return torch.cat([one.x for one in found])
 
 
 @pytest.mark.parametrize(("name", "model", "arguments"), ATTACKS)
 @pytest.mark.parametrize("null", [False, True])
-def test_an_attack_answers_on_the_gpu_as_on_the_cpu(
+def test_an_attack_gives_the_same_result_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, name: str, model: str, arguments: Mapping[str, Any], null: bool
 ) -> None:
-    """Within what float32 and other kernels make of so few iterations: the start, drawn on the CPU, is the same."""
+    """Only rounding in float32 differs: the start is drawn on the CPU, and the iterations are few."""
     given = cases(federate(tmp_path / "run", model))
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     there, here = (answers(spec, given, device) for device in ("cuda", "cpu"))
@@ -89,7 +89,7 @@ def test_memory_is_planned_by_what_is_free() -> None:
 
 @pytest.mark.parametrize(("model", "limit"), [("lenet_cpl", 1.5), ("resnet20_4", 1.5)])
 def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str, limit: float) -> None:
-    """limit: what a chunk may take over its plan, which counts tensors and no workspaces of libraries."""
+    """The peak memory of a chunk (observations attacked together) is below `limit` times the estimate, which omits workspaces."""
     run = federate(tmp_path / "run", model, clients={"count": 8})
     given = cases(run)
     planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").estimate_bytes((1,))
@@ -99,7 +99,7 @@ def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str
     assert torch.cuda.max_memory_allocated() - base < limit * planned + 2**28
 
 
-def test_a_chunk_that_does_not_fit_is_attacked_by_halves(tmp_path: Path) -> None:
+def test_a_chunk_that_does_not_fit_in_gpu_memory_is_still_attacked(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 8})
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -127,7 +127,7 @@ def test_nothing_stays_on_the_gpu_after_a_replay(tmp_path: Path) -> None:
     assert torch.cuda.memory_allocated() - before < 2**24
 
 
-def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_replay_interrupted_on_the_gpu_is_finished_with_the_same_result(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "lenet_cpl")
     recording, spec = Recording(run / "recording"), AttackSpec(name="cpl", arguments={"steps": 6})
     whole = Replay(recording=recording, spec=spec, out=tmp_path / "whole", device="cuda")
@@ -150,7 +150,7 @@ def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None
         torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
 
 
-def test_bfloat16_is_used_where_the_gpu_multiplies_it_and_answers_are_near(tmp_path: Path) -> None:
+def test_bfloat16_gives_finite_results_near_those_of_float32(tmp_path: Path) -> None:
     if get_fast_dtype("cuda") is None:
         pytest.skip("this GPU has no bfloat16 of its own")
     given = cases(federate(tmp_path / "run", "resnet20_4"))
@@ -165,8 +165,8 @@ def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 4})
     spec = AttackSpec(name="cpl", arguments={"steps": 2})
     replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
-    told = replay.run()
-    assert (told.done, told.failed) == (4, {})
+    result = replay.run()
+    assert (result.done, result.failed) == (4, {})
 
 
 @pytest.mark.parametrize("defense", ["mixup", "instahide(2)"])

@@ -1,4 +1,4 @@
-"""Tests of epsilon and of the bound on reconstruction, with closed forms, another accountant, and random experiments."""
+"""Tests of epsilon and of the bound on the probability of reconstruction, against closed forms, Opacus and simulations."""
 
 import math
 import subprocess
@@ -41,7 +41,7 @@ def delta_of_densities(epsilon: float, p, q, peaks: list[float]) -> float:  # ty
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_one_round_is_the_analytic_gaussian_mechanism_between_any_two_inputs(multiplier: float, delta: float) -> None:
     found = compute_epsilon(Noise(multiplier), delta=delta)
-    assert delta_of_gaussian(found, 2 / multiplier) == pytest.approx(delta, rel=1e-6)  # they lie two lengths apart
+    assert delta_of_gaussian(found, 2 / multiplier) == pytest.approx(delta, rel=1e-6)  # two updates of norm 1 differ by at most 2
 
 
 def test_epsilon_is_what_the_two_densities_say() -> None:
@@ -84,7 +84,7 @@ def test_before_the_first_round_nothing_is_spent() -> None:
     assert compute_bound(Noise(), prior=0.01, times=0) == pytest.approx(0.01)
 
 
-def test_the_least_noise_is_counted_without_a_warning() -> None:
+def test_very_little_noise_gives_a_large_epsilon_without_a_warning() -> None:
     for multiplier in (1e-300, 1e-30, 1e-9, 0.999e-3, 1.001e-3):
         assert compute_epsilon(Noise(multiplier), delta=DELTA, times=20) > 1e6
         assert compute_epsilon_poisson(Noise(multiplier), delta=DELTA, times=20, rate=0.1) > 1e6
@@ -107,7 +107,7 @@ def divergence_of_laplace(order: float, shift: float) -> float:
 def test_laplace_noise_diverges_no_more_than_gaussian_noise_of_its_scale(order: float, shift: float) -> None:
     assert divergence_of_laplace(order, shift) <= order * shift**2 / 2 * (1 + 1e-6)
     if shift == 1e-2 and order < 10:
-        assert divergence_of_laplace(order, shift) == pytest.approx(order * shift**2 / 2, rel=0.05)  # nothing is given away
+        assert divergence_of_laplace(order, shift) == pytest.approx(order * shift**2 / 2, rel=0.05)  # tight for a small shift
 
 
 @pytest.mark.parametrize("times", [1, 30])
@@ -118,7 +118,7 @@ def test_laplace_noise_costs_a_little_more_than_gaussian_noise(multiplier: float
 
 
 @pytest.mark.parametrize("coordinates", [1, 4])
-def test_laplace_noise_keeps_its_promise_in_few_dimensions(coordinates: int) -> None:
+def test_epsilon_of_laplace_noise_holds_in_few_dimensions(coordinates: int) -> None:
     """For random draws of the privacy loss of the two most distant points, the share above epsilon is at most delta."""
     multiplier, delta = 2.0, 1e-2
     shift = 2 / multiplier / math.sqrt(coordinates)
@@ -126,7 +126,7 @@ def test_laplace_noise_keeps_its_promise_in_few_dimensions(coordinates: int) -> 
     loss = (np.abs(drawn + shift) - np.abs(drawn)).sum(axis=1)
     found = compute_epsilon(Noise(multiplier, "laplace"), delta=delta)
     assert np.maximum(0, 1 - np.exp(found - loss)).mean() <= delta
-    assert np.maximum(0, 1 - np.exp(found / 4 - loss)).mean() > delta  # and a quarter of it would not do
+    assert np.maximum(0, 1 - np.exp(found / 4 - loss)).mean() > delta  # a quarter of epsilon would be too small
 
 
 # --- sampling ---
@@ -152,12 +152,12 @@ def test_sampling_amplifies_and_without_it_nothing_changes() -> None:
     poisson = [compute_epsilon_poisson(noise, delta=DELTA, times=10, rate=rate) for rate in (0.01, 0.1, 1.0)]
     assert (
         poisson[0] < poisson[1] < poisson[2] == pytest.approx(compute_epsilon(Noise(6.0), delta=DELTA, times=10))
-    )  # one length apart
+    )  # adding one example changes the sum by 1, not by 2
 
 
 @pytest.mark.parametrize(("multiplier", "drawn"), [(1.0, 1), (2.0, 1), (2.0, 3), (1.0, 9), (2.0, 9), (4.0, 9)])
 def test_drawing_without_replacement_covers_the_worst_pair(multiplier: float, drawn: int) -> None:
-    """One of ten clients sends one end of its range or the other, the others send zero: a mixture and its mirror image."""
+    """In the worst case, one of ten clients sends +1 or -1 and the others 0: the server sees a mixture or its mirror image."""
     rate, found = drawn / 10, compute_epsilon_drawn(Noise(multiplier), delta=1e-3, times=1, drawn=drawn, population=10)
 
     def seen(at: float):  # type: ignore[no-untyped-def]
@@ -177,7 +177,7 @@ def test_the_bound_is_the_gaussian_trade_off() -> None:
     assert compute_bound(Noise(4.0), prior=0.1, times=9) == pytest.approx(bound_reconstruction(0.1, 0.75))  # sqrt(T) C / sigma
 
 
-def test_it_grows_with_rounds_and_prior_and_falls_with_noise() -> None:
+def test_the_bound_grows_with_rounds_and_prior_and_falls_with_noise() -> None:
     for bound in (bound_reconstruction, bound_reconstruction_renyi):
         shifts = [bound(0.01, mu) for mu in (0, 0.1, 0.5, 1, 2, 3)]
         assert all(a < b for a, b in pairwise(shifts))
@@ -213,7 +213,7 @@ def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:  # 
     assert 0.4 * bound < rate < bound < 0.999
 
 
-# --- what is refused ---
+# --- invalid arguments ---
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan])
@@ -236,7 +236,7 @@ def test_other_values_out_of_range_are_refused() -> None:
         compute_epsilon_poisson(Noise(1.0), delta=DELTA, times=1, rate=0)
 
 
-def test_the_accountant_is_loaded_only_where_it_counts() -> None:
+def test_without_noise_no_accountant_is_imported() -> None:
     program = (
         "import sys, math; from defenses.privacy.accounting import compute_epsilon; "
         "from defenses.privacy.sensitivity import Noise; "

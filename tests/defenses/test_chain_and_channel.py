@@ -1,4 +1,4 @@
-"""Tests that chains run from left to right and keep the defenses' states separate, and of their channels."""
+"""Tests of chains of defenses: order from left to right, separate states, and channels (the attacker's models of defenses)."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ def test_two_noises_of_a_chain_draw_from_one_stream() -> None:
     assert torch.equal(sent["w"], torch.randn(50, generator=stream) + torch.randn(50, generator=stream))
 
 
-def test_state_goes_on_from_round_to_round() -> None:
+def test_a_chain_passes_its_state_from_round_to_round() -> None:
     assert run(chain(counting(0)), 5, 5, 5) == [5, 6, 7]
     assert run(chain(holding_back()), 1, 2, 3) == [0, 1, 2]
 
@@ -149,7 +149,7 @@ def test_channels_compose_from_left_to_right() -> None:
     assert compose_channels(increment, double).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 8
 
 
-def test_channels_of_a_chain_know_each_its_own() -> None:
+def test_channels_of_a_chain_keep_what_they_learn_apart() -> None:
     """With more than ten channels, the prefix `1/` must not match `10/`. All learn from the received update."""
 
     def adding(factor: float) -> Channel:
@@ -164,7 +164,7 @@ def test_channels_of_a_chain_know_each_its_own() -> None:
     assert chained.expect({"w": torch.tensor(0.0, dtype=torch.float64)}, known)["w"].item() == 222_222_222_222
 
 
-def test_no_defense_is_transparent() -> None:
+def test_the_channel_without_a_defense_is_transparent() -> None:
     update = {"w": torch.ones(3)}
     for channel in (transparent, compose_channels(), DefenseSpec.parse("").build_channel()):
         assert channel is transparent

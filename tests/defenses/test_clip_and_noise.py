@@ -53,7 +53,7 @@ def test_clip_gives_a_shorter_update_back_bit_for_bit_at_any_bound(dtype: torch.
 
 
 @pytest.mark.parametrize("bound", [0, -1, math.inf, -math.inf, math.nan])
-def test_clip_refuses_a_bound_that_is_none(bound: float) -> None:
+def test_clip_refuses_an_invalid_bound(bound: float) -> None:
     with pytest.raises(ValueError, match=f"max_norm must be positive and finite, got {bound}"):
         clip(bound)
 
@@ -77,13 +77,13 @@ def test_clips_do_not_overflow_in_half_precision() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, -1, math.inf, math.nan])
-def test_clip_each_refuses_a_bound_that_is_none(bound: float) -> None:
+def test_clip_each_refuses_an_invalid_bound(bound: float) -> None:
     with pytest.raises(ValueError, match=f"clip_each: max_norm must be positive and finite, got {bound}"):
         clip_each(bound)
 
 
 @pytest.mark.parametrize("std", [-0.1, math.inf, math.nan])
-def test_gaussian_refuses_a_deviation_that_is_none(std: float) -> None:
+def test_gaussian_refuses_an_invalid_deviation(std: float) -> None:
     with pytest.raises(ValueError, match=f"std must be finite and not negative, got {std}"):
         gaussian(std)
 
@@ -110,7 +110,7 @@ def test_noise_is_not_shared_between_equal_tensors_of_one_update() -> None:
 
 
 def test_noise_belongs_to_names_and_not_to_their_order() -> None:
-    """Files and records may reorder keys; a defense must not notice."""
+    """Files and records may reorder keys; each tensor must get the same noise."""
     update = {"b": torch.ones(3), "a": torch.zeros(4), "c": torch.ones(())}
     forward, _ = gaussian(1).apply(update, {}, rng(2))
     backward, _ = gaussian(1).apply(dict(reversed(update.items())), {}, rng(2))
@@ -124,10 +124,10 @@ def test_noise_scales_with_its_deviation() -> None:
     assert torch.equal(half["w"], one["w"] / 2)
 
 
-def test_a_generator_that_goes_on_gives_fresh_noise() -> None:
-    going_on = rng(4)
-    first, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, going_on)
-    second, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, going_on)
+def test_a_generator_gives_fresh_noise_in_each_call() -> None:
+    stream = rng(4)
+    first, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, stream)
+    second, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, stream)
     assert not torch.equal(first["w"], second["w"])
 
 
@@ -159,7 +159,7 @@ def test_a_ratio_of_signal_to_noise_is_that_of_their_powers(snr_db: float) -> No
 
 @pytest.mark.parametrize("snr_db", [-20, 0, 13])
 @pytest.mark.parametrize("scope", ["tensor", "global"])
-def test_the_attacker_reads_the_power_of_such_noise_off_what_it_received(snr_db: float, scope: str) -> None:
+def test_the_channel_estimates_the_noise_power_from_the_received_update(snr_db: float, scope: str) -> None:
     update = {"big": 3 * torch.randn(50_000, generator=rng(1)), "small": 0.1 * torch.randn(50_000, generator=rng(2))}
     sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, rng(3))  # type: ignore[arg-type]
     true = sum((sent[n] - update[n]).square().sum().item() for n in update)
@@ -167,7 +167,7 @@ def test_the_attacker_reads_the_power_of_such_noise_off_what_it_received(snr_db:
 
 
 @pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
-def test_laplace_refuses_a_scale_that_is_none(scale: float) -> None:
+def test_laplace_refuses_an_invalid_scale(scale: float) -> None:
     with pytest.raises(ValueError, match=f"laplace: scale must be finite and not negative, got {scale}"):
         laplace(scale)
 

@@ -1,4 +1,4 @@
-"""Tests of deep gradient compression with an independent NumPy implementation of the published equations."""
+"""Tests of deep gradient compression against an independent NumPy implementation of the published equations."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def gradients(rounds: int) -> list[dict[str, Tensor]]:
     [
         {},
         {"momentum": 0.0},
-        {"clip_norm": 20.0, "workers": 16},  # bites in most rounds: the updates are about 10 long
+        {"clip_norm": 20.0, "workers": 16},  # clips to 5 in most rounds: the norms are about 10
         {"warm_up_rounds": 4},
         {"masking": False},
         {"nesterov": True},
@@ -139,7 +139,7 @@ def test_the_defense_is_linear_so_that_updates_are_as_good_as_gradients() -> Non
 
 
 def test_the_warm_up_is_that_of_the_paper_and_counts_a_clients_own_rounds() -> None:
-    """In four rounds from a quarter: 25, 6.25, 1.56, 0.39 and then 0.1 per cent (section 3.3)."""
+    """The share that is sent falls in four rounds: 25, 6.25, 1.56, 0.39 and then 0.1 per cent (section 3.3 of the paper)."""
     u = {"w": torch.randn(100, 100, generator=rng(2))}
     defense = dgc(0.25**5, warm_up_rounds=4)
     state, shares = defense.init(u), []
@@ -149,7 +149,7 @@ def test_the_warm_up_is_that_of_the_paper_and_counts_a_clients_own_rounds() -> N
     assert shares == [0.25, 0.0625, 0.0157, 0.004, 0.001, 0.001, 0.001]
 
 
-def test_nothing_is_lost_without_momentum() -> None:
+def test_without_momentum_messages_and_residual_sum_to_all_gradients() -> None:
     defense, given = dgc(0.1, momentum=0), gradients(20)
     state, sent = defense.init(given[0]), []
     for g in given:
@@ -160,7 +160,7 @@ def test_nothing_is_lost_without_momentum() -> None:
         assert torch.allclose(came + state[f"residual/{name}"], whole, atol=1e-12)
 
 
-def test_the_attacker_compares_what_was_sent_and_dense_tensors_whole() -> None:
+def test_the_channel_compares_sent_coordinates_and_all_of_dense_tensors() -> None:
     u = {"w": torch.tensor([[1.0, -5.0, 2.0, 0.0]]), "b": torch.tensor([0.0, 1.0])}
     defense = dgc(0.25)
     sent, _ = defense.apply(u, defense.init(u), rng())
@@ -176,7 +176,7 @@ def test_the_attacker_compares_what_was_sent_and_dense_tensors_whole() -> None:
 
 
 @pytest.mark.parametrize("options", [{"clip_norm": 0.5, "workers": 4}, {"nesterov": True}, {"nesterov": True, "clip_norm": 0.1}])
-def test_the_attacker_clips_and_scales_as_a_first_round_does(options: dict[str, Any]) -> None:
+def test_the_channel_clips_and_scales_as_the_defense_in_its_first_round(options: dict[str, Any]) -> None:
     u = gradients(1)[0]
     defense, channel = dgc(0.1, **options), channels.dgc(0.1, **options)
     sent, _ = defense.apply(u, defense.init(u), rng())

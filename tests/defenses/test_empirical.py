@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from guesses about canaries: never above the accountant's, tight with many canaries, exact with one."""
+"""Tests of lower bounds on epsilon from guesses about canaries: below the accountant's, tight for many of them, exact for one."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ DELTA = 1e-5
 
 
 def guess(canaries: int, rounds: int, multiplier: float, seed: int, *, epsilon: float | None = None) -> tuple[int, int]:
-    """Return the right guesses and the number of guesses in a simulation without a federation.
+    """Return the number of right guesses and of all guesses in a simulation without a federation.
 
     Every canary moves its own coordinate of a Gaussian mechanism by one sensitivity, either way, in every round.
     """
@@ -82,7 +82,7 @@ def test_ten_thousand_independent_guesses_give_four_fifths_of_the_accounted_epsi
 
 
 def guess_overlapping(canaries: int, dimensions: int, common: float, multiplier: float, seed: int) -> tuple[int, float]:
-    """Return the right guesses and the overlap if canaries' gradients are random directions with a common part."""
+    """Return the number of right guesses, and the mean sum of a canary's squared cosines with others, for random directions."""
     rng = np.random.default_rng(seed)
     directions = rng.standard_normal((canaries, dimensions)) + common * rng.standard_normal(dimensions)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)

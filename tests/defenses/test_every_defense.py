@@ -1,4 +1,7 @@
-"""Tests of all registered defenses by the properties in their entry: example, limit, randomness and unbiased mean.
+"""Tests of all registered defenses by the properties in their registry entry.
+
+example: typical arguments. limit: arguments with which the update is sent unchanged. random and unbiased: whether the defense
+draws at random, and whether the mean of its messages is the update.
 
 A new defense is tested here without further code.
 """
@@ -18,7 +21,7 @@ from defenses.spec import CodecName
 
 NAMES = sorted(DEFENSES)
 KINDS = {name: DEFENSES[name] for name in NAMES}
-# settings that the examples leave out: other scopes, memory, units, chance where the example has none, and defenses in defenses
+# settings that the examples leave out: other scopes, states, units, random variants, and nested defenses
 OTHERS = [
     "gaussian(snr_db=10)",
     "gaussian(snr_db=-5, scope='tensor')",
@@ -109,7 +112,7 @@ def test_an_all_zero_update_stays_finite_and_zero_but_for_signs_and_noise(spec: 
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if not any(n in s for n in ("sign", "random_k", "dropout", "withhold(['*"))])
-def test_what_is_not_a_number_is_not_hidden(spec: str) -> None:
+def test_nan_is_not_hidden(spec: str) -> None:
     """NaN must be visible to the server, except for defenses that send signs or leave out entries at random."""
     sent = send(spec, {"z.weight": torch.tensor([[math.nan, 1.0, 2.0, -3.0]]), "scalar": torch.tensor(1.0)})
     assert sent["z.weight"].isnan().any()
@@ -131,7 +134,7 @@ def test_the_arguments_are_left_alone_and_share_no_memory_with_what_is_sent(spec
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_equal_generator_repeats(spec: str) -> None:
+def test_an_equal_generator_gives_equal_messages_and_states(spec: str) -> None:
     first, second = run(spec, update(), seed=3, rounds=2), run(spec, update(), seed=3, rounds=2)
     assert same(first[0], second[0])
     assert same(first[1], second[1])
@@ -139,7 +142,7 @@ def test_an_equal_generator_repeats(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_update_in_another_order_is_sent_the_same(spec: str) -> None:
-    """Files and records may reorder keys; a defense must not notice."""
+    """Files and records may reorder keys; each tensor must be sent as before."""
     forward, backward = send(spec, update()), send(spec, dict(reversed(update().items())))
     assert list(backward) == list(reversed(forward))
     assert all(torch.equal(forward[name], backward[name]) for name in forward)
@@ -167,18 +170,18 @@ def test_global_randomness_is_neither_used_nor_changed(spec: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_example_changes_the_message(name: str) -> None:
+def test_the_example_of_a_defense_changes_the_update(name: str) -> None:
     assert not same(send(EXAMPLES[name], update()), update())
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_its_limit_gives_the_update_back_bit_for_bit(name: str, rounds: int) -> None:
+def test_the_limit_of_a_defense_sends_the_update_bit_for_bit(name: str, rounds: int) -> None:
     assert same(run(LIMITS[name], update(), rounds=rounds)[0], update())
 
 
-def test_only_what_rounds_or_adds_has_no_limit() -> None:
-    """This ensures that no entry lacks a limit by mistake."""
+def test_only_the_listed_defenses_have_no_limit() -> None:
+    """No entry lacks a limit by mistake: these defenses always round or add noise."""
     assert set(NAMES) - set(LIMITS) == {
         *("sign", "qsgd", "uniform"),
         *("signsgd", "ef_signsgd", "rog_qsgd", "rog_uniform", "cpl_noise"),
@@ -239,7 +242,7 @@ def test_the_state_is_flat_and_has_only_tensors(spec: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_in_one_line_what_it_does_and_where_it_comes_from(name: str) -> None:
+def test_docstrings_have_a_short_summary_a_source_and_all_parameters(name: str) -> None:
     text = inspect.getdoc(KINDS[name].defense) or ""
     first = text.split("\n", 1)[0]
     assert first.endswith(".")
@@ -295,7 +298,7 @@ def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_many_problems_at_once_are_as_good_as_one_after_the_other(spec: str) -> None:
+def test_vmap_over_updates_equals_a_loop(spec: str) -> None:
     channel = DefenseSpec.parse(spec).build_channel()
     seen = [send(spec, update(torch.float64, seed), seed) for seed in (1, 2, 3)]
     guesses = [update(torch.float64, seed) for seed in (4, 5, 6)]
@@ -317,7 +320,7 @@ def test_many_problems_at_once_are_as_good_as_one_after_the_other(spec: str) -> 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_attacker_changes_nothing_of_what_it_was_given(spec: str) -> None:
+def test_a_channel_changes_none_of_its_arguments(spec: str) -> None:
     channel, guess = DefenseSpec.parse(spec).build_channel(), update()
     seen = send(spec, guess)
     before = copy.deepcopy((dict(guess), dict(seen)))
@@ -331,8 +334,8 @@ def test_an_attacker_changes_nothing_of_what_it_was_given(spec: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_sent_is_what_the_channel_expects_but_for_noise_of_its_power(name: str) -> None:
-    """The channel's expectation at the true update equals the client's message."""
+def test_a_message_differs_from_the_expectation_by_noise_of_the_declared_power(name: str) -> None:
+    """The residual has mean zero and the power that the channel states; without noise it is zero."""
     given = {"z.weight": torch.randn(200, 200, generator=rng(5), dtype=torch.float64)}
     channel = channel_of(name)
     sent = send(EXAMPLES[name], given)["z.weight"]
@@ -367,7 +370,7 @@ def test_powers_of_a_chain_add_up() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_codec_suits_what_is_sent(name: str) -> None:
+def test_the_file_format_suits_the_values_of_the_message(name: str) -> None:
     spec = DefenseSpec.parse(EXAMPLES[name])
     tensor = torch.randn(40, 50, generator=rng(5))
     sent = send(EXAMPLES[name], {"z.weight": tensor})["z.weight"]
@@ -404,5 +407,5 @@ def test_the_codec_suits_what_is_sent(name: str) -> None:
         ("top_k(0.1) | liu_clip(1, 0.1)", "sparse"),
     ],
 )
-def test_the_codec_of_a_chain_is_that_of_what_comes_out_of_it(spec: str, codec: CodecName) -> None:
+def test_the_file_format_of_a_chain_suits_its_output(spec: str, codec: CodecName) -> None:
     assert DefenseSpec.parse(spec).choose_codec() == codec

@@ -38,7 +38,7 @@ def total(each: list[Update]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("spec", COMPRESSORS)
-def test_all_that_was_sent_and_the_residual_are_all_updates(spec: str) -> None:
+def test_messages_and_residual_sum_to_all_updates(spec: str) -> None:
     defense, given, stream = DefenseSpec.parse(spec).build(), updates(30), rng(2)
     state, sent = defense.init(given[0]), []
     for u in given:
@@ -48,7 +48,7 @@ def test_all_that_was_sent_and_the_residual_are_all_updates(spec: str) -> None:
     whole, came = total(given), total(sent)
     for name in whole:
         assert torch.allclose(came[name] + residual[name], whole[name], rtol=0, atol=1e-12)
-        assert not torch.allclose(came[name], whole[name], atol=1e-6) or name == "b"  # something is still on its way
+        assert not torch.allclose(came[name], whole[name], atol=1e-6) or name == "b"  # the rest is still in the residual
 
 
 @pytest.mark.parametrize("spec", COMPRESSORS[:1] + COMPRESSORS[2:4] + COMPRESSORS[5:7])
@@ -69,7 +69,7 @@ def test_the_mean_message_tends_to_the_update_and_without_memory_it_does_not(spe
     assert error(spec.replace(", error_feedback=True", "")) > 0.3
 
 
-def test_a_hand_example() -> None:
+def test_top_k_with_feedback_sends_a_hand_example() -> None:
     defense = add_feedback(top_k(0.5))
     given = {"w": torch.tensor([3.0, -2.0])}
     state = defense.init(given)
@@ -81,18 +81,18 @@ def test_a_hand_example() -> None:
     assert state["residual/w"].tolist() == [0, -2]
 
 
-def test_ef_signsgd_sends_the_mean_magnitude_with_the_sign_of_what_is_due() -> None:
+def test_ef_signsgd_sends_sign_and_mean_magnitude_of_update_plus_residual() -> None:
     defense = sign("mean", error_feedback=True)
     given = {"w": torch.tensor([3.0, -1.0])}
     first, state = defense.apply(given, defense.init(given), rng())
     assert first["w"].tolist() == [2, -2]
     assert state["residual/w"].tolist() == [1, 1]
-    second, state = defense.apply(given, state, rng())  # due: [4, 0], and a zero counts as positive
+    second, state = defense.apply(given, state, rng())  # update plus residual: [4, 0]; a zero counts as positive
     assert second["w"].tolist() == [2, 2]
     assert state["residual/w"].tolist() == [2, -2]
 
 
-def test_a_compressor_with_a_memory_of_its_own_keeps_it() -> None:
+def test_feedback_keeps_the_state_of_the_compressor() -> None:
     def counting(template: Update) -> dict[str, Tensor]:
         return {"w": torch.zeros(())}
 
@@ -109,7 +109,7 @@ def test_a_compressor_with_a_memory_of_its_own_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("lossless", [lambda: stateless(lambda u, r: dict(u)), lambda: top_k(1)])
-def test_what_loses_nothing_keeps_nothing(lossless: Callable[[], Defense]) -> None:
+def test_a_lossless_compressor_leaves_no_residual(lossless: Callable[[], Defense]) -> None:
     defense, given = add_feedback(lossless()), updates(3)
     state = defense.init(given[0])
     for u in given:
@@ -118,8 +118,8 @@ def test_what_loses_nothing_keeps_nothing(lossless: Callable[[], Defense]) -> No
         assert all((t == 0).all() for t in state.values())
 
 
-def test_noise_with_feedback_takes_its_own_noise_back() -> None:
-    """This is why noise has no error feedback: the noise would cancel in the sum of all messages."""
+def test_noise_with_feedback_cancels_over_rounds() -> None:
+    """This is why noise has no error feedback: the sum of 50 messages has the noise of one."""
     defense, u = add_feedback(gaussian(1)), {"w": torch.zeros(1000)}
     state, stream, sent = defense.init(u), rng(), []
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Tests of gradient rules with gradients by hand and loops over examples."""
+"""Tests of gradient rules (defenses that change a client's gradient in each step), against hand examples and loops."""
 
 import math
 from typing import Any
@@ -80,7 +80,7 @@ def test_in_its_limit_a_rule_gives_the_plain_gradient(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.1, noise=0)", "fed_cdp(0.05, noise=0)"])
-def test_clipping_is_that_of_a_loop_over_the_examples(spec: str) -> None:
+def test_clipping_equals_a_loop_over_the_examples(spec: str) -> None:
     problem, weights = classifier()
     x, y = examples()
     total = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -94,7 +94,7 @@ def test_clipping_is_that_of_a_loop_over_the_examples(spec: str) -> None:
     assert not close(computed(plain(), problem, weights, x, y), total, rtol=0.1)
 
 
-def test_the_memory_for_single_examples_is_bounded_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_per_example_gradients_in_parts_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, weights = classifier()
     x, y = examples(7)
     whole = computed(dp_sgd(0.1, noise=0), problem, weights, x, y)
@@ -103,7 +103,7 @@ def test_the_memory_for_single_examples_is_bounded_without_a_difference(monkeypa
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.2, noise=1.5)", "fed_cdp(0.2, noise=1.5)"])
-def test_the_noise_is_that_of_the_sum_divided_by_the_batch(spec: str) -> None:
+def test_the_noise_has_the_deviation_of_the_sum_divided_by_the_batch_size(spec: str) -> None:
     problem, weights = classifier()
     x, y = examples(6)
     rule, silent = GradientSpec.parse(spec).build(), GradientSpec.parse(spec.replace("1.5", "0")).build()
@@ -152,7 +152,7 @@ def test_noise_is_fresh_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("spec", ["plain", "dp_sgd(0.05, noise=3)", "fed_cdp(0.05, snr_db=-3)", "soteria"])
-def test_the_loss_it_reports_is_the_mean_and_nothing_that_is_given_changes(spec: str) -> None:
+def test_the_reported_loss_is_the_mean_and_arguments_are_unchanged(spec: str) -> None:
     problem, weights = classifier()
     x, y = examples()
     before = {name: w.clone() for name, w in weights.items()}
@@ -176,7 +176,7 @@ def test_what_an_attacker_expects_is_the_clients_gradient_and_maps_over_problems
 
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.1)", "fed_cdp(0.05, noise=1)"])
-def test_an_attack_can_go_down_what_it_expects(spec: str) -> None:
+def test_the_expected_gradient_can_be_differentiated_by_the_inputs(spec: str) -> None:
     """Compare the derivative of a squared distance by x with finite differences."""
     problem, weights = classifier()
     problem = GradientProblem(problem.model.double(), problem.forward, problem.criterion)
@@ -190,7 +190,7 @@ def test_an_attack_can_go_down_what_it_expects(spec: str) -> None:
     assert torch.autograd.gradcheck(distance, x.double().requires_grad_())
 
 
-def test_batch_norm_that_goes_by_the_batch_is_refused_and_by_statistics_is_not() -> None:
+def test_batch_norm_is_refused_in_training_mode_and_not_in_eval_mode() -> None:
     problem, weights = classifier(norm=True)
     batch = examples()
     computed(dp_sgd(), problem, weights, *batch)

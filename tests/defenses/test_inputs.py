@@ -1,4 +1,4 @@
-"""Tests of mixtures of examples: ranges, labels, means and random draws."""
+"""Tests of defenses that mix training examples: ranges, labels, means and random draws."""
 
 import math
 
@@ -26,7 +26,7 @@ KINDS = [("mixup(0.4)", None), ("instahide(4)", None), ("instahide(1)", None), (
 
 
 @pytest.mark.parametrize(("text", "pool"), KINDS)
-def test_shapes_ranges_and_what_is_given_stay_and_chance_is_an_argument(text: str, pool: Tensor | None) -> None:
+def test_mixing_keeps_shapes_ranges_and_arguments_and_uses_only_its_generator(text: str, pool: Tensor | None) -> None:
     mixing = InputsSpec.parse(text).build()
     assert mixing is not None
     x, y = batch()
@@ -54,12 +54,12 @@ def test_mixup_mixes_images_and_labels_by_one_share_with_partners_of_the_batch()
         own = my.diagonal()
         moved = own < 1 - 1e-6
         assert torch.allclose(own[moved], own[moved][0].expand(int(moved.sum()))) if moved.any() else True
-        assert torch.allclose(my.sum(dim=0), torch.ones(6))  # each is somebody's partner once
+        assert torch.allclose(my.sum(dim=0), torch.ones(6))  # each example is a partner once
 
 
 @pytest.mark.parametrize("alpha", [0.4, 2.0])
 def test_the_share_of_mixup_is_beta(alpha: float) -> None:
-    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)); two examples, of which a permutation swaps the partners half of the time."""
+    """The mean is 1/2 and the variance 1 / (4 (2 alpha + 1)). Half of the permutations of two examples make them partners."""
     x = torch.tensor([[0.0], [1.0]])
     values = torch.stack([mixup(alpha).mix(x, x, Generator().manual_seed(s), None)[0][1, 0] for s in range(4000)])
     swapped = values[values < 1]
@@ -69,7 +69,7 @@ def test_the_share_of_mixup_is_beta(alpha: float) -> None:
     assert float(swapped.std()) == pytest.approx(std, rel=0.06)
 
 
-def test_a_batch_of_one_stays_under_mixup() -> None:
+def test_mixup_does_not_change_a_batch_of_one() -> None:
     x, y = batch(1)
     mx, my = mixup().mix(x, y, Generator().manual_seed(0), None)
     assert torch.allclose(mx, x)
@@ -109,7 +109,7 @@ def test_the_shares_are_uniform_within_the_published_bounds(k: int, private: int
         assert rows.max() <= 0.65
     if private < k:
         assert rows[:, :private].sum(axis=1).min() >= 0.3
-        assert rows[:, :private].mean() > 1 / k  # the bound below favours them
+        assert rows[:, :private].mean() > 1 / k  # the lower bound on private images raises their shares
     else:
         assert np.allclose(rows.mean(axis=0), 1 / k, atol=0.01)
     if k == 2:  # uniform between 0.35 and 0.65
@@ -124,19 +124,19 @@ def test_public_images_carry_no_label_and_come_from_the_pool() -> None:
         private = my.sum(dim=1)
         assert private.min() >= 0.3
         assert private.max() < 1
-        expected = (1 - private)[:, None, None, None].expand(mx.shape)  # of black and white, the share of white
+        expected = (1 - private)[:, None, None, None].expand(mx.shape)  # private images are black and public ones white
         assert torch.allclose(unmirrored(mx, expected), expected, atol=1e-6)
         assert int((my > 0).sum(dim=1).max()) <= 2
 
 
-def test_public_images_must_be_handed_in_where_they_are_asked_for_and_nowhere_else() -> None:
+def test_public_images_are_required_if_they_are_named_and_refused_otherwise() -> None:
     with pytest.raises(ValueError, match="mix needs public images, but none were given"):
         mixed(instahide(4, public="p"))
     with pytest.raises(ValueError, match="mix takes no public images, but some were given"):
         mixed(instahide(4), pool=POOL)
 
 
-def test_each_says_how_large_a_batch_it_needs() -> None:
+def test_each_mixing_states_the_smallest_batch() -> None:
     found = {t: InputsSpec.parse(t).build().least for t in ("mixup", "instahide(4)", "instahide(1)", "instahide(4, public='p')")}
     assert found == {"mixup": 2, "instahide(4)": 2, "instahide(1)": 1, "instahide(4, public='p')": 1}
     assert InputsSpec.parse("").build() is None

@@ -39,7 +39,7 @@ Y = torch.tensor([0, 2, 1])
 
 
 @pytest.fixture(autouse=True)
-def _chance_is_put_back() -> Any:
+def _restored_generator() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         yield
@@ -72,7 +72,7 @@ def test_the_bottleneck_decodes_a_draw_around_the_mean_in_training_and_the_mean_
     assert torch.allclose(drawn.std(dim=0) / std, torch.ones_like(std), atol=4 / math.sqrt(6000))
 
 
-def test_a_penalty_is_there_once_and_only_where_there_is_a_block() -> None:
+def test_a_penalty_can_be_taken_once_and_only_from_a_bottleneck() -> None:
     model = guarded()
     assert take_penalty(model) is None
     model(X)
@@ -86,7 +86,7 @@ def test_a_penalty_is_there_once_and_only_where_there_is_a_block() -> None:
     assert take_penalty(dropped) is None
 
 
-def test_the_penalty_pulls_at_the_encoder_and_at_what_comes_before_and_at_nothing_after() -> None:
+def test_the_penalty_has_gradients_only_up_to_the_encoder() -> None:
     model = guarded()
     weights = dict(model.named_parameters())
 
@@ -169,7 +169,7 @@ def test_dropout_keeps_the_mean_and_zeroes_the_asked_share_where_a_client_trains
     assert torch.equal(model.eval()(X), still)
 
 
-def test_draw_switches_on_chance_and_nothing_else() -> None:
+def test_start_drawing_switches_on_the_added_block_and_nothing_else() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 3))
     changed = precode(model).eval()
     start_drawing(changed)
@@ -178,7 +178,7 @@ def test_draw_switches_on_chance_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("network", ["precode(bottleneck=3)", "dropout(0.5)"])
-def test_it_maps_over_problems_each_with_its_own_chance(network: str) -> None:
+def test_vmap_over_problems_draws_for_each_on_its_own(network: str) -> None:
     model = NetworkSpec.parse(network).apply(mlp())
     weights = dict(model.named_parameters())
 
@@ -191,12 +191,12 @@ def test_it_maps_over_problems_each_with_its_own_chance(network: str) -> None:
     drawn = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(weights, xs, ys)
     assert not torch.allclose(drawn["0.weight"][0], drawn["0.weight"][1])
     model.eval()
-    still = vmap(grad(loss), in_dims=(None, 0, 0))(weights, xs, ys)  # nothing is drawn, so that nothing need be said of chance
+    still = vmap(grad(loss), in_dims=(None, 0, 0))(weights, xs, ys)  # nothing is drawn, so that vmap needs no `randomness`
     alone = grad(loss)(weights, X, Y)
     assert all(torch.allclose(still[n][i], alone[n], atol=1e-6) for n in alone for i in range(4))
 
 
-def test_no_linear_layer_no_block() -> None:
+def test_a_model_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="Conv2d has no linear layer"):
         precode(nn.Conv2d(1, 1, 1))
 

@@ -34,7 +34,7 @@ def test_cpls_noise_is_ten_to_the_minus_k_on_the_gradient(name: str, std: float)
     )
 
 
-def test_the_papers_way_of_writing_is_short_for_it() -> None:
+def test_the_papers_notation_is_an_abbreviation() -> None:
     spec = DefenseSpec.parse("clip(1) | G-10e-2", learning_rate=0.1)
     assert str(spec) == "clip(1) | cpl_noise('G-10e-2', 0.1)"
     assert DefenseSpec.parse(str(spec)) == spec
@@ -63,7 +63,7 @@ def test_signsgd_takes_a_step_of_the_learning_rate_against_the_sign_of_the_gradi
 
 
 def test_ef_signsgd_is_its_algorithm_over_rounds() -> None:
-    """Compare with algorithm 1: p = g + e, d = ||p||_1 / n * sign(p), e = p - d; updates have the opposite sign."""
+    """Each message is that of algorithm 1: p = g + e, d = ||p||_1 / n * sign(p), e = p - d; updates have the opposite sign."""
     drawn = rng(1)
     defense = DefenseSpec.parse("ef_signsgd").build()
     e = torch.zeros(20, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_rogs_compressors_are_its_formulas_with_three_bits() -> None:
     assert ((qsgd - 3 * u / largest).abs() < 1 + 1e-9).all()
     assert not torch.allclose(send("rog_qsgd", u), uniform)
     kept = send("rog_top_k", u) != 0
-    assert kept.sum() == 20  # 400 * (1 - 0.95), which in floating point is more
+    assert kept.sum() == 20  # 400 * (1 - 0.95), which is more than 20 in floating point
     assert u[kept].abs().min() > u[~kept].abs().max()
 
 

@@ -136,7 +136,7 @@ def test_the_uniform_quantiser_is_nearest_and_of_few_values(values: np.ndarray, 
     assert ((sent.double() - u.double()).abs() <= largest / levels / 2 * (1 + 1e-5) + 1e-30).all()
     assert patterns(sent) <= 2 * levels + 1 <= 2**bits
     assert sent.abs().max().item() == largest
-    assert torch.equal(once(uniform(bits), sent), sent) or largest < 1e-30  # once is enough
+    assert torch.equal(once(uniform(bits), sent), sent) or largest < 1e-30  # idempotent
 
 
 def test_stochastic_rounding_is_qsgd_with_the_largest_magnitude() -> None:
@@ -163,7 +163,7 @@ def test_stochastic_rounding_is_unbiased_and_rounding_to_the_nearest_is_not() ->
 @pytest.mark.parametrize(
     ("spec", "most"), [("qsgd(3)", 7), ("qsgd(3, norm='linf')", 7), ("uniform(4)", 15), ("sign", 2), ("sign('mean')", 2)]
 )
-def test_there_are_at_most_so_many_values_bit_for_bit(spec: str, most: int, scale: float, dtype: torch.dtype) -> None:
+def test_the_number_of_bitwise_distinct_values_is_bounded(spec: str, most: int, scale: float, dtype: torch.dtype) -> None:
     u = (scale * torch.randn(2000, generator=rng(1))).to(dtype)
     assert 2 <= patterns(once(DefenseSpec.parse(spec).build(), u)) <= most
 
@@ -181,32 +181,32 @@ def test_extreme_values_stay_finite(spec: str, value: float) -> None:
     assert once(DefenseSpec.parse(spec).build(), torch.tensor([value, -value / 3, 0.0])).isfinite().all()
 
 
-# --- what the attacker makes of it ---
+# --- the channel: the attacker's model ---
 
 
-def test_the_attackers_cell_holds_the_update_and_its_distance_counts_beyond() -> None:
+def test_the_channel_measures_the_distance_from_the_quantisation_interval() -> None:
     u = torch.randn(200, generator=rng(1), dtype=torch.float64)
     sent = once(uniform(3), u)
     channel = channels.uniform(3)
     known = channel.learn({"w": sent})
-    assert torch.equal(channel.expect({"w": u}, known)["w"], sent)  # the truth explains the message without a rest
+    assert torch.equal(channel.expect({"w": u}, known)["w"], sent)  # at the true update
     half = u.abs().max() / 6
     for shift, rest in ((0.9, 0.0), (1.5, 0.5), (-2.0, -1.0)):
         expected = channel.expect({"w": sent + shift * half}, known)["w"]
         assert torch.allclose(expected - sent, torch.full_like(sent, rest) * half)
 
 
-def test_the_attackers_sign_is_exact_on_the_right_side_and_soft_beyond_in_each_tensors_own_units() -> None:
+def test_the_channel_of_sign_is_exact_for_right_signs_and_soft_for_wrong_ones() -> None:
     u = {"a": torch.tensor([1.0, -3.0, 0.0]), "b": torch.tensor([1e-6, -3e-6, 0.0])}
     sent, _ = sign().apply(u, {}, rng())
     known = channels.sign().learn(sent)
     assert channels.sign().expect(u, known)["a"].tolist() == [1, -1, 1]
-    for name, size in (("a", 1.0), ("b", 1e-6)):  # a mean magnitude of 2 sizes; the first two on the wrong side
+    for name, size in (("a", 1.0), ("b", 1e-6)):  # the mean magnitude is 2 * size; the first two have the wrong sign
         wrong = {name: torch.tensor([-2.0, 1.0, 3.0]) * size}
         assert torch.allclose(channels.sign().expect(wrong, known)[name], torch.tensor([0.0, -0.5, 1.0]))
 
 
-def test_the_attackers_scale_is_that_of_the_guess_or_with_feedback_the_one_that_was_received() -> None:
+def test_the_channel_scales_by_the_guess_or_with_feedback_by_the_message() -> None:
     u, guess = {"a": torch.tensor([1.0, -3.0])}, {"a": torch.tensor([5.0, -7.0])}
     sent, _ = sign("mean").apply(u, {}, rng())
     for feedback, size in ((False, 6.0), (True, 2.0)):
@@ -218,8 +218,8 @@ def test_the_attackers_scale_is_that_of_the_guess_or_with_feedback_the_one_that_
     "spec", ["qsgd(1)", "qsgd(3)", "qsgd(64)", "qsgd(1, norm='linf')", "qsgd(3, norm='linf')", "uniform(6, stochastic=True)"]
 )
 @pytest.mark.parametrize("heavy", [False, True])
-def test_the_attacker_reads_the_power_of_rounding_off_the_message(spec: str, heavy: bool) -> None:
-    """The estimate is within 10 % for normal values, and within 50 % for a heavy-tailed distribution."""
+def test_the_channel_estimates_the_power_of_rounding_from_the_message(spec: str, heavy: bool) -> None:
+    """The estimate is within 10 % for normal values, and within 45 % for a heavy-tailed distribution."""
     u = torch.randn(40_000, generator=rng(1), dtype=torch.float64)
     u = u.sign() * u.abs() ** 3 if heavy else u
     sent = once(DefenseSpec.parse(spec).build(), u, 3)

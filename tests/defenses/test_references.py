@@ -15,7 +15,7 @@ MODULE = "code_of_somebody_else"
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a module that sets an environment variable when it is imported."""
+    """The name of a module that sets an environment variable when it is imported."""
     (tmp_path / f"{MODULE}.py").write_text(
         "import os\n"
         "os.environ['WAS_IMPORTED'] = 'yes'\n"
@@ -64,7 +64,7 @@ def test_what_is_no_reference_is_not_admitted(wrong: str, module: str) -> None:
     assert references.list_admitted() == ()
 
 
-def test_processes_that_are_started_know_what_was_admitted(module: str) -> None:
+def test_admitted_code_is_passed_on_in_an_environment_variable(module: str) -> None:
     references.admit(f"{module}:halve")
     assert references.is_admitted(f"{module}:halve")
     assert os.environ[references.CODE_VARIABLE] == f"{module}:halve"
@@ -72,7 +72,7 @@ def test_processes_that_are_started_know_what_was_admitted(module: str) -> None:
     assert callable(registry[f"{module}:halve"])
 
 
-def test_neither_manifest_nor_truth_nor_a_servers_settings_import_code(module: str, tmp_path: Path) -> None:
+def test_manifests_replay_jobs_and_server_settings_import_no_code(module: str, tmp_path: Path) -> None:
     from attacker.attacks import AttackSpec
     from attacker.replay.tasks import ReplayJob
     from fedsim import data, models

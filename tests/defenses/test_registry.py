@@ -10,7 +10,7 @@ from defenses._registry import Registry, bind_arguments, registry
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate an installed package that adds two names to an entry point group."""
+    """A simulated installed package with entry points in the groups `things`, `others` and `broken`."""
     points = EntryPoints(
         [
             EntryPoint(name="gcd", value="math:gcd", group="things"),
@@ -48,7 +48,7 @@ def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> N
         ("fine", tuple, "'math:gcd' of broken must be a builtins.tuple, got builtin_function_or_method"),
     ],
 )
-def test_what_a_package_adds_and_cannot_be_used_is_named(installed: None, name: str, of: type | None, said: str) -> None:
+def test_an_entry_point_that_cannot_be_used_is_named(installed: None, name: str, of: type | None, said: str) -> None:
     with pytest.raises(ValueError, match=f"the entry point {name} = {said}"):
         Registry("broken", {}, of=of)[name]
     if of is None:
@@ -63,7 +63,7 @@ def test_arguments_are_bound_by_name_and_the_message_hides_what_is_not_the_users
         bind_arguments("net", build, 3, given={"hight": 4, "width": 1}, hidden=1)
 
 
-def test_messages_show_types_without_what_is_annotated_to_them() -> None:
+def test_messages_show_types_without_their_annotations() -> None:
     def attack(steps: int, start: Annotated[str, "one of these words"] = "dark") -> None: ...
 
     with pytest.raises(ValueError, match=r"Its parameters: \(steps: int, start: str = 'dark'\)"):

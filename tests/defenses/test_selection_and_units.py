@@ -68,7 +68,7 @@ def test_a_name_with_brackets_is_found_as_it_is_written() -> None:
     assert sent["a[0]"].tolist() == [0, 0]
 
 
-def test_no_pattern_withholds_nothing() -> None:
+def test_an_empty_list_of_patterns_withholds_nothing() -> None:
     assert touched(withhold([])) == set()
 
 
@@ -194,7 +194,7 @@ def test_a_defense_that_remembers_does_so_in_units_of_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("learning_rate", [0, -0.1, math.inf, math.nan])
-def test_a_learning_rate_that_is_none_is_refused(learning_rate: float) -> None:
+def test_an_invalid_learning_rate_is_refused(learning_rate: float) -> None:
     with pytest.raises(ValueError, match=f"learning_rate must be positive and finite, got {learning_rate}"):
         in_gradient_units(clip(1), learning_rate)
 

@@ -46,15 +46,15 @@ def _third_party() -> Iterator[None]:
         ("clip_each(2) | gaussian(8)", 2.0),  # four tensors of length 2
         ("clip_each(2) | clip(1) | gaussian(8)", 8.0),
         ("gaussian(100) | clip(2) | gaussian(3)", 1.5),  # noise before the bound does not count
-        ("clip(2) | gaussian(3) | gaussian(9)", 1.5),  # what is noisy already has no bound
-        ("clip(2) | gaussian(3) | clip(1) | gaussian(6)", 6.0),  # the best of two that each hide all before them
+        ("clip(2) | gaussian(3) | gaussian(9)", 1.5),  # a noisy update has no norm bound
+        ("clip(2) | gaussian(3) | clip(1) | gaussian(6)", 6.0),  # the larger multiplier: each covers all steps before it
         ("clip(2) | gaussian(3) | clip(1) | gaussian(1)", 1.5),
         ("clip(2) | gaussian(0) | gaussian(3)", 1.5),
-        ("top_k(0.1, error_feedback=True) | dgc(0.1) | clip(2) | gaussian(3)", 1.5),  # any memory before the clip
+        ("top_k(0.1, error_feedback=True) | dgc(0.1) | clip(2) | gaussian(3)", 1.5),  # states before the clip do not matter
         ("clip(2) | gaussian(3) | top_k(0.1, error_feedback=True) | qsgd(3) | thirds()", 1.5),  # post-processing
         ("clip(2) | top_k(0.1) | prune(0.5) | withhold(['*.bias']) | gaussian(3)", 1.5),
         ("clip(2) | sign('mean') | gaussian(3)", 1.5),
-        ("clip(2) | random_k(0.25, rescale=True) | gaussian(16)", 2.0),  # what is kept is four times as long
+        ("clip(2) | random_k(0.25, rescale=True) | gaussian(16)", 2.0),  # kept entries are multiplied by 4
         ("clip(2) | gradient_dropout(0.5, rescale=True) | gaussian(16)", 4.0),
         ("clip(2) | gradient_dropout(0.5) | gaussian(16)", 8.0),
         ("in_gradient_units(clip(2) | gaussian(3), 0.1)", 1.5),  # both in the same units
@@ -70,7 +70,7 @@ def test_the_multiplier_is_noise_over_the_greatest_length(text: str, multiplier:
     assert (found.family, found.why) == ("gaussian", "")
 
 
-def test_laplace_noise_is_told_apart() -> None:
+def test_the_family_of_the_noise_is_found() -> None:
     assert hidden("clip(2) | laplace(3)") == Noise(1.5, "laplace")
     assert hidden("clip(1) | L-10e-2").family == "laplace"
     assert hidden("clip(2) | laplace(3) | clip(1) | gaussian(6)") == Noise(6.0)
@@ -85,7 +85,7 @@ def test_laplace_noise_is_told_apart() -> None:
         ("sign()", NO_NOISE),
         ("gaussian(5)", UNBOUNDED_NORM),
         ("laplace(5) | clip(1)", UNBOUNDED_NORM),
-        ("clip(1) | top_k(0.1, error_feedback=True) | gaussian(5)", UNBOUNDED_NORM),  # what was kept is added
+        ("clip(1) | top_k(0.1, error_feedback=True) | gaussian(5)", UNBOUNDED_NORM),  # the residual is added
         ("clip(1) | sign('mean', error_feedback=True) | gaussian(5)", UNBOUNDED_NORM),
         ("clip(1) | dgc(0.1) | gaussian(5)", UNBOUNDED_NORM),
         ("clip(1) | qsgd(3) | gaussian(5)", UNBOUNDED_NORM),
@@ -98,7 +98,7 @@ def test_laplace_noise_is_told_apart() -> None:
         ("clip(1) | gaussian(snr_db=-20) | gaussian(5)", UNBOUNDED_NORM),
     ],
 )
-def test_what_hides_nothing_says_why(text: str, reason: Noise) -> None:
+def test_a_chain_without_a_guarantee_gives_the_reason(text: str, reason: Noise) -> None:
     assert hidden(text) == reason
     assert reason.multiplier == 0
     assert reason.why
@@ -115,7 +115,7 @@ def test_a_defense_of_another_package_is_named_as_the_reason(monkeypatch: pytest
     assert hidden("clip(1) | gaussian(2) | thirds()") == Noise(2.0)
 
 
-# --- the lengths, tried ---
+# --- norm bounds by experiment ---
 
 SETTINGS = {
     "clip": ["clip(0.5)"],
@@ -130,7 +130,7 @@ SETTINGS = {
 
 
 def updates(rng: Generator) -> Iterator[dict[str, Tensor]]:
-    """Return updates of norm 1: dense, with few large entries, with equal entries, in one tensor, and in one entry."""
+    """Yield updates of norm 1: dense, with few large entries, with equal entries, in one tensor, and in one entry."""
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "b.weight": (3, 5), "b.scale": ()}
     dense = {name: torch.randn(shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()}
     for update in (
@@ -148,12 +148,12 @@ def apply(defense: Defense, update: dict[str, Tensor], rng: Generator) -> dict[s
     return dict(sent)
 
 
-def test_every_rule_is_tried() -> None:
+def test_every_norm_bound_is_tested() -> None:
     assert set(SETTINGS) == set(NORM_BOUNDS)
 
 
 @pytest.mark.parametrize("text", [text for texts in SETTINGS.values() for text in texts])
-def test_nothing_gets_longer_than_its_rule_says(text: str) -> None:
+def test_no_defense_exceeds_its_norm_bound(text: str) -> None:
     """Norms of updates of norm 1 after each defense stay below the bound, which is derived from a noise multiplier."""
     rng = torch.Generator().manual_seed(0)
     allowed = 1 / hidden(f"clip(1) | {text} | gaussian(1)").multiplier
@@ -161,11 +161,11 @@ def test_nothing_gets_longer_than_its_rule_says(text: str) -> None:
         float(global_norm(apply(DefenseSpec.parse(text).build(), update, rng))) for update in updates(rng) for _ in range(50)
     )
     assert longest <= allowed * (1 + 1e-12)
-    assert longest >= 0.3 * allowed or "withhold" in text  # not far too wide
+    assert longest >= 0.3 * allowed or "withhold" in text  # the bound is not much too wide
 
 
 @pytest.mark.parametrize("text", ["top_k(0.3, error_feedback=True)", "qsgd(1)", "sign()"])
-def test_what_has_no_rule_does_get_longer(text: str) -> None:
+def test_defenses_without_a_norm_bound_can_increase_the_norm(text: str) -> None:
     rng = torch.Generator().manual_seed(0)
     defense, update = DefenseSpec.parse(text).build(), next(updates(rng))
     state, longest = defense.init(update), 0.0
@@ -196,7 +196,7 @@ def test_the_noise_of_a_gradient_rule_is_in_units_of_its_bound(text: str, expect
 
 @pytest.mark.parametrize("text", ["dp_sgd(max_norm=0.5, noise={})", "fed_cdp(max_norm=0.5, noise={})"])
 def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: str) -> None:
-    """Run the gradient rule on two batches that differ in one example, and compare the difference with the noise."""
+    """Replacing one example changes the clipped sum by at most twice the norm bound from which the multiplier is computed."""
     from defenses.gradients import GradientProblem
 
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 3)).double()
@@ -221,6 +221,6 @@ def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: s
     )
     noise = torch.cat([summed(noisy, x, y, seed) - summed(plain, x, y) for seed in range(40)]).std()
     multiplier = find_gradient_noise(noisy, tensors=len(weights)).multiplier
-    allowed = float(noise) / multiplier  # the greatest length that the accountant believes in
+    allowed = float(noise) / multiplier  # the norm bound that the accountant assumes
     assert 0.5 * allowed < moved <= 2 * allowed * 1.1  # the spread of the noise is measured to a few per cent
     assert math.isfinite(allowed)

@@ -1,4 +1,4 @@
-"""Tests of Soteria with scores computed one derivative at a time."""
+"""Tests of Soteria, a defense that prunes the last layer's gradient, against scores computed one derivative at a time."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def small() -> tuple[nn.Module, GradientProblem, dict[str, Tensor]]:
     return model, problem, {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
 
 
-def test_the_scores_are_those_of_a_loop_and_the_columns_with_the_smallest_go() -> None:
+def test_scores_equal_those_of_a_loop_and_the_columns_with_the_smallest_are_zeroed() -> None:
     model, problem, weights = small()
     x, y = examples()
     slow = looped(model, x).numpy()
@@ -68,7 +68,7 @@ def test_the_scores_are_those_of_a_loop_and_the_columns_with_the_smallest_go() -
     assert all(torch.equal(gradient[name], full[name]) for name in full if name != "4.weight")
 
 
-def test_many_features_are_taken_in_parts() -> None:
+def test_the_right_share_of_many_features_is_pruned() -> None:
     _, problem, weights = network()
     x, y = examples(2)
     gradient, _ = soteria(prune=0.8).gradient(problem, weights, x, y, Generator())
@@ -78,7 +78,7 @@ def test_many_features_are_taken_in_parts() -> None:
     assert int((gradient[name] == 0).all(dim=0).sum()) == round(0.8 * width)
 
 
-def test_a_feature_that_is_dead_goes_first_and_makes_nothing_infinite() -> None:
+def test_a_dead_feature_is_pruned_first_and_has_a_finite_score() -> None:
     x = torch.tensor([[1.0, 2.0]], requires_grad=True)
     features = torch.stack([x[:, 0] * 3, torch.relu(-x[:, 1]), x[:, 1] / 4], dim=1)
     assert torch.allclose(compute_scores(features, x), torch.tensor([1.0, 0.0, 0.5]))

@@ -1,4 +1,4 @@
-"""Tests of sparsifiers by simple rules, including ties and rounding."""
+"""Tests of sparsifiers against simple implementations, including ties and rounding."""
 
 import math
 from fractions import Fraction
@@ -169,13 +169,13 @@ def test_gradient_dropout_rescaled_is_unbiased() -> None:
     assert_unbiased(gradient_dropout(0.7, rescale=True), {"w": torch.randn(9, generator=rng(1), dtype=torch.float64)})
 
 
-def test_equal_tensors_lose_different_coordinates() -> None:
+def test_equal_tensors_are_sent_with_different_coordinates() -> None:
     for defense in (gradient_dropout(0.5), random_k(0.5)):
         sent = once(defense, {"a": torch.ones(40), "b": torch.ones(40)})
         assert not torch.equal(sent["a"], sent["b"])
 
 
-# --- what the attacker makes of it ---
+# --- the channel: the attacker's model ---
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_equal_tensors_lose_different_coordinates() -> None:
         "gradient_dropout(0.7, rescale=True)",
     ],
 )
-def test_the_true_update_explains_what_was_sent_without_a_rest(spec: str) -> None:
+def test_the_expectation_at_the_true_update_equals_the_message(spec: str) -> None:
     """This also holds if sent coordinates are zero, and if ties are left out."""
     channel = DefenseSpec.parse(spec).build_channel()
     update = {"a": torch.randn(40, generator=rng(1)), "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]), "c": torch.zeros(3, 2)}
@@ -206,7 +206,7 @@ def test_ties_that_were_pruned_are_not_taken_as_sent() -> None:
     assert channels.prune(0.5).learn(seen)["w"].tolist() == [False, False, False, True]
 
 
-def test_where_less_than_k_is_not_zero_the_attacker_knows_the_zeros_as_well() -> None:
+def test_with_fewer_than_k_nonzero_entries_the_attacker_knows_the_zeros_as_well() -> None:
     seen = {"w": torch.tensor(of(top_k(0.75), 0, 3, 0, 0))}
     assert channels.top_k(0.75).learn(seen)["w"].all()
     assert not channels.random_k(0.75).learn(seen)["w"].all()
@@ -214,7 +214,7 @@ def test_where_less_than_k_is_not_zero_the_attacker_knows_the_zeros_as_well() ->
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 @pytest.mark.parametrize("channel", [channels.top_k, channels.random_k])
-def test_under_noise_the_largest_are_taken_as_sent(channel, scope: str) -> None:
+def test_in_a_noisy_message_the_largest_entries_are_taken_as_sent(channel, scope: str) -> None:
     update = {"a": torch.randn(100, generator=rng(1)), "b": torch.randn(40, generator=rng(2))}
     sent = once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
     noisy = {name: t + 0.01 * torch.randn(t.shape, generator=rng(3)) for name, t in sent.items()}
@@ -250,7 +250,7 @@ def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(build, words
         build()
 
 
-def test_the_largest_of_many_are_found_without_sorting_them_all() -> None:
+def test_the_largest_of_many_values_are_found() -> None:
     values = torch.randn(200_000, generator=rng(1))
     chosen: Tensor = find_largest(values, 2000)
     assert chosen.sum() == 2000

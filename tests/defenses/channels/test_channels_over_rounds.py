@@ -1,4 +1,4 @@
-"""Tests of channels that follow a defense over rounds: residuals, momentum, and what unsent coordinates say."""
+"""Tests of channels (attackers' models of defenses) that keep a state over rounds: residuals, momentum, unsent coordinates."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def send(spec: str, updates: list[dict[str, Tensor]]) -> list[Update]:
 
 
 def measure_distances(channel: Channel, updates: list[dict[str, Tensor]], sent: list[Update]) -> list[float]:
-    """Return the squared distance between what is expected and what was sent, for every round."""
+    """Return, for every round, the squared distance between the update that the channel expects and the one that was sent."""
     state, found = {}, []
     for update, seen in zip(updates, sent, strict=True):
         expected, state = channel.follow_round(update, state, channel.learn(seen))
@@ -76,8 +76,8 @@ def test_an_unsent_coordinate_counts_by_how_far_it_is_beyond_the_smallest_sent_o
     assert expected["w"].tolist() == [0.0, -3.5, 1.0, -2.0]
 
 
-def test_what_was_sent_since_the_last_time_adds_up() -> None:
-    """A coordinate that is sent in the third round equals the sum of three updates, and the sum starts again after that."""
+def test_a_coordinate_is_expected_to_be_the_sum_since_it_was_last_sent() -> None:
+    """A coordinate first sent in round three is expected to be the sum of three updates; after that, the sum starts again."""
     channel = DefenseSpec.parse("top_k(0.5, error_feedback=True)").build_channel()
     sent = [{"w": torch.tensor(values)} for values in ([5.0, 0.0], [5.0, 0.0], [0.0, 9.0], [0.0, 4.0])]
     state, expected = {}, []
@@ -98,7 +98,7 @@ def test_defenses_without_a_state_are_compared_round_by_round(spec: str) -> None
     assert all(torch.equal(expected[name], t) for name, t in channel.expect(update, known).items())
 
 
-def test_nothing_sent_says_nothing() -> None:
+def test_an_all_zero_message_is_expected_to_be_zero_for_any_update() -> None:
     channel = DefenseSpec.parse("dgc(0.25)").build_channel()
     nothing = {"w": torch.zeros(2, 2)}
     expected, _ = channel.follow_round({"w": torch.full((2, 2), 7.0)}, {}, channel.learn(nothing))
