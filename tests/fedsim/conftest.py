@@ -1,4 +1,4 @@
-"""Small federations, and observations as a server would write them down."""
+"""Fixtures for small federations and recordings, and tensors with awkward values."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ TINY: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _global_state_is_put_back() -> Iterator[None]:
-    """A client sets the number of threads, and Flower draws clients from the global generator."""
+def _restored_global_state() -> Iterator[None]:
+    """Threads and global random state as before the test: a client sets the threads, and Flower uses the global generator."""
     threads, state = torch.get_num_threads(), random.getstate()
     torch.set_num_threads(1)
     yield
@@ -34,7 +34,7 @@ def _global_state_is_put_back() -> Iterator[None]:
 
 @pytest.fixture
 def tiny() -> Callable[..., Any]:
-    """The experiment of three clients with digits, with some top-level keys replaced."""
+    """A function that returns an experiment of three clients with digits, with the given top-level keys replaced."""
     from fedsim.config.experiment import validate
 
     return lambda **changes: validate({**TINY, **changes}, source="tiny.toml")
@@ -42,7 +42,7 @@ def tiny() -> Callable[..., Any]:
 
 @pytest.fixture
 def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
-    """Run that experiment in this process; returns the `FederationRun`."""
+    """A function that runs the experiment of `tiny` in this process and returns the `FederationRun`."""
 
     def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
         from fedsim.engine import engines as engine
@@ -78,11 +78,11 @@ AWKWARD: dict[str, Tensor] = {
     "turned": torch.arange(6.0).reshape(2, 3).T,
     "part": torch.arange(6.0)[2:4],
 }
-"""What a lossless path must bring through: special values, shapes, types, views."""
+"""Tensors that lossless storage must keep bit for bit: special values, shapes, types and views."""
 
 
 def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Equal to the last bit, NaN and the sign of zero included; the order of names does not count."""
+    """Compare bit for bit, also NaN and the sign of zero; the order of names does not count."""
 
     def bits(t: Tensor) -> tuple[Any, ...]:
         return t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""A federation in a process of its own that can be killed; imported there by name, not a test itself."""
+"""A federation for a separate process that is killed; tests start it by this module's name."""
 
 import os
 from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def total() -> Defense:
-    """A toy with a memory: sends the sum of all updates so far."""
+    """Return a toy defense with a state: it sends the sum of all updates so far."""
 
     def apply(update: Any, state: Any, rng: Any) -> Any:
         added = {name: state[name] + t for name, t in update.items()}
@@ -38,7 +38,7 @@ def total() -> Defense:
 
 
 class WithChance(nn.Sequential):
-    """A network with batch norm and dropout: what it keeps, and what it draws, must come back as well."""
+    """A network with batch norm and dropout, whose statistics and random draws must be the same after resuming."""
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10))
@@ -48,10 +48,10 @@ TOTAL = Kind(total, lambda: transparent)
 
 
 def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None, started: Connection | None = None) -> None:
-    """Begin or go on with the federation in `out`.
+    """Begin or resume the federation in `out`.
 
-    crash_at: die, without any cleaning up, before so many writes: each flush and each renaming is one. started: is told when
-    all is imported.
+    crash_at: exit at once before this write, where each fsync and each renaming counts as one. started: gets the process id
+    when all modules are imported.
     """
     DEFENSES._builtin["total"] = TOTAL
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None,
 
 
 def _failing_in_round_3(write: Any) -> Any:
-    """One client of those whose name comes early fails there: it is known by its pseudonym from the rounds before."""
+    """Wrap a write of truth so that it fails in round 3 for clients whose pseudonym begins with a digit below 8."""
 
     def wrapped(self: TruthWriter, round: int, *rest: Any) -> None:
         if round == 3 and self._path.stem < "8":

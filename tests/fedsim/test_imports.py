@@ -1,4 +1,4 @@
-"""What the attacker's side imports is light: it works where neither Flower nor Ray is installed."""
+"""Tests of imports: packages that must work without Flower and Ray or start fast, and the names that packages export."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_defenses_wire_and_models_work_without_flower_or_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_private_side_computes_without_flower_or_ray() -> None:
+def test_the_clients_modules_can_be_imported_without_flower_or_ray() -> None:
     names = ("truth", "data", "data.partition", "training.batches", "training.local")
     modules = ", ".join(f"fedsim.{name}" for name in names)
     done = fresh(f"import sys\nsys.modules['flwr'] = sys.modules['ray'] = None\nimport {modules}")
@@ -34,7 +34,7 @@ def test_the_private_side_computes_without_flower_or_ray() -> None:
 
 
 def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
-    """`--help` is quick."""
+    """Otherwise `--help` would take seconds."""
     done = fresh(
         "import sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
@@ -68,7 +68,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ("attacker.replay", "Replay Replayed is_done make_reconstruction_path read_facts"),
     ],
 )
-def test_what_is_public_is_exactly_this(module: str, names: str) -> None:
+def test_packages_export_exactly_these_names(module: str, names: str) -> None:
     from importlib import import_module
 
     found = import_module(module)
@@ -76,8 +76,8 @@ def test_what_is_public_is_exactly_this(module: str, names: str) -> None:
     assert all(hasattr(found, name) for name in found.__all__)
 
 
-def test_workers_answer_ctrl_c_and_keep_stdout_before_anything_slow_is_loaded() -> None:
-    """Until its loop runs, a worker dies of Ctrl-C, and what an import prints is taken for its answers."""
+def test_modules_of_workers_import_nothing_slow() -> None:
+    """Until a worker handles signals and redirects stdout, Ctrl-C kills it, and output of imports mixes with its answers."""
     done = fresh(
         "import sys\n"
         "import attacker.replay.executors.replay_worker, attacker.service.worker.main\n"
@@ -87,6 +87,6 @@ def test_workers_answer_ctrl_c_and_keep_stdout_before_anything_slow_is_loaded() 
     assert done.stdout.strip() == "[]"
 
 
-def test_nothing_is_reported_to_anyone() -> None:
+def test_telemetry_of_flower_and_ray_is_off() -> None:
     done = fresh("import os\nimport fedsim\nprint(os.environ['FLWR_TELEMETRY_ENABLED'], os.environ['RAY_USAGE_STATS_ENABLED'])")
     assert done.stdout.split() == ["0", "0"]

@@ -1,4 +1,4 @@
-"""What clients trained on, read back in order of use."""
+"""Tests of truth, the record of the examples that clients trained on, which only they and the scorer may read."""
 
 import stat
 from pathlib import Path
@@ -15,7 +15,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "truth"
 
 
-def test_what_was_used_reads_back_in_order_of_use(folder: Path) -> None:
+def test_used_examples_are_read_in_order_of_use(folder: Path) -> None:
     writer = TruthWriter(folder, "anna")
     writer.write(1, 1, [[5, 3], [9]])
     writer.write(2, 1, [np.array([7, 1]), np.array([2])])
@@ -46,13 +46,13 @@ def test_more_than_nine_steps_stay_in_order(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("round", "attempt", "client"), [(2, 1, "anna"), (1, 2, "anna"), (1, 1, "bert"), (1, 1, "../dataset")])
-def test_what_was_never_written_is_missing_and_not_empty(folder: Path, round: int, attempt: int, client: str) -> None:
+def test_truth_that_was_never_written_raises_key_error(folder: Path, round: int, attempt: int, client: str) -> None:
     TruthWriter(folder, "anna").write(1, 1, [[1]])
     with pytest.raises(KeyError, match=f"no truth of client {client} in round {round}, attempt {attempt}"):
         TruthReader(folder).read_used(round, attempt, client)
 
 
-def test_a_last_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_lost(folder: Path) -> None:
+def test_an_incomplete_last_line_is_ignored_and_the_next_one_is_read(folder: Path) -> None:
     writer = TruthWriter(folder, "anna")
     writer.write(1, 1, [[1]])
     with (folder / "anna.jsonl").open("a") as file:
@@ -73,7 +73,7 @@ def test_the_data_set_is_described_once(folder: Path) -> None:
     assert TruthReader(folder).dataset["name"] == "digits"
 
 
-def test_truth_belongs_to_its_owner_only(folder: Path) -> None:
+def test_truth_is_closed_to_other_users(folder: Path) -> None:
     TruthWriter(folder, "anna").write(1, 1, [[1]])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {

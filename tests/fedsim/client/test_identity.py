@@ -1,4 +1,4 @@
-"""A client's pseudonym and secret: stable, its own, and out of reach of the server's public seed."""
+"""Tests of a client's pseudonym and secret: stable, different for each client, and independent of the server's public seed."""
 
 import json
 import stat
@@ -25,7 +25,7 @@ def test_an_identity_is_drawn_once_and_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a" / "identity.json").stat().st_mode) == 0o600
 
 
-def test_the_folder_of_all_clients_is_closed_as_well(tmp_path: Path) -> None:
+def test_the_folder_of_all_clients_is_closed_to_other_users_as_well(tmp_path: Path) -> None:
     load_or_draw(tmp_path / "clients" / "partition-00000", 0, seed=1)
     assert stat.S_IMODE((tmp_path / "clients").stat().st_mode) == 0o700
 
@@ -49,14 +49,14 @@ def test_a_seed_repeats_and_another_or_none_differs(tmp_path: Path) -> None:
 
 
 def test_noise_differs_between_rounds_and_between_clients() -> None:
-    """Were it the same for all clients, the server could subtract one update from another."""
+    """If two clients drew the same noise, the server could cancel it by subtracting their updates."""
     anna, bert = ClientIdentity("a", "11" * 32), ClientIdentity("b", "22" * 32)
     streams = [noise(anna, 1), noise(anna, 2), noise(bert, 1), noise(bert, 2)]
     assert len({tuple(s) for s in streams}) == 4
     assert noise(anna, 1) == streams[0]
 
 
-def test_the_pseudonym_that_the_server_sees_decides_nothing() -> None:
+def test_noise_and_order_depend_on_the_secret_and_not_on_the_pseudonym() -> None:
     one, two = ClientIdentity("same", "11" * 32), ClientIdentity("same", "22" * 32)
     assert noise(one, 1) != noise(two, 1)
     assert noise(ClientIdentity("other", "11" * 32), 1) == noise(one, 1)
@@ -64,7 +64,7 @@ def test_the_pseudonym_that_the_server_sees_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
-def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
+def test_the_order_of_examples_is_a_new_permutation_in_every_epoch(size: int) -> None:
     identity = ClientIdentity("a", "ab" * 32)
     orders = [identity.draw_order(epoch, size, shuffle=True) for epoch in range(4)]
     assert all(sorted(order.tolist()) == list(range(size)) for order in orders)
@@ -74,14 +74,14 @@ def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
 
 
 def test_an_order_comes_from_the_secret_and_not_from_public_numbers() -> None:
-    """Many secrets give many orders: none of them follows from seed, round, epoch or size."""
+    """Secrets alone change the order of examples, so that a server cannot compute it from epoch and size."""
     orders = {tuple(ClientIdentity("p", f"{n:064x}").draw_order(1, 20, shuffle=True)) for n in range(50)}
     assert len(orders) == 50
     firsts = np.array([order[0] for order in orders])
-    assert len(set(firsts)) > 8  # and they do not share a beginning
+    assert len(set(firsts)) > 8  # first examples differ as well
 
 
-def test_without_shuffling_examples_come_as_they_lie() -> None:
+def test_without_shuffling_examples_keep_their_order() -> None:
     assert ClientIdentity("p", "00").draw_order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds: asked for a round again, it starts where it started before."""
+"""Tests of the state that a client keeps between rounds: a round that is repeated starts from the same state."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def number_of(found: RecordDict) -> Any:
     return found["cursor"]["epoch"] if "cursor" in found else None  # type: ignore[index]
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+def test_a_stored_state_is_loaded_unchanged(tmp_path: Path) -> None:
     store_state(tmp_path, 4, state(4))
     found = load_state(tmp_path, before=5)
     assert dict(found["cursor"]) == {"epoch": 4, "secret": "x", "share": 0.4}  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_a_round_starts_from_the_rounds_before_it(tmp_path: Path) -> None:
     assert number_of(load_state(tmp_path, before=4)) == 3  # asked for round 4 once more
 
 
-def test_a_round_done_again_replaces_itself_and_leaves_what_it_starts_from(tmp_path: Path) -> None:
+def test_a_repeated_round_replaces_its_own_state_and_not_the_one_before(tmp_path: Path) -> None:
     for number in (1, 2, 2, 2):
         store_state(tmp_path, number, state(number))
         assert number_of(load_state(tmp_path, before=2)) == 1
@@ -54,7 +54,7 @@ def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["state-00028.safetensors", "state-00029.safetensors"]
 
 
-def test_what_a_later_round_left_before_the_server_went_back_is_forgotten(tmp_path: Path) -> None:
+def test_states_of_later_rounds_are_removed_when_a_round_is_repeated(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         store_state(tmp_path, number, state(number))
     store_state(tmp_path, 2, state(20))
@@ -68,6 +68,6 @@ def test_a_half_written_file_is_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [RecordDict(), RecordDict({"defense": records.to_arrays({})})])
-def test_nothing_is_kept_as_nothing(empty: RecordDict, tmp_path: Path) -> None:
+def test_an_empty_state_is_loaded_as_empty(empty: RecordDict, tmp_path: Path) -> None:
     store_state(tmp_path, 1, empty)
     assert list(load_state(tmp_path, before=2)) == list(empty)

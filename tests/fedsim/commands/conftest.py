@@ -1,4 +1,4 @@
-"""One step of one client, and the command that imports it."""
+"""Fixtures for `fedsim import`: a training step of one client, and a function that imports it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def step() -> tuple[Arrays, Arrays, dict[str, Tensor]]:
 
 @pytest.fixture
 def bring(tmp_path: Path) -> Callable[..., Result]:
-    """`fedsim import` of two files; settings are what is appended to `SETTINGS`, and --out is `out`."""
+    """A function that runs `fedsim import` on two files with `SETTINGS`, to which `more` is appended, into the folder `out`."""
 
     def go(before: Path, after: Path, more: str = "", *options: str, settings: str = SETTINGS) -> Result:
         (tmp_path / "settings.toml").write_text(settings + more)

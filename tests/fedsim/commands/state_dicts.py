@@ -1,4 +1,4 @@
-"""Files as users of other frameworks write them, and a network that fits."""
+"""Functions that write state dicts as users of other frameworks would, and the network that they belong to."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 def write(path: Path, arrays: Arrays) -> Path:
-    """With numpy alone, as a user of JAX or Keras would; .pt as torch.save writes it."""
+    """Write NumPy arrays to an .npz or .safetensors file, as a user of JAX or Keras would, or to a .pt file with torch.save."""
     if path.suffix == ".npz":
         np.savez(path, **arrays)
     elif path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""The command line: results on stdout, the rest on stderr, and an exit status that says whose fault it was."""
+"""Tests of the command line: results on stdout, all else on stderr, status 2 for wrong usage and 1 for work that failed."""
 
 import json
 import re
@@ -25,7 +25,7 @@ training = { learning_rate = 0.5, batch_size = 4, steps = 1 }
 """
 
 OURS = {"plain", "masked", "withhold", "in_gradient_units"}
-"""What no paper published."""
+"""Names that no paper has published."""
 
 
 @pytest.fixture
@@ -48,22 +48,22 @@ def words(text: str) -> str:
 
 
 def test_run_prints_one_json_document_on_stdout_and_nothing_else(small: Path) -> None:
-    """As a process of its own, so that nothing that Flower prints is missed."""
+    """The command runs in a separate process, so that the test sees everything that Flower prints."""
     call = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "small.toml", "--engine", "local", "--json"]
     done = subprocess.run([*call, "--out", "out"], capture_output=True, text=True, timeout=120, cwd=small.parent)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["run"], told["rounds"], told["complete"], len(told["clients"])) == ("out", 2, 6, 3)
-    assert [row["complete"] for row in told["per_round"]] == [3, 3]
+    result = json.loads(done.stdout)
+    assert (result["run"], result["rounds"], result["complete"], len(result["clients"])) == ("out", 2, 6, 3)
+    assert [row["complete"] for row in result["per_round"]] == [3, 3]
     assert "3 clients, 2 rounds; writes up to" in words(done.stderr)
     assert "Traceback" not in done.stderr
     assert "INFO" not in done.stderr
 
 
 def test_without_json_the_result_is_a_line_for_people(small: Path) -> None:
-    told = run()
-    assert told.exit_code == 0
-    assert "6 observations of 3 clients in 2 rounds" in words(told.stdout)
+    result = run()
+    assert result.exit_code == 0
+    assert "6 observations of 3 clients in 2 rounds" in words(result.stdout)
 
 
 def test_running_again_skips_what_is_done(small: Path) -> None:
@@ -86,9 +86,9 @@ def test_another_experiment_in_the_same_folder_is_refused(small: Path) -> None:
 
 
 def test_print_config_prints_what_would_run_and_runs_nothing(small: Path) -> None:
-    told = run("--print-config", "--set", "training.learning_rate=0.25", "--set", "defense=clip(1) | gaussian(0.1)")
-    assert told.exit_code == 0
-    (small.parent / "printed.toml").write_text(told.stdout)
+    result = run("--print-config", "--set", "training.learning_rate=0.25", "--set", "defense=clip(1) | gaussian(0.1)")
+    assert result.exit_code == 0
+    (small.parent / "printed.toml").write_text(result.stdout)
     printed = read(small.parent / "printed.toml")
     assert (printed.training.learning_rate, printed.defense, printed.rounds) == (0.25, "clip(1) | gaussian(0.1)", 2)
     assert not (small.parent / "out").exists()
@@ -113,14 +113,14 @@ def test_print_config_prints_what_would_run_and_runs_nothing(small: Path) -> Non
     ],
 )
 def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str], found: Callable[[Any], bool]) -> None:
-    told = run("--print-config", *(part for text in given for part in ("--set", text)))
-    assert told.exit_code == 0, told.stderr
-    (small.parent / "printed.toml").write_text(told.stdout)
+    result = run("--print-config", *(part for text in given for part in ("--set", text)))
+    assert result.exit_code == 0, result.stderr
+    (small.parent / "printed.toml").write_text(result.stdout)
     assert found(read(small.parent / "printed.toml"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--set", "sede=1"], "override: sede: unknown key"),
         (["--set", "training.lr=1"], "override: training.lr: unknown key"),
@@ -142,10 +142,10 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
         (["--out", "small.toml"], "small.toml"),
     ],
 )
-def test_wrong_usage_is_status_2_with_the_reason_on_stderr(small: Path, arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_status_2_with_the_reason_on_stderr(small: Path, arguments: list[str], expected: str) -> None:
     refused = run(*arguments)
     assert refused.exit_code == 2, refused.output
-    assert told in words(refused.stderr)
+    assert expected in words(refused.stderr)
     assert refused.stdout == ""
     assert not (small.parent / "out").exists()
 
@@ -169,14 +169,14 @@ def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatc
     assert "6 of 6 replies are missing, the first: OSError: sensor unplugged" in words(failed.stderr)
     assert "no client ever answered" in words(failed.stderr)
     assert "correct the cause, then fedsim delete" in words(failed.stderr)
-    for again in ((), ("--resume",)):  # what is done already is not done well
-        told = run("--json", *again)
-        assert (told.exit_code, told.stdout) == (1, "")
-        assert "no client ever answered: 6 of 6 replies are missing" in words(told.stderr)
-        assert "is done already" not in words(told.stderr)
+    for again in ((), ("--resume",)):  # a finished run without any answer is still a failure
+        result = run("--json", *again)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "no client ever answered: 6 of 6 replies are missing" in words(result.stderr)
+        assert "is done already" not in words(result.stderr)
 
 
-def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_replies_have_their_own_status_unless_failures_are_allowed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedsim.client.app as client_side
 
     real, calls = client_side.train, []
@@ -188,13 +188,13 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
         return real(*arguments, **named)
 
     monkeypatch.setattr(client_side, "train", sometimes)
-    told = run("--json")
-    assert told.exit_code == EXIT_FAILURES
-    assert "1 of 6 replies are missing, the first: MemoryError: [bold]full" in words(told.stderr)
+    result = run("--json")
+    assert result.exit_code == EXIT_FAILURES
+    assert "1 of 6 replies are missing, the first: MemoryError: [bold]full" in words(result.stderr)
     assert "1 reply is missing; fedsim show out lists the rounds; with --allow-failures the exit status would be 0" in words(
-        told.stderr
+        result.stderr
     )
-    assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(told.stdout)["per_round"]] == [
+    assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(result.stdout)["per_round"]] == [
         (3, 0, 0),
         (2, 1, 0),
     ]
@@ -203,7 +203,7 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
     assert words(again.stderr) == "1 of 6 replies are missing, the first: MemoryError: [bold]full out is done already"
 
 
-def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
+def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedsim.engine import engines as engine
@@ -215,15 +215,15 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
             on_words(line)
 
     monkeypatch.setattr(engine, "run_deployment", deployed)
-    told = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
-    assert told.exit_code == 0, told.stderr
-    assert all(told.stderr.count(line) == 1 for line in said)
-    assert "done; there is on the server" in words(told.stderr)
+    result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    assert result.exit_code == 0, result.stderr
+    assert all(result.stderr.count(line) == 1 for line in said)
+    assert "done; there is on the server" in words(result.stderr)
 
     said.append("not everything succeeded: 1 reply is missing; fedsim show there lists the rounds")
-    told = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
-    assert told.exit_code == EXIT_FAILURES
-    assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in words(told.stderr)
+    result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    assert result.exit_code == EXIT_FAILURES
+    assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in words(result.stderr)
     there = ("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert fedsim(*there, "--allow-failures").exit_code == 0
 
@@ -233,13 +233,13 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
 
     monkeypatch.setattr(engine, "run_deployment", here)
     monkeypatch.setattr("fedsim.server.outcome.check_end", lambda folder, tell: tell("6 of 6 replies are late"))
-    told = fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
-    assert (told.exit_code, told.stderr.count("6 of 6 replies are late")) == (0, 1)
+    result = fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
+    assert (result.exit_code, result.stderr.count("6 of 6 replies are late")) == (0, 1)
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_folder_that_cannot_be_made_is_named_with_the_mend(small: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_ray(*given: Any, **named: Any) -> None:  # which raises RuntimeError from what its server raised
+def test_a_folder_that_cannot_be_made_is_named_with_advice(small: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_ray(*given: Any, **named: Any) -> None:  # Ray wraps the server's error in a RuntimeError
         raise RuntimeError("failed") from NotADirectoryError(20, "Not a directory", "small.toml/out")
 
     monkeypatch.setattr("flwr.simulation.run_simulation", on_ray)
@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_mend(small: Path, engine
     assert "small.toml/out: Not a directory; a part of this path is a file; name a folder" in words(refused.stderr)
 
 
-def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:
+def test_resources_that_the_machine_lacks_end_a_ray_run_at_once(small: Path) -> None:
     refused = fedsim("run", "small.toml", "--out", "out", "--engine", "ray", "--client-cpus", "1000")
     assert refused.exit_code == 1
     assert "1000 CPUs" in refused.stderr
@@ -257,42 +257,42 @@ def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:
 
 def test_a_run_that_diverged_can_be_shown(small: Path) -> None:
     assert run("--set", "training.learning_rate=1e38", "--set", "training.steps=3").exit_code == EXIT_FAILURES
-    told = json.loads(fedsim("show", "out", "--json").stdout)
-    assert told["per_round"][-1]["loss"] is None
+    result = json.loads(fedsim("show", "out", "--json").stdout)
+    assert result["per_round"][-1]["loss"] is None
     assert fedsim("show", "out").exit_code == 0
 
 
 # --- show and list ---
 
 
-def test_show_tells_what_was_recorded(small: Path) -> None:
+def test_show_prints_what_was_recorded(small: Path) -> None:
     run("--set", "defense=clip(2)")
-    told = json.loads(fedsim("show", "out", "--json").stdout)
-    assert (told["model"], told["defense"], told["complete"]) == ("mlp(hidden=[4])", "clip(2)", 6)
-    assert told["data"] == {"shape": [1, 8, 8], "num_classes": 10}
-    assert told["training"]["batch_size"] == 4
+    result = json.loads(fedsim("show", "out", "--json").stdout)
+    assert (result["model"], result["defense"], result["complete"]) == ("mlp(hidden=[4])", "clip(2)", 6)
+    assert result["data"] == {"shape": [1, 8, 8], "num_classes": 10}
+    assert result["training"]["batch_size"] == 4
     metrics = [json.loads(line) for line in (small.parent / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["loss"], row["bytes"]) for row in told["per_round"]] == [(m["loss"], m["bytes_up"]) for m in metrics[1:]]
+    assert [(row["loss"], row["bytes"]) for row in result["per_round"]] == [(m["loss"], m["bytes_up"]) for m in metrics[1:]]
     people = words(fedsim("show", "out").stdout)
     assert "mlp(hidden=[4])" in people
     assert "clip(2)" in people
     assert f"{metrics[2]['loss']:.3f}" in people
-    assert len(told["clients"]) == 3
-    assert [(row["client"], row["rounds"], row["num_examples"]) for row in told["per_client"]] == [
-        (client, 2, [4, 4]) for client in told["clients"]
+    assert len(result["clients"]) == 3
+    assert [(row["client"], row["rounds"], row["num_examples"]) for row in result["per_client"]] == [
+        (client, 2, [4, 4]) for client in result["clients"]
     ]
-    assert all(client in people for client in told["clients"])
+    assert all(client in people for client in result["clients"])
     assert not re.search("gradient|network|inputs|secure", people)
 
 
-def test_show_tells_all_that_clients_do(small: Path) -> None:
+def test_show_prints_all_that_clients_do(small: Path) -> None:
     keys = {"gradient": "dp_sgd(max_norm=2.0, noise=0.5)", "network": "dropout(p=0.3)", "inputs": "mixup(alpha=2.0)"}
     run(*(part for key, value in keys.items() for part in ("--set", f"{key}={value}")), "--set", "secure_aggregation.threshold=2")
-    told, people = json.loads(fedsim("show", "out", "--json").stdout), words(fedsim("show", "out").stdout)
-    assert (told["secure_aggregation"]["threshold"], told["codec"]) == (2, "masked")
+    result, people = json.loads(fedsim("show", "out", "--json").stdout), words(fedsim("show", "out").stdout)
+    assert (result["secure_aggregation"]["threshold"], result["codec"]) == (2, "masked")
     for key in keys:
-        assert f"{key} {told[key]}" in people
-        assert told[key].startswith(keys[key].partition("(")[0])
+        assert f"{key} {result[key]}" in people
+        assert result[key].startswith(keys[key].partition("(")[0])
     assert "secure aggregation {'clients'" in people
     for head in ("complete", "masked", "failed", "bytes up", "accuracy"):  # at 80 columns
         assert head in people
@@ -300,7 +300,7 @@ def test_show_tells_all_that_clients_do(small: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "small.toml", "."])
-def test_show_refuses_what_is_no_run(small: Path, folder: str) -> None:
+def test_show_refuses_a_folder_that_is_no_run(small: Path, folder: str) -> None:
     refused = fedsim("show", folder, "--json")
     assert refused.exit_code == 2
     assert "is not a recording" in words(refused.stderr)
@@ -320,55 +320,55 @@ def test_show_refuses_what_is_no_run(small: Path, folder: str) -> None:
         ("strategies", {"FedAvg", "FedAdam"}),
     ],
 )
-def test_list_tells_every_name_with_one_line_and_its_arguments(kind: str, some: set[str]) -> None:
-    told = json.loads(fedsim("list", kind, "--json").stdout)
-    assert some <= set(told)
-    assert all(one["summary"] and "\n" not in one["summary"] for one in told.values())
+def test_list_prints_every_name_with_one_line_and_its_arguments(kind: str, some: set[str]) -> None:
+    result = json.loads(fedsim("list", kind, "--json").stdout)
+    assert some <= set(result)
+    assert all(one["summary"] and "\n" not in one["summary"] for one in result.values())
     people = fedsim("list", kind).stdout
-    assert [line.split()[0] for line in people.splitlines() if line[0] != " "] == list(told)
-    assert all(one["arguments"] in words(people) for one in told.values())
+    assert [line.split()[0] for line in people.splitlines() if line[0] != " "] == list(result)
+    assert all(one["arguments"] in words(people) for one in result.values())
 
 
 @pytest.mark.parametrize("kind", ["defenses", "gradients", "networks", "inputs"])
-def test_list_tells_the_reference_of_what_papers_published(kind: str) -> None:
-    told = json.loads(fedsim("list", kind, "--json").stdout)
-    without = {name for name, one in told.items() if not re.search(r"\b(19|20)\d\d\b", one["reference"])}
+def test_list_prints_the_reference_of_all_published_methods(kind: str) -> None:
+    result = json.loads(fedsim("list", kind, "--json").stdout)
+    without = {name for name, one in result.items() if not re.search(r"\b(19|20)\d\d\b", one["reference"])}
     assert without <= OURS
 
 
-def test_list_refuses_what_it_does_not_know() -> None:
+def test_list_refuses_an_unknown_kind() -> None:
     refused = fedsim("list", "attacks")
     assert refused.exit_code == 2
     assert "models, datasets, partitions, strategies, defenses, gradients, networks, inputs" in words(refused.stderr)
 
 
-def test_a_broken_package_does_not_hide_what_else_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_does_not_hide_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint, EntryPoints
 
     points = EntryPoints([EntryPoint(name="fog", value="no_such_package:fog", group="defenses")])
     monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: points.select(**wanted))
-    told = json.loads(fedsim("list", "defenses", "--json").stdout)
-    assert "cannot be loaded" in told["fog"]["summary"]
-    assert told["clip"]["arguments"] == "max_norm"
+    result = json.loads(fedsim("list", "defenses", "--json").stdout)
+    assert "cannot be loaded" in result["fog"]["summary"]
+    assert result["clip"]["arguments"] == "max_norm"
 
 
 @pytest.mark.parametrize("command", ["run", "show", "list"])
 def test_every_commands_help_has_an_example(command: str) -> None:
-    told = fedsim(command, "--help")
-    assert told.exit_code == 0
-    assert f"Example: fedsim {command}" in words(told.stdout)
+    result = fedsim(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: fedsim {command}" in words(result.stdout)
 
 
-def test_what_a_run_writes_is_its_owners(small: Path) -> None:
+def test_only_the_owner_can_read_the_folder_of_a_run(small: Path) -> None:
     run()
     assert stat.S_IMODE((small.parent / "out").stat().st_mode) == 0o700
 
 
-# --- names that are nearly right, versions and completion ---
+# --- misspelt names, versions and completion ---
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("ruonds = 3", "ruonds: unknown key. Did you mean 'rounds'?"),
         ("[training]\nlerning_rate = 1", "training.lerning_rate: unknown key. Did you mean 'learning_rate'?"),
@@ -377,15 +377,15 @@ def test_what_a_run_writes_is_its_owners(small: Path) -> None:
         ("colour = 1", "colour: unknown key"),
     ],
 )
-def test_a_key_that_is_nearly_right_is_suggested(tmp_path: Path, text: str, told: str) -> None:
+def test_a_misspelt_key_is_corrected(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "typo.toml").write_text(text)
     with pytest.raises(ValueError, match="unknown key") as refused:
         read(tmp_path / "typo.toml")
-    assert told in [line.removeprefix(f"{tmp_path / 'typo.toml'}: ") for line in str(refused.value).splitlines()]
+    assert expected in [line.removeprefix(f"{tmp_path / 'typo.toml'}: ") for line in str(refused.value).splitlines()]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ("defense=clp(1)", "Did you mean 'clip'?"),
         ("defense=clip(max_nrm=1)", "Did you mean 'max_norm'?"),
@@ -394,15 +394,15 @@ def test_a_key_that_is_nearly_right_is_suggested(tmp_path: Path, text: str, told
         ("gradient=dp_sdg(1, 1)", "Did you mean 'dp_sgd'?"),
     ],
 )
-def test_a_name_that_is_nearly_right_is_suggested(small: Path, given: str, told: str) -> None:
+def test_a_misspelt_name_is_corrected(small: Path, given: str, expected: str) -> None:
     refused = run("--set", given)
     assert refused.exit_code == 2, refused.output
-    assert told in words(refused.stderr)
+    assert expected in words(refused.stderr)
     assert not (small.parent / "out").exists()
 
 
 @pytest.mark.parametrize(("program", "given", "meant"), [("fedsim", "verfy", "verify"), ("attacker", "repaly", "replay")])
-def test_a_command_that_is_nearly_right_is_suggested_once(program: str, given: str, meant: str) -> None:
+def test_a_misspelt_command_is_corrected_once(program: str, given: str, meant: str) -> None:
     from attacker.cli import app as attacker
 
     refused = CliRunner().invoke({"fedsim": app, "attacker": attacker}[program], [given])
@@ -410,17 +410,17 @@ def test_a_command_that_is_nearly_right_is_suggested_once(program: str, given: s
     assert refused.stderr.count(f"Did you mean '{meant}'?") == 1
 
 
-def test_versions_are_told_and_nothing_else() -> None:
+def test_the_option_version_prints_the_versions() -> None:
     from importlib.metadata import version
 
-    told = fedsim("--version")
-    assert told.exit_code == 0
-    assert told.stdout.splitlines()[0] == f"fedleak {version('fedleak')}"
-    assert f"torch {version('torch')}" in told.stdout
+    result = fedsim("--version")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == f"fedleak {version('fedleak')}"
+    assert f"torch {version('torch')}" in result.stdout
 
 
 def test_shells_complete_commands_and_options() -> None:
-    """As a shell asks: the words so far in the environment, and the answer on stdout."""
+    """The words typed so far are in environment variables, as a shell passes them, and the completions are on stdout."""
 
     def complete(line: str) -> str:
         environment = {"_FEDSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}

@@ -1,4 +1,4 @@
-"""`fedsim verify`, `fedsim delete` and `fedsim run --resume`, as users type them."""
+"""Tests of the commands `fedsim verify`, `fedsim delete` and `fedsim run --resume`."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "done"
 
 
-def test_a_whole_recording_is_verified(finished: Path) -> None:
+def test_an_undamaged_recording_is_verified(finished: Path) -> None:
     told = run("verify", "done")
     assert told.exit_code == 0
     assert "9 of 9 observations of 3 rounds are intact" in told.stdout
@@ -50,7 +50,7 @@ def test_damage_is_named_and_is_status_1(finished: Path) -> None:
     assert "error" not in told.stderr
 
 
-def test_code_that_was_not_admitted_is_no_damage(finished: Path) -> None:
+def test_a_recording_that_names_unadmitted_code_is_not_called_damaged(finished: Path) -> None:
     path = finished / "recording" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"defense": "somebody:HALVE(keep=0.5)"}))
     told = run("verify", "done")
@@ -61,7 +61,7 @@ def test_code_that_was_not_admitted_is_no_damage(finished: Path) -> None:
     assert "fedsim --code somebody:HALVE verify done" in words
 
 
-def test_deleting_asks_and_takes_no_for_an_answer(finished: Path) -> None:
+def test_delete_asks_for_confirmation_and_respects_a_no(finished: Path) -> None:
     refused = run("delete", "done", answer="n\n")
     assert refused.exit_code == 1
     assert "Delete the run done" in refused.stderr
@@ -71,7 +71,7 @@ def test_deleting_asks_and_takes_no_for_an_answer(finished: Path) -> None:
     assert not finished.exists()
 
 
-def test_what_is_no_run_is_not_deleted(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     told = run("delete", str(tmp_path), "--yes")
     assert told.exit_code == 2
@@ -79,7 +79,7 @@ def test_what_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
+def test_an_unfinished_run_can_be_resumed(finished: Path) -> None:
     assert "done already" in run("run", "e.toml", "--out", "done", "--engine", "local", "--resume").stderr
 
     def stop(row: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Errors are one message on stderr and a status that says whose fault it was."""
+"""Tests of console output: an error is one message on stderr and an exit status, 2 if the user can correct it, else 1."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from fedsim.commands import console
 CONSOLES = (console.out, console.err)
 
 
-def test_nothing_is_turned_into_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_like_an_emoji_code_is_printed_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in CONSOLES:
         monkeypatch.setattr(one, "_file", io.StringIO())
         one.print(":abc: 127.0.0.1:100: a", Text.from_markup("plain"))
@@ -27,7 +27,7 @@ def test_nothing_is_turned_into_a_picture(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(autouse=True)
-def _stderr_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def _captured_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "err", Console(stderr=True, soft_wrap=True, highlight=False))
 
 
@@ -57,20 +57,20 @@ def test_an_error_is_one_message_and_a_status(
     with pytest.raises(typer.Exit) as left, console.report_errors(kept="half of it is there"):
         raise error
     assert left.value.exit_code == status
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert words in told.err
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert len(captured.err.splitlines()) == 1
 
 
-def test_a_reader_who_closed_the_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_pipe_prints_no_message(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as left, console.report_errors():
         raise BrokenPipeError
     assert left.value.exit_code == 1
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_of_the_program_itself_keeps_its_traceback() -> None:
+def test_an_error_in_the_program_itself_keeps_its_traceback() -> None:
     with pytest.raises(AssertionError, match="impossible"), console.report_errors():
         raise AssertionError("impossible")
     with pytest.raises(ValueError, match="told in full"), console.report_errors(verbose=True):
@@ -97,12 +97,12 @@ def test_an_assignment_is_toml_or_else_text(text: str, pair: tuple[str, object])
 
 
 @pytest.mark.parametrize("text", ["a", "", "=1", " =1"])
-def test_what_assigns_nothing_is_refused(text: str) -> None:
+def test_a_text_without_an_assignment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"--set {text}: write it as KEY=VALUE"):
         console.parse_assignment(text)
 
 
-def test_json_is_one_document_and_never_what_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_and_nan_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"a": [1, None, "é"]})
     assert json.loads(capsys.readouterr().out) == {"a": [1, None, "é"]}
     with pytest.raises(ValueError, match="JSON"):
@@ -110,8 +110,8 @@ def test_json_is_one_document_and_never_what_json_does_not_know(capsys: pytest.C
 
 
 @pytest.mark.parametrize("status", [1, 2, 130])
-def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status: int) -> None:
-    """Flower's server waits in a thread of its own, for an hour, where its clients cannot start."""
+def test_a_failure_ends_the_process_even_if_a_thread_is_still_running(status: int) -> None:
+    """Without this, Flower's server would wait in its own thread for an hour if its clients cannot start."""
     program = (
         "import threading, time, typer, warnings\n"
         "warnings.simplefilter('ignore')\n"
@@ -131,8 +131,8 @@ def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status:
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
-def test_the_status_is_the_commands(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that other tests left behind would end this process."""
+def test_the_exit_status_is_that_of_the_command(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is listed here, since threads of other tests would make `run_and_exit` end this process."""
     monkeypatch.setattr(console.threading, "enumerate", list)
     app = typer.Typer()
 
@@ -145,7 +145,7 @@ def test_the_status_is_the_commands(status: int, monkeypatch: pytest.MonkeyPatch
     assert (left.value.code or 0) == status
 
 
-def test_off_a_terminal_progress_is_told_line_by_line(
+def test_without_a_terminal_progress_is_printed_line_by_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "PROGRESS_SECONDS", 0.02)
@@ -157,9 +157,9 @@ def test_off_a_terminal_progress_is_told_line_by_line(
         bar.update(task, completed=3.25, words="loss 0.1")
         assert bar.tasks[ended].finished
         time.sleep(0.2)
-    told = capsys.readouterr().err.splitlines()
-    assert "federation: 3.25 of 20, loss 0.1, after 0:00:00" in told
-    assert "null: under way, after 0:00:00" in told
-    assert not any(line.startswith("ended") for line in told)
+    captured = capsys.readouterr().err.splitlines()
+    assert "federation: 3.25 of 20, loss 0.1, after 0:00:00" in captured
+    assert "null: under way, after 0:00:00" in captured
+    assert not any(line.startswith("ended") for line in captured)
     time.sleep(0.1)
-    assert not capsys.readouterr().err  # and nothing once it is over
+    assert not capsys.readouterr().err  # nothing is printed after the bar is closed

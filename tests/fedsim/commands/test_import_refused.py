@@ -1,4 +1,4 @@
-"""What cannot be imported is refused in one line, and what is hostile are not loaded."""
+"""Tests that files which cannot be imported are refused in one line, and that code in them is never run."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("files", "more", "told"),
+    ("files", "more", "expected"),
     [
         (
             broken(lambda a: a.update({"7.bias": np.float32([1, 2, 3])})),
@@ -107,20 +107,20 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_written(
-    tmp_path: Path, step: Any, bring: Any, files: Any, more: str, told: str
+def test_wrong_files_and_settings_are_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path, step: Any, bring: Any, files: Any, more: str, expected: str
 ) -> None:
     result = bring(*files(tmp_path, step), more)
     assert result.exit_code == 2
-    assert told in words(result)
+    assert expected in words(result)
     assert "Traceback" not in result.stderr
-    assert "weights_only" not in result.stderr  # the advice to run what is in there
+    assert "weights_only" not in result.stderr  # PyTorch's advice would run code in the file
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
 
 
 class Hostile:
-    """Makes a folder as soon as it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,10 +142,10 @@ def test_code_in_a_file_is_never_executed(tmp_path: Path, step: Any, bring: Any,
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "out").exists()
     torch.load(tmp_path / "b.pt", weights_only=False) if kind == "torch.save" else pickle.loads((tmp_path / "b.pt").read_bytes())
-    assert (tmp_path / "executed").exists()  # it would have been
+    assert (tmp_path / "executed").exists()  # the file is dangerous: unpickling it runs its code
 
 
-def test_a_checkpoint_with_the_state_dict_inside_is_told_from_one(tmp_path: Path, step: Any, bring: Any) -> None:
+def test_a_checkpoint_that_contains_a_state_dict_is_refused(tmp_path: Path, step: Any, bring: Any) -> None:
     torch.save({"epoch": 3, "model": {name: torch.from_numpy(a) for name, a in step[1].items()}}, tmp_path / "b.pt")
     result = bring(write(tmp_path / "a.npz", step[0]), tmp_path / "b.pt")
     assert result.exit_code == 2

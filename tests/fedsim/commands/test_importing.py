@@ -1,4 +1,4 @@
-"""Two state dicts of any framework become a recording that can be attacked."""
+"""Tests that two state dicts of any framework become a recording that can be attacked."""
 
 import re
 from pathlib import Path
@@ -23,11 +23,11 @@ def observed(tmp_path: Path) -> Observation:
 
 
 @pytest.mark.parametrize("kind", [".npz", ".safetensors", ".pt", ".pth"])
-def test_a_step_comes_back_as_the_clients_update(tmp_path: Path, step: Any, bring: Any, kind: str) -> None:
+def test_a_training_step_is_imported_as_the_clients_update(tmp_path: Path, step: Any, bring: Any, kind: str) -> None:
     before, after, gradient = step
-    told = bring(write(tmp_path / f"sent{kind}", before), write(tmp_path / f"back{kind}", after))
-    assert told.exit_code == 0, told.stderr
-    assert f"attacker replay {tmp_path / 'out'} --attack cpl" in " ".join(told.stdout.split())
+    result = bring(write(tmp_path / f"sent{kind}", before), write(tmp_path / f"back{kind}", after))
+    assert result.exit_code == 0, result.stderr
+    assert f"attacker replay {tmp_path / 'out'} --attack cpl" in " ".join(result.stdout.split())
     o = observed(tmp_path)
     assert (o.round, o.num_examples, o.payload.codec, o.model.name) == (1, 1, "weights", "lenet_dlg")
     for name, g in gradient.items():
@@ -37,10 +37,10 @@ def test_a_step_comes_back_as_the_clients_update(tmp_path: Path, step: Any, brin
         assert (error <= o.rounding[name] + 1e-7 * g.abs()).all()
 
 
-def test_out_of_float64_the_update_has_no_rounding_to_speak_of(tmp_path: Path, step: Any, bring: Any) -> None:
+def test_an_update_from_float64_weights_has_almost_no_rounding(tmp_path: Path, step: Any, bring: Any) -> None:
     before, _, gradient = step
     wide = {name: a.astype(np.float64) for name, a in before.items()}
-    tiny = {name: a - 1e-9 * gradient[name].double().numpy() for name, a in wide.items()}  # lost in float32
+    tiny = {name: a - 1e-9 * gradient[name].double().numpy() for name, a in wide.items()}  # too small for float32
     assert bring(write(tmp_path / "a.npz", wide), write(tmp_path / "b.npz", tiny)).exit_code == 0
     o = observed(tmp_path)
     assert (o.payload.codec, o.rounding) == ("dense", {})
@@ -50,7 +50,7 @@ def test_out_of_float64_the_update_has_no_rounding_to_speak_of(tmp_path: Path, s
 
 
 def to_keras(name: str, a: np.ndarray, chw: tuple[int, int, int]) -> np.ndarray:
-    """By hand, one weight after the other: kernels (height, width, in, out), and pixels flattened channels last."""
+    """Convert a weight to the layout of Keras with loops: kernels (height, width, in, out), pixels flattened channels last."""
     if a.ndim == 4:
         kernel = np.zeros((*a.shape[2:], a.shape[1], a.shape[0]), a.dtype)
         for o, i, y, x in np.ndindex(a.shape):
@@ -79,24 +79,24 @@ def keras_settings(names: Any, flatten: str) -> str:
     return f'layout = "keras"\nnames = {{ {table} }}\n{flatten}\n'
 
 
-def test_the_layout_of_keras_and_jax_comes_back_as_that_of_the_model(tmp_path: Path, step: Any, bring: Any) -> None:
+def test_the_layout_of_keras_and_jax_is_converted_to_that_of_the_model(tmp_path: Path, step: Any, bring: Any) -> None:
     files = [
         write(tmp_path / file, {keras_name(name): to_keras(name, a, (12, 2, 2)) for name, a in arrays.items()})
         for file, arrays in zip(("sent.npz", "back.npz"), step[:2], strict=True)
     ]
-    told = bring(*files, keras_settings(step[0], 'flatten = { "7.weight" = [12, 2, 2] }'))
-    assert told.exit_code == 0, told.stderr
+    result = bring(*files, keras_settings(step[0], 'flatten = { "7.weight" = [12, 2, 2] }'))
+    assert result.exit_code == 0, result.stderr
     o = observed(tmp_path)
     for name, a in step[0].items():
         assert torch.equal(o.weights[name], torch.from_numpy(a)), name
         assert torch.equal(o.payload.tensors[name], torch.from_numpy(step[1][name]))
 
 
-def test_no_shape_tells_in_which_order_pixels_were_flattened(tmp_path: Path, step: Any, bring: Any) -> None:
-    """Without `flatten` the import goes through, and the linear layer is another one: the settings' example says so."""
+def test_the_order_of_flattened_pixels_cannot_be_found_from_shapes(tmp_path: Path, step: Any, bring: Any) -> None:
+    """Without `flatten` the import succeeds with a permuted linear layer, which the example of the settings mentions."""
     arrays = [{keras_name(name): to_keras(name, a, (12, 2, 2)) for name, a in part.items()} for part in step[:2]]
-    told = bring(write(tmp_path / "a.npz", arrays[0]), write(tmp_path / "b.npz", arrays[1]), keras_settings(step[0], ""))
-    assert told.exit_code == 0
+    result = bring(write(tmp_path / "a.npz", arrays[0]), write(tmp_path / "b.npz", arrays[1]), keras_settings(step[0], ""))
+    assert result.exit_code == 0
     o = observed(tmp_path)
     assert torch.equal(o.weights["0.weight"], torch.from_numpy(step[0]["0.weight"]))
     assert not torch.allclose(o.weights["7.weight"], torch.from_numpy(step[0]["7.weight"]))
@@ -111,7 +111,7 @@ def net():
 """
 
 
-def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is_named(
+def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code(
     tmp_path: Path, bring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "their_net.py").write_text(NORMED)
@@ -129,9 +129,9 @@ def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is
     assert "imported only if you ask for it: repeat the command with --model their_net:net" in words(refused)
     refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
     assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
-    told = bring(*files, "", "--model", "their_net:net", settings=settings)
-    assert told.exit_code == 0, told.stderr
-    assert "--attack cpl --model their_net:net" in " ".join(told.stdout.split())
+    result = bring(*files, "", "--model", "their_net:net", settings=settings)
+    assert result.exit_code == 0, result.stderr
+    assert "--attack cpl --model their_net:net" in " ".join(result.stdout.split())
     o = observed(tmp_path)
     assert set(o.weights) == set(shapes)
     assert [o.buffers["1.running_var"].tolist(), o.buffers_after["1.running_var"].tolist()] == [[3, 4], [3.5, 4.5]]
@@ -145,10 +145,10 @@ def replay(tmp_path: Path, *options: str) -> Result:
     return CliRunner().invoke(attacker_app, call)
 
 
-def test_what_was_imported_can_be_attacked(tmp_path: Path, step: Any, bring: Any) -> None:
+def test_an_imported_update_can_be_attacked(tmp_path: Path, step: Any, bring: Any) -> None:
     assert bring(write(tmp_path / "a.npz", step[0]), write(tmp_path / "b.npz", step[1])).exit_code == 0
-    told = replay(tmp_path)
-    assert told.exit_code == 0, told.stderr
+    result = replay(tmp_path)
+    assert result.exit_code == 0, result.stderr
     from attacker.reconstruction import Reconstruction
 
     (file,) = (tmp_path / "out" / "reconstructions").rglob("00001-imported.safetensors")
@@ -165,7 +165,7 @@ def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, b
     assert "holds a recording already; choose another folder, or remove it with" in words(again)
 
 
-def test_the_example_of_the_settings_is_read_also_with_what_it_only_mentions(tmp_path: Path) -> None:
+def test_the_example_of_the_settings_can_be_read_also_with_its_commented_lines(tmp_path: Path) -> None:
     from fedsim.commands.import_updates import ImportSettings
 
     text = EXAMPLE.read_text()

@@ -1,4 +1,4 @@
-"""Starting points run as they are written, and nothing is overwritten."""
+"""Tests that the files written by `fedsim init` run unchanged, and that it overwrites nothing."""
 
 import importlib
 import sys
@@ -42,9 +42,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("arguments", [("photos",), ("imagefolder", "--data", "mine"), ("csv", "--data", "mine.csv")])
 def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str, ...]) -> None:
     kind, *data = arguments
-    told = fedsim("init", kind, "start", *data)
-    assert told.exit_code == 0, told.output
-    assert told.stdout.strip() == "fedsim run start/experiment.toml --out start/run"
+    result = fedsim("init", kind, "start", *data)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == "fedsim run start/experiment.toml --out start/run"
     experiment = read(folder / "start" / "experiment.toml", [("rounds", 1)])
     engine.run(FederationRun(experiment=experiment, out=folder / "start" / "run", client_seed=1), engine="local")
     assert sum(row.status == "complete" for row in Recording(folder / "start" / "run" / "recording").read_rows()) >= 4
@@ -52,7 +52,7 @@ def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str,
 
 @pytest.fixture
 def flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Flower app as `fedsim init` writes it, importable."""
+    """The folder of a Flower app that `fedsim init` wrote; its modules can be imported."""
     assert fedsim("init", "flower", "an app").exit_code == 0
     monkeypatch.syspath_prepend(str(folder / "an app"))
     yield folder / "an app"
@@ -77,7 +77,7 @@ def test_the_flower_app_is_recorded_in_its_own_folder_and_can_be_attacked(flower
     assert replay.run().done == 2
 
 
-def test_what_is_there_stays_and_nothing_else_is_written(folder: Path) -> None:
+def test_existing_files_are_kept_and_then_nothing_is_written(folder: Path) -> None:
     (folder / "start" / "app").mkdir(parents=True)
     (folder / "start" / "app" / "task.py").write_text("mine")
     refused = fedsim("init", "flower", "start")
@@ -88,19 +88,19 @@ def test_what_is_there_stays_and_nothing_else_is_written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [(("fotos",), "Did you mean 'photos'?"), (("photos", "--data", "mine"), "photos has its own data")],
 )
-def test_wrong_usage_is_refused(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_wrong_usage_is_refused(folder: Path, arguments: tuple[str, ...], expected: str) -> None:
     refused = fedsim("init", *arguments)
     assert refused.exit_code == 2
-    assert told in " ".join(refused.stderr.split())
+    assert expected in " ".join(refused.stderr.split())
     assert not (folder / "experiment.toml").exists()
 
 
-def test_the_quickstart_is_the_flower_app_with_batches_of_32(folder: Path) -> None:
-    told = fedsim("init", "quickstart", "demo")
-    assert told.exit_code == 0, told.output
-    assert "attacker audit demo" in told.stdout
+def test_the_quickstart_app_has_batches_of_32(folder: Path) -> None:
+    result = fedsim("init", "quickstart", "demo")
+    assert result.exit_code == 0, result.output
+    assert "attacker audit demo" in result.stdout
     config = tomllib.loads((folder / "demo" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert (config["examples"], config["batch-size"]) == (32, 32)

@@ -1,4 +1,4 @@
-"""The exit status of a run says whether what it recorded is of any use."""
+"""Tests of the exit status of a run, which says whether updates are missing or not finite."""
 
 from pathlib import Path
 
@@ -37,13 +37,13 @@ def test_a_run_that_went_well_ends_with_status_0(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize(("more", "status"), [((), EXIT_FAILURES), (("--allow-failures",), 0)])
-def test_updates_that_are_no_numbers_are_told(experiment: Path, more: tuple[str, ...], status: int) -> None:
+def test_updates_that_are_not_finite_are_reported(experiment: Path, more: tuple[str, ...], status: int) -> None:
     code, words = run(experiment, "--set", "training.learning_rate=1e38", *more)
     assert code == status
     assert ("lower training.learning_rate" in words) == bool(status)
 
 
-def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_client_that_fails_is_reported(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, seen = client_app.TruthWriter.write, set[str]()
 
     def fail_once(self: object, *given: object) -> None:
@@ -59,9 +59,7 @@ def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("threshold", "low"), [(3, False), (2, True)])
-def test_what_secure_aggregation_does_not_protect_against_is_said_at_the_start(
-    experiment: Path, threshold: int, low: bool
-) -> None:
+def test_limits_of_secure_aggregation_are_printed_at_the_start(experiment: Path, threshold: int, low: bool) -> None:
     code, words = run(
         experiment, "--set", "clients.count=4", "--set", f"secure_aggregation={{ threshold = {threshold}, clip = 1.0 }}"
     )

@@ -1,4 +1,4 @@
-"""Verifying finds each damaged file and changes nothing; deleting takes a run and nothing else."""
+"""Tests that verifying finds each damaged file and changes nothing, and that deleting removes a run and nothing else."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, manifest: Manifest, original: Path) -> Path:
-    """A whole run: three rounds of two clients, the last with nothing but a failure."""
+    """A complete run with three rounds of two clients; the last round holds only a failure."""
     if not original.exists():
         write(original, manifest)
     return Path(shutil.copytree(original, tmp_path / "run"))
@@ -66,7 +66,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 # --- verify ---
 
 
-def test_a_whole_run_is_whole_and_not_changed(run: Path) -> None:
+def test_an_undamaged_run_is_verified_and_not_changed(run: Path) -> None:
     before = contents(run)
     found = verify(run)
     assert found == Verified(folder=str(run), rounds=3, weights=3, observations=4, intact=4)
@@ -107,7 +107,7 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
     assert verify(run / "recording").damaged == ((named, reason),)
 
 
-def test_a_row_of_the_index_that_makes_no_sense_costs_that_row_only(run: Path) -> None:
+def test_an_invalid_row_of_the_index_is_named_and_the_others_are_verified(run: Path) -> None:
     change_index(run, "UPDATE observations SET num_examples = -1 WHERE round = 1 AND client = 'bert'")
     found = verify(run)
     assert (found.observations, found.intact) == (3, 3)
@@ -115,7 +115,7 @@ def test_a_row_of_the_index_that_makes_no_sense_costs_that_row_only(run: Path) -
 
 
 def test_damage_inside_the_index_that_no_row_shows_is_found(run: Path) -> None:
-    """An index beside the table that does not agree with it."""
+    """Here the SQL index `observations_by_client` contradicts its table, whose rows are all valid."""
     path = run / "recording" / "index.sqlite"
     with closing(sqlite3.connect(path)) as index:
         (page,) = index.execute("SELECT rootpage FROM sqlite_master WHERE name = 'observations_by_client'").fetchone()
@@ -140,7 +140,7 @@ def test_without_manifest_or_index_there_is_nothing_to_verify(run: Path, named: 
     assert str(run) not in reason
 
 
-def test_files_that_are_no_part_of_it_are_told(run: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_part_of_a_recording_are_listed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "many").write_text("")
     recording = run / "recording"
@@ -183,7 +183,7 @@ def test_truth_that_cannot_be_read_is_named(run: Path) -> None:
     assert found[0] == "truth/bert.jsonl"
 
 
-def test_what_is_no_recording_is_not_verified(tmp_path: Path) -> None:
+def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match=f"{folder} is neither a run nor a recording"):
             verify(folder)
@@ -209,7 +209,7 @@ def test_a_recording_is_deleted_and_the_run_around_it_stays(run: Path) -> None:
     assert identify_kind(run) == "run"
 
 
-def test_what_an_older_or_broken_one_is_can_be_deleted(run: Path) -> None:
+def test_a_run_with_a_broken_or_older_manifest_can_be_deleted(run: Path) -> None:
     (run / "recording" / "manifest.json").write_text('{"format_version": 1, ')
     (run / "experiment.toml").unlink()
     delete(run)
@@ -240,7 +240,7 @@ def test_what_an_older_or_broken_one_is_can_be_deleted(run: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_run_or_more_than_one_is_left_alone(run: Path, change: Callable[[Path], object], words: str) -> None:
+def test_folders_that_are_not_just_a_run_are_left_alone(run: Path, change: Callable[[Path], object], words: str) -> None:
     change(run)
     before = contents(run.parent)
     with pytest.raises(ValueError, match=words):
@@ -256,7 +256,7 @@ def test_a_recording_with_anything_else_in_it_is_left_alone(run: Path) -> None:
     assert contents(run) == before
 
 
-def test_what_is_no_folder_is_not_deleted(run: Path, tmp_path: Path) -> None:
+def test_links_files_and_missing_folders_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     with pytest.raises(ValueError, match="is a symbolic link; name the folder itself"):
         delete(tmp_path / "link")
@@ -267,7 +267,7 @@ def test_what_is_no_folder_is_not_deleted(run: Path, tmp_path: Path) -> None:
     assert verify(run).intact == 4
 
 
-def test_links_are_deleted_and_what_they_lead_to_is_not(run: Path, tmp_path: Path) -> None:
+def test_links_are_deleted_and_their_targets_are_not(run: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
@@ -280,7 +280,7 @@ def test_links_are_deleted_and_what_they_lead_to_is_not(run: Path, tmp_path: Pat
     assert (outside / "precious").read_text() == "x"
 
 
-def test_a_link_in_place_of_the_recording_goes_and_the_recording_stays(run: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_recording_is_deleted_and_the_recording_stays(run: Path, tmp_path: Path) -> None:
     (run / "recording").rename(tmp_path / "elsewhere")
     (run / "recording").symlink_to(tmp_path / "elsewhere")
     delete(run)
@@ -294,8 +294,10 @@ class PowerCut(Exception):
 
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("at", [*range(1, 12), *range(12, 36, 3)])
-def test_half_deleted_it_can_be_deleted_again(run: Path, at: int, marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off before each removal in turn: what is left is known for what it is until no file is left."""
+def test_a_deletion_that_was_interrupted_can_be_repeated(
+    run: Path, at: int, marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion is interrupted before one removal. The rest is still recognised as a run, as long as a file is left."""
     if not marked:
         (run / "experiment.toml").unlink()
     done = 0

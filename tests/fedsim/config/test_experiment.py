@@ -1,4 +1,4 @@
-"""An experiment is read once and strictly; what is wrong is named by file and key."""
+"""Tests of experiment files: unknown keys and wrong values are refused with the name of the file and of the key."""
 
 import re
 import tomllib
@@ -64,14 +64,14 @@ def test_the_complete_example_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "experiments").glob("*.toml")), ids=lambda path: path.stem)
-def test_the_experiments_that_are_shipped_would_run(path: Path, tmp_path: Path) -> None:
+def test_the_shipped_experiments_pass_all_checks(path: Path, tmp_path: Path) -> None:
     from fedsim.engine.run import FederationRun
 
     FederationRun(experiment=read(path), out=tmp_path / "run", device="cpu").check()
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_left_out_has_a_default(small: Path) -> None:
+def test_omitted_keys_have_defaults(small: Path) -> None:
     e = read(small)
     assert (e.seed, e.partition.name, e.strategy.name, e.defense, e.record.rounds) == (0, "iid", "FedAvg", "", "all")
     assert (e.training.momentum, e.training.shuffle, e.training.mode) == (0, True, "unstated")
@@ -82,7 +82,10 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
     ("line", "key"),
     [
         ("sede = 1", "sede: unknown key"),
-        ("client_seed = 1", "client_seed: unknown key"),  # a secret of the clients' is no part of what a server distributes
+        (
+            "client_seed = 1",
+            "client_seed: unknown key",
+        ),  # the server distributes experiments, and this is a secret of the clients
         ("clients.cuont = 1", "clients.cuont: unknown key"),
         ("training.lr = 0.1", "training.lr: unknown key"),
         ("record.round = 1", "record.round: unknown key"),
@@ -141,7 +144,7 @@ def test_a_wrong_key_or_value_is_named_with_its_file(small: Path, line: str, key
         read(small)
 
 
-def test_every_problem_is_told_at_once(small: Path) -> None:
+def test_all_problems_are_reported_at_once(small: Path) -> None:
     with pytest.raises(ExperimentError) as refused:
         read(small, [("sede", 1), ("rounds", 0), ("clients.cuont", 2)])
     assert len(str(refused.value).splitlines()) == 3
@@ -155,13 +158,13 @@ def test_a_missing_key_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"rounds = ", b"\xff", b"[a", b"rounds = 1\nrounds = 2"])
-def test_what_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.toml").write_bytes(content)
     with pytest.raises(ExperimentError, match=r"bad\.toml: not a TOML file"):
         read(tmp_path / "bad.toml")
 
 
-def test_a_missing_file_is_named_with_where_to_look(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_with_advice(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"none\.toml: no such file; examples are in deploy/experiments/"):
         read(tmp_path / "none.toml")
     with pytest.raises(ExperimentError, match=f"^{tmp_path} is not a regular file; copy its content into one$"):
@@ -169,7 +172,7 @@ def test_a_missing_file_is_named_with_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
     with pytest.raises(ExperimentError, match=r"deep\.toml: not a TOML file: it is nested too deeply; settings have only"):
         read(tmp_path / "deep.toml")
-    with pytest.raises(NotADirectoryError):  # the command line names the path and the mend
+    with pytest.raises(NotADirectoryError):  # the command line adds the path and advice
         read(tmp_path / "deep.toml" / "e.toml")
 
 
@@ -189,8 +192,8 @@ def test_an_experiment_is_frozen(small: Path) -> None:
         ([("clients.fraction", 0.5)], "clients.fraction", 0.5),
         ([("record.rounds", "1-2")], "record.rounds", "1-2"),
         ([("record.rounds", 1)], "record.rounds", "1"),  # as `--set record.rounds=1` reads
-        ([("training.epochs", 4)], "training.epochs", 4),  # which takes the steps away
-        ([("training.gradient_squeezing", 4)], "training.steps", 4),  # CPL's word for it
+        ([("training.epochs", 4)], "training.epochs", 4),  # replaces steps
+        ([("training.gradient_squeezing", 4)], "training.steps", 4),  # the name of steps in the CPL paper
         ([("training.gradient_squeezing", 4), ("training.steps", 2)], "training.steps", 2),
         ([("model", "lenet_dlg")], "model", Named(name="lenet_dlg")),
         ([("model.hidden", [7])], "model", Named.model_validate({"name": "mlp", "hidden": [7]})),
@@ -212,7 +215,7 @@ def test_overrides_reach_their_key_and_no_other(small: Path, overrides: list[tup
 
 
 @pytest.mark.parametrize("key", ["rounds.deep", "a.b", "training.steps.more", "", "."])
-def test_an_override_of_nothing_is_refused(small: Path, key: str) -> None:
+def test_an_override_of_an_unknown_key_is_refused(small: Path, key: str) -> None:
     with pytest.raises(ExperimentError, match=r"^override: "):
         read(small, [(key, 1)])
 
@@ -226,12 +229,12 @@ def test_an_override_of_nothing_is_refused(small: Path, key: str) -> None:
         ("model", "no_such_module:net", "override: model: cannot import no_such_module:net: "),
     ],
 )
-def test_an_error_of_an_override_does_not_blame_the_file(small: Path, key: str, value: Any, words: str) -> None:
-    with pytest.raises(ExperimentError, match=f"^{re.escape(words)}") as told:
+def test_an_error_in_an_override_does_not_name_the_file(small: Path, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ExperimentError, match=f"^{re.escape(words)}") as raised:
         read(small, [(key, value)], own=True)
-    assert str(small) not in str(told.value)
+    assert str(small) not in str(raised.value)
     small.write_text(small.read_text().replace("rounds = ", "rounds = -"))
-    with pytest.raises(ExperimentError, match=re.escape(f"{small}: rounds: ")):  # a fault of the file is the file's
+    with pytest.raises(ExperimentError, match=re.escape(f"{small}: rounds: ")):  # an error in the file names the file
         read(small, [("seed", 3)])
 
 
@@ -297,7 +300,7 @@ def test_rounds_are_read(text: str, rounds: set[int] | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "-1", "1-", "3-1", "a", "1..3", "1,,2", "1-2-3", "ALL", "1.5"])
-def test_rounds_that_are_none_are_refused_by_name(text: str) -> None:
+def test_invalid_rounds_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="rounds"):
         parse_rounds(text)
 

@@ -1,4 +1,4 @@
-"""Real data for those who have it, and a site to download from."""
+"""Fixtures: a folder of real data, if there is one, and a web site on this machine to download from."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data beside the repository, or where FEDLEAK_DATA says; tests that need it are skipped where it is absent."""
+    """A folder of real data, beside the repository or named by FEDLEAK_DATA; without it, the test is skipped."""
     given = os.environ.get("FEDLEAK_DATA")
     folder = Path(given) if given else Path(__file__).parents[4] / "shared" / "data"
     if not folder.is_dir():
@@ -23,7 +23,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
-    """A web site on this machine: the folder that it shows, and its address."""
+    """A web site on this machine, as the folder that it serves and its address."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.setenv("no_proxy", "*")

@@ -1,4 +1,4 @@
-"""Images from NumPy archives: what is read, and what is said of a file that cannot be."""
+"""Tests of images from NumPy archives: the values that are read, and messages for files that cannot be read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def archive(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("images", [GREY, COLOUR, COLOUR[..., :1]], ids=["grey", "colour", "one channel"])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64])
-def test_pixels_come_as_channels_first_in_zero_to_one(images: np.ndarray, kind: type, archive: Callable[..., str]) -> None:
+def test_images_are_channels_first_with_values_from_0_to_1(images: np.ndarray, kind: type, archive: Callable[..., str]) -> None:
     stored = images if kind is np.uint8 else (images / 255).astype(kind)
     data = datasets.npz(archive(images=stored, labels=LABELS))
     channels = 3 if images.shape[-1] == 3 else 1
@@ -41,7 +41,7 @@ def test_pixels_come_as_channels_first_in_zero_to_one(images: np.ndarray, kind: 
     assert data.test[:][1].tolist() == LABELS[[4, 9]].tolist()
 
 
-def test_a_file_of_its_own_is_held_out(archive: Callable[..., str]) -> None:
+def test_held_out_examples_can_be_in_a_second_file(archive: Callable[..., str]) -> None:
     train, test = archive(images=GREY, labels=LABELS), archive("test.npz", images=GREY[:2], labels=LABELS[:2])
     for data in (datasets.npz(train, test), datasets.load(f"npz:{train},{test}"), datasets.load("npz", train=train, test=test)):
         assert (len(data.train), len(data.test)) == (10, 2)
@@ -49,7 +49,7 @@ def test_a_file_of_its_own_is_held_out(archive: Callable[..., str]) -> None:
     assert len(datasets.load(f"npz:{train}").train) == 8
 
 
-def test_class_names_are_taken_and_count(archive: Callable[..., str]) -> None:
+def test_class_names_are_read_and_set_the_number_of_classes(archive: Callable[..., str]) -> None:
     data = datasets.npz(archive(images=GREY, labels=LABELS, class_names=np.array(["a", "b", "c", "d"])))
     assert (data.class_names, data.spec.num_classes) == (("a", "b", "c", "d"), 4)
 
@@ -108,12 +108,12 @@ def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words
         ({"images": GREY, "labels": LABELS + 1}, "label 3 is not one of the 3 classes"),
     ],
 )
-def test_a_held_out_file_must_go_with_the_other(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
+def test_a_held_out_file_must_match_the_training_file(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
     with pytest.raises(ValueError, match=words):
         datasets.npz(archive(images=GREY, labels=LABELS), archive("test.npz", **arrays))
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path, archive: Callable[..., str]) -> None:
+def test_a_file_that_is_no_archive_is_named(tmp_path: Path, archive: Callable[..., str]) -> None:
     whole = Path(archive(images=GREY, labels=LABELS)).read_bytes()
     np.save(tmp_path / "array.npy", GREY)
     contents = {
@@ -150,7 +150,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_one_file_may_hold_both(names: tuple[str, ...], archive: Callable[..., str]) -> None:
+def test_one_file_may_hold_training_and_held_out_examples(names: tuple[str, ...], archive: Callable[..., str]) -> None:
     path = archive(**dict(zip(names, (GREY, LABELS, GREY[:3], LABELS[:3]), strict=True)))
     data = datasets.npz(path)
     assert np.array_equal(data.train.values[:, 0], GREY)
@@ -160,12 +160,12 @@ def test_one_file_may_hold_both(names: tuple[str, ...], archive: Callable[..., s
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_without_a_held_out_array_every_fifth_is(names: tuple[str, ...], archive: Callable[..., str]) -> None:
+def test_without_held_out_arrays_every_fifth_example_is_held_out(names: tuple[str, ...], archive: Callable[..., str]) -> None:
     data = datasets.npz(archive(**{names[0]: GREY, names[1]: LABELS}))
     assert (len(data.train), len(data.test)) == (8, 2)
 
 
-def test_of_a_second_file_the_held_out_arrays_count(archive: Callable[..., str]) -> None:
+def test_a_second_file_with_both_parts_provides_its_held_out_arrays(archive: Callable[..., str]) -> None:
     one = archive(images=GREY, labels=LABELS)
     both = archive("both.npz", train_images=GREY, train_labels=LABELS, test_images=GREY[5:7], test_labels=LABELS[5:7])
     assert np.array_equal(datasets.npz(one, both).test.values[:, 0], GREY[5:7])
@@ -176,7 +176,7 @@ def test_labels_in_a_column_are_read(archive: Callable[..., str]) -> None:
     assert datasets.npz(archive(images=GREY, labels=LABELS[:, None])).train.labels.tolist() == [0, 1, 2, 0, 2, 0, 1, 2]
 
 
-def test_what_is_wrong_with_the_held_out_half_is_told(archive: Callable[..., str]) -> None:
+def test_wrong_held_out_arrays_are_refused_with_the_reason(archive: Callable[..., str]) -> None:
     path = archive(train_images=GREY, train_labels=LABELS, test_images=COLOUR, test_labels=LABELS)
     with pytest.raises(ValueError, match=r"shape \(3, 4, 6\), but those of"):
         datasets.npz(path)
@@ -196,7 +196,7 @@ def test_what_is_wrong_with_the_held_out_half_is_told(archive: Callable[..., str
         ("lfw/lfw64.npz", (3, 64, 64), (340, 84)),
     ],
 )
-def test_archives_in_the_wild_are_read(shared_data: Path, file: str, shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
+def test_public_archives_are_read(shared_data: Path, file: str, shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
     data = datasets.npz(str(shared_data / file))
     assert (data.spec.shape, (len(data.train), len(data.test))) == (shape, sizes)
     assert data.train.values.dtype == np.uint8

@@ -1,4 +1,4 @@
-"""Data sets by name: what is remembered, what is refused, and a hash of every value."""
+"""Tests of data sets that are loaded by name: caching, wrong arguments, and the hash of all values."""
 
 import tracemalloc
 from dataclasses import replace
@@ -26,7 +26,7 @@ def changed(data: Dataset, *, pixel: bool = False, label: bool = False, order: b
     return replace(data, train=replace(data.train, values=values, labels=labels))
 
 
-def test_the_hash_names_content_and_order() -> None:
+def test_the_hash_depends_on_content_and_order_of_training_examples_only() -> None:
     data = datasets.load("digits")
     original = data.compute_hash()
     assert changed(data).compute_hash() == original
@@ -67,7 +67,7 @@ def test_a_large_set_is_hashed_without_a_second_copy() -> None:
 # --- examples ---
 
 
-def test_a_subset_takes_values_labels_and_groups_along() -> None:
+def test_a_subset_selects_values_labels_and_groups() -> None:
     examples = Examples(values=np.eye(4, dtype=np.float32), labels=np.arange(4), groups={"ward": np.array(list("abab"))})
     for chosen in (np.array([3, 1]), np.array([False, True, False, True])):
         part = examples.select(chosen)
@@ -77,7 +77,7 @@ def test_a_subset_takes_values_labels_and_groups_along() -> None:
         assert np.array_equal(part.values.argmax(axis=1), part.labels)
 
 
-def test_parts_of_different_lengths_are_no_examples() -> None:
+def test_parts_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"equal lengths, got \[3, 4\]"):
         Examples(values=np.eye(4), labels=np.arange(4), groups={"ward": np.zeros(3)})
 
@@ -92,20 +92,20 @@ def test_pixels_stay_bytes_until_they_are_used() -> None:
 # --- by name ---
 
 
-def test_what_is_public_is_exactly_this() -> None:
+def test_the_module_exports_exactly_these_names() -> None:
     others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "describe", "load"}
     others |= {"is_code", "load_text", "parse_text", "split_name"}
     assert set(datasets.__all__) == {*DATASETS, *others}
     assert all(hasattr(datasets, name) for name in datasets.__all__)
 
 
-def test_every_data_set_says_what_it_is_in_a_line() -> None:
+def test_every_data_set_has_a_one_line_summary() -> None:
     for name in DATASETS:
         assert 30 < len(read_summary(DATASETS[name])) < 130, name
         assert read_summary(DATASETS[name]).endswith(".")
 
 
-def test_data_sets_are_loaded_once_a_process_and_setting() -> None:
+def test_data_sets_are_cached_by_their_arguments() -> None:
     assert datasets.load("photos", size=64) is datasets.load("photos", size=64)
     assert datasets.load("photos", size=64) is not datasets.load("photos", size=128)
 
@@ -126,7 +126,7 @@ def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[
         datasets.load(name, **arguments)
 
 
-def test_what_truth_says_of_a_data_set() -> None:
+def test_the_description_of_a_data_set_has_its_hash_and_size() -> None:
     data = datasets.load("digits")
     assert datasets.describe(data, data.name, {"a": 1}) == {
         "name": "digits",
@@ -136,7 +136,7 @@ def test_what_truth_says_of_a_data_set() -> None:
     }
 
 
-# --- what a data set must agree with ---
+# --- agreement with the specification ---
 
 
 def made(**changed: Any) -> Dataset:

@@ -1,4 +1,4 @@
-"""Tables: how columns of text become numbers, and what is said of a file that is no table."""
+"""Tests of CSV tables: how columns of text become numbers, and messages for files that cannot be read."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ WARD = """age, ward ,smokes,dose,sick
 90,west,no,nan,no
 60,east,NaN,0.001,yes
 """
-"""The fifth row is held out: an age and a ward that training never saw."""
+"""The fifth row is held out; its age and its ward are outside those of the training rows."""
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def write(tmp_path: Path) -> Write:
 
 
 def by_name(data: datasets.Dataset, name: str, *, held_out: bool = False) -> list[list[float]]:
-    """The values of a column's neighbours, row by row."""
+    """Return the values that a column of the file was converted to, row by row."""
     chosen = [i for i, column in enumerate(data.spec.columns) if column.name == name]
     return (data.test if held_out else data.train).values[:, chosen].tolist()
 
 
-def test_a_hand_example(write: Write) -> None:
+def test_a_small_table_is_converted_as_by_hand(write: Write) -> None:
     data = datasets.csv(write(WARD), ranges_from="clients")
     assert data.class_names == ("no", "yes")
     assert data.train.labels.tolist() == [0, 1, 0, 1, 1]
@@ -74,10 +74,10 @@ RECORDS = "age,ward,y\n" + "".join(f"{age},{ward},{i % 2}\n" for i, (age, ward) 
     [(20, "north"), (97, "burns"), ("?", "north"), (5, "south"), (30, "north"),
      (44, "south"), (51, "north"), (30, "?"), (60, "south"), (50, "south")]
 ))  # fmt: skip
-"""The fifth and the tenth row are held out. Clients have the youngest and the oldest, and the only one with burns."""
+"""The fifth and the tenth row are held out. Clients have the lowest and the highest age, and the only row with burns."""
 
 
-def test_by_default_nothing_of_clients_rows_is_in_the_public_specification(write: Write) -> None:
+def test_by_default_the_specification_reveals_no_value_of_clients_rows(write: Write) -> None:
     data = datasets.csv(write(RECORDS))
     assert [(c.name, c.low, c.high, c.category) for c in data.spec.columns] == [
         ("age", 30, 50, ""),
@@ -94,7 +94,7 @@ def test_by_default_nothing_of_clients_rows_is_in_the_public_specification(write
     assert by_name(data, "age", held_out=True) == [[0], [1]]
 
 
-def test_the_specification_stays_whatever_clients_hold(write: Write) -> None:
+def test_the_specification_does_not_depend_on_clients_rows(write: Write) -> None:
     changed = RECORDS.replace("97,burns", "103,rare").replace("5,south", "-3,north", 1)
     assert changed != RECORDS
     assert datasets.csv(write(RECORDS)).spec == datasets.csv(write(changed, "b.csv")).spec
@@ -103,7 +103,7 @@ def test_the_specification_stays_whatever_clients_hold(write: Write) -> None:
     assert clients[0].ranges_from == "clients"
 
 
-def test_ranges_and_categories_can_be_public(write: Write) -> None:
+def test_ranges_and_categories_can_be_given_as_public_knowledge(write: Write) -> None:
     known = {"ranges": {"age": [0, 100]}, "categories": {"ward": ["south", "burns", "north", "?"]}}
     data = datasets.load("csv", path=write(RECORDS), **known)
     assert data.spec.ranges_from == "public"
@@ -116,7 +116,7 @@ def test_ranges_and_categories_can_be_public(write: Write) -> None:
     assert (rest.spec.ranges_from, len(rest.spec.columns)) == ("clients", 5)
 
 
-def test_numbers_whose_categories_are_named_are_categories(write: Write) -> None:
+def test_a_column_of_numbers_with_given_categories_is_categorical(write: Write) -> None:
     data = datasets.csv(write(RECORDS), categories={"age": ["20", "30"]})
     assert [c.category for c in data.spec.columns if c.name == "age"] == ["20", "30"]
 
@@ -138,12 +138,12 @@ def test_numbers_whose_categories_are_named_are_categories(write: Write) -> None
         ({"ranges_from": "server"}, "ranges_from must be held_out or clients, got 'server'"),
     ],
 )
-def test_ranges_that_are_none_are_refused(arguments: dict[str, Any], words: str, write: Write) -> None:
+def test_invalid_ranges_and_categories_are_refused(arguments: dict[str, Any], words: str, write: Write) -> None:
     with pytest.raises(ValueError, match=words):
         datasets.csv(write(RECORDS), **arguments)
 
 
-def test_every_column_but_the_label_is_a_group(write: Write) -> None:
+def test_every_column_but_the_label_can_group_examples(write: Write) -> None:
     data = datasets.csv(write(WARD), drop=["ward"], ranges_from="clients")
     assert list(data.train.groups) == ["age", "ward", "smokes", "dose"]
     assert data.train.groups["ward"].tolist() == ["north", "south", "north", "?", "east"]
@@ -153,7 +153,7 @@ def test_every_column_but_the_label_is_a_group(write: Write) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    # thousandths: a range below ten machine epsilons is none to scikit-learn, and one to us
+    # multiples of 0.001: scikit-learn treats ranges below ten machine epsilons as zero, and this project does not
     numbers=st.lists(st.one_of(st.none(), st.integers(-(10**9), 10**9).map(lambda n: n / 1000)), min_size=12, max_size=30),
     words=st.lists(st.sampled_from(["a", "b", "c", "d", "?"]), min_size=30, max_size=30),
     source=st.sampled_from(["held_out", "clients"]),
@@ -184,7 +184,7 @@ def test_scaling_and_categories_are_those_of_scikit_learn(
     assert np.allclose(data.test.values, expected[~train], atol=1e-6)
 
 
-def test_a_split_column_is_heeded_and_is_no_feature(write: Write) -> None:
+def test_a_split_column_sets_the_held_out_rows_and_is_no_feature(write: Write) -> None:
     text = "a,y,split\n" + "".join(f"{i},{i % 2},{'test' if i in (1, 3, 4) else 'train'}\n" for i in range(8))
     data = datasets.csv(write(text))
     assert [c.name for c in data.spec.columns] == ["a"]
@@ -195,7 +195,7 @@ def test_a_split_column_is_heeded_and_is_no_feature(write: Write) -> None:
     assert np.array_equal(named.train.values, data.train.values)
 
 
-def test_a_column_called_split_that_says_something_else_is_a_feature(write: Write) -> None:
+def test_a_column_called_split_with_other_values_is_a_feature(write: Write) -> None:
     data = datasets.csv(write("split,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))))
     assert [c.name for c in data.spec.columns] == ["split"]
     assert len(data.test) == 2
@@ -217,7 +217,7 @@ def test_a_column_that_never_changes_is_zero(write: Write) -> None:
     assert data.spec.columns[0] == Column(name="a", low=7, high=7)
 
 
-def test_quotes_blank_lines_a_mark_in_front_and_other_delimiters_are_read(write: Write) -> None:
+def test_quotes_blank_lines_a_byte_order_mark_and_other_delimiters_are_read(write: Write) -> None:
     rows = [f'"x, {i % 3}";{i};{i % 2}' for i in range(10)]
     path = write("\ufeffname;n;y\r\n\r\n" + "\r\n".join(rows) + "\r\n", "t.csv.gz")
     data = datasets.csv(path, delimiter=";", ranges_from="clients")
@@ -265,7 +265,7 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         ),
     ],
 )
-def test_what_is_no_table_is_named_with_what_is_wrong(
+def test_wrong_tables_and_arguments_are_refused_with_the_reason(
     text: str, arguments: dict[str, Any], words: str | None, write: Write
 ) -> None:
     path = write(text)
@@ -287,7 +287,7 @@ def test_what_is_no_table_is_named_with_what_is_wrong(
         ("t.csv", b'a,y\n"' + b"x" * 200_000 + b'",1\n'),
     ],
 )
-def test_a_file_that_is_none_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}: not a table of comma-separated values"):
         datasets.csv(str(tmp_path / name))
@@ -298,8 +298,8 @@ def test_a_file_that_is_none_is_named(name: str, content: bytes, tmp_path: Path)
 # --- UCI Adult ---
 
 
-def test_adult_is_learned(shared_data: Path) -> None:
-    """A small network reaches what is published for it: some 85 % (Becker and Kohavi 1996 give 84 to 86 %)."""
+def test_a_network_learns_the_adult_data(shared_data: Path) -> None:
+    """A small network has an accuracy above 84 % (Becker and Kohavi 1996 give 84 to 86 %)."""
     data = datasets.load(f"csv:{shared_data / 'adult' / 'adult.csv.gz'}")
     assert (len(data.train), len(data.test), data.class_names) == (32_561, 16_281, ("<=50K", ">50K"))
     assert data.train.labels.sum() + data.test.labels.sum() == 11_687
@@ -319,7 +319,7 @@ def test_adult_is_learned(shared_data: Path) -> None:
     assert (functional_call(model, weights, (x,)).argmax(dim=1) == y).float().mean() > 0.84
 
 
-def test_however_small_its_range_a_column_is_scaled_by_it(write: Write) -> None:
+def test_a_column_with_a_tiny_range_is_scaled_as_well(write: Write) -> None:
     rows = "\n".join(f"{'4e-20' if i % 2 else '0'},{i % 2}" for i in range(10))
     data = datasets.csv(write(f"n,y\n{rows}\n"))
     assert data.train.values[:, 0].tolist() == [float(label) for label in data.train.labels]

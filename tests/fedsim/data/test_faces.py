@@ -1,4 +1,4 @@
-"""Labeled Faces in the Wild: the same as scikit-learn reads, with three invented people."""
+"""Tests of Labeled Faces in the Wild on three invented people: the images equal those that scikit-learn reads."""
 
 import tarfile
 from hashlib import sha256
@@ -16,7 +16,7 @@ PEOPLE = {"Ada_L": 15, "Bea_M": 3, "Ada_A": 14}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as scikit-learn leaves it."""
+    """A folder with the files of the data set as scikit-learn stores them."""
     root = tmp_path_factory.mktemp("faces")
     rng = np.random.default_rng(0)
     for person, count in PEOPLE.items():
@@ -73,7 +73,7 @@ def test_everything_is_downloaded_once(
     assert datasets.lfw(root=str(tmp_path / "root")).compute_hash() == data.compute_hash()
 
 
-def test_without_a_network_one_line_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_in_one_line_with_cause_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     targets = tuple(target._replace(url="http://127.0.0.1:9/") for target in _lfw.TARGETS)
     monkeypatch.setattr(_lfw, "TARGETS", targets)
@@ -83,7 +83,7 @@ def test_without_a_network_one_line_says_what_and_where(tmp_path: Path, monkeypa
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_what_cannot_be_is_refused(home: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_and_broken_photographs_are_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="size must be 32, 64 or 128, got 50"):
         datasets.lfw(50, root=str(home))
     with pytest.raises(ValueError, match="1 of 3 people have at least 15 photographs, but 2 people are needed; lower min_faces"):

@@ -1,4 +1,4 @@
-"""Images from a folder a class: what is read, in which order, and what is said of a picture that cannot be."""
+"""Tests of images from one folder for each class: values, order, and messages for images that cannot be read."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_every_fifth_image_of_each_class_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held_out", ["test", "val"])
-def test_folders_of_its_own_are_held_out(held_out: str, tmp_path: Path) -> None:
+def test_the_folders_test_and_val_are_held_out(held_out: str, tmp_path: Path) -> None:
     save(tmp_path / "train", {"a": 2, "b": 5})
     save(tmp_path / held_out, {"b": 1})
     data = datasets.imagefolder(str(tmp_path))
@@ -63,7 +63,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 def test_the_short_side_is_resized_and_the_middle_taken(
     width: int, height: int, size: int, channels: int, tmp_path: Path
 ) -> None:
-    """As torchvision does it."""
+    """The result equals that of torchvision, bit for bit."""
     save(tmp_path, {"a": 5, "b": 1})
     picture(width, height).save(tmp_path / "b" / "000.png")
     mode = "RGB" if channels == 3 else "L"
@@ -74,7 +74,7 @@ def test_the_short_side_is_resized_and_the_middle_taken(
     assert np.array_equal(data.train.values[-1], expected)
 
 
-def test_formats_modes_and_folders_within_are_read_and_the_rest_left_alone(tmp_path: Path) -> None:
+def test_formats_modes_and_subfolders_are_read_and_other_files_ignored(tmp_path: Path) -> None:
     save(tmp_path, {"b": 5})
     inner = tmp_path / "a" / "inner"
     inner.mkdir(parents=True)
@@ -94,10 +94,10 @@ def test_formats_modes_and_folders_within_are_read_and_the_rest_left_alone(tmp_p
     assert np.array_equal(grey, np.repeat(opened(tmp_path / "a" / "0.png", "L"), 3, axis=0))
 
 
-def test_a_picture_stands_as_its_camera_says(tmp_path: Path) -> None:
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
     save(tmp_path, {"a": 5, "b": 4}, "jpg")
     turned, exif = picture(), Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
+    exif[0x0112] = 6  # to be rotated clockwise
     turned.save(tmp_path / "b" / "004.jpg", exif=exif, quality=100, subsampling=0)
     plain = opened(tmp_path / "b" / "004.jpg")
     assert np.array_equal(datasets.imagefolder(str(tmp_path), size=20).test.values[-1], np.rot90(plain, -1, axes=(1, 2)))
@@ -126,7 +126,9 @@ def test_a_broken_picture_is_named(content: bytes | str, tmp_path: Path) -> None
         ({"a": 5, "b": 5}, {"mean": [0.5] * 3, "std": [1.0]}, "mean and std"),
     ],
 )
-def test_what_is_no_data_set_is_refused(classes: dict[str, int], arguments: dict[str, int], words: str, tmp_path: Path) -> None:
+def test_folders_and_arguments_that_give_no_data_set_are_refused(
+    classes: dict[str, int], arguments: dict[str, int], words: str, tmp_path: Path
+) -> None:
     save(tmp_path, classes)
     with pytest.raises(ValueError, match=words):
         datasets.imagefolder(str(tmp_path), **arguments)

@@ -1,4 +1,4 @@
-"""Data sets and state dicts that claim more than they hold, or are not files at all, are refused at once, by name."""
+"""Tests that hostile data sets and state dicts, such as those with false sizes, are refused fast and with little memory."""
 
 import io
 import os
@@ -26,7 +26,7 @@ IMAGES = np.zeros((10, 2, 2), np.uint8)
 
 
 @pytest.fixture(autouse=True)
-def ends_in_time_and_takes_no_memory() -> Iterator[None]:
+def _limited_time_and_memory() -> Iterator[None]:
     def late(*_: object) -> None:
         pytest.fail(f"took more than {SECONDS} seconds")
 
@@ -42,7 +42,7 @@ def ends_in_time_and_takes_no_memory() -> Iterator[None]:
 
 
 def npy(array: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> bytes:
-    """An array as a file, with another shape in its header."""
+    """Return the bytes of a .npy file, with another shape in its header if one is given."""
     file = io.BytesIO()
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(file, {**header, "shape": shape or array.shape})
@@ -75,7 +75,7 @@ def bomb(path: Path) -> Path:
 
 
 def lying_directory(path: Path) -> Path:
-    """The directory of the archive says other sizes than its entries."""
+    """Write an archive whose directory claims other sizes than its entries have."""
     archive(path, {"images.npy": npy(IMAGES), "labels.npy": npy(np.arange(10))})
     content = bytearray(path.read_bytes())
     at = content.index(b"PK\x01\x02")
@@ -109,7 +109,7 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_an_archive_is_refused_before_it_is_unpacked(name: str, tmp_path: Path) -> None:
+def test_a_hostile_archive_is_refused(name: str, tmp_path: Path) -> None:
     make, words = ARCHIVES[name]
     path = make(tmp_path / "data.npz")
     with pytest.raises(ValueError, match=words) as error:
@@ -118,14 +118,14 @@ def test_an_archive_is_refused_before_it_is_unpacked(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["seven terabytes", "a bomb", "a directory that lies", "objects", "a pipe", "no archive"])
-def test_a_state_dict_is_refused_alike(name: str, tmp_path: Path) -> None:
+def test_a_hostile_state_dict_is_refused(name: str, tmp_path: Path) -> None:
     path = ARCHIVES[name][0](tmp_path / "before.npz")
     with pytest.raises(ValueError, match=str(path)):
         _read_state_dict(path, 2**40)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
-def test_a_pipe_is_not_waited_for(suffix: str, tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting_for_it(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a regular file"):
         _read_state_dict(pipe(tmp_path / f"before{suffix}"), 2**40)
     with pytest.raises(FileNotFoundError, match="does not exist"):
@@ -147,7 +147,7 @@ def test_a_state_dict_far_larger_than_the_model_is_not_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta")], ids=["sparse", "without values"])
-def test_a_tensor_that_is_no_plain_one_is_refused(tmp_path: Path, odd: torch.Tensor) -> None:
+def test_sparse_and_meta_tensors_are_refused(tmp_path: Path, odd: torch.Tensor) -> None:
     torch.save({"w": odd}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"x\.pt"):
         _read_state_dict(tmp_path / "x.pt", 2**40)
@@ -170,7 +170,7 @@ def test_arrays_are_read_as_they_were_saved(tmp_path: Path) -> None:
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture without its pixels."""
+    """Return the header of a PNG file without any pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     return b"\x89PNG\r\n\x1a\n" + chunk
@@ -185,7 +185,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def test_a_picture_of_absurd_sides_is_refused(pictures: Path) -> None:
+def test_an_image_with_extreme_sides_is_refused(pictures: Path) -> None:
     assert len(datasets.load("imagefolder", path=str(pictures), size=4).train) == 8
     Image.new("L", (1, 200_000)).save(pictures / "cats" / "0.png")
     with pytest.raises(ValueError, match=r"0\.png.*1 x 200000 pixels"):
@@ -203,20 +203,20 @@ def test_a_picture_of_absurd_sides_is_refused(pictures: Path) -> None:
         ("imagefolder", {}, "is not a folder"),
     ],
 )
-def test_a_pipe_in_place_of_data_is_called_what_it_is(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:
+def test_a_pipe_in_place_of_data_is_refused(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((ValueError, NotADirectoryError), match=words):
         datasets.load(name, **{"train" if name == "npz" else "path": str(tmp_path / "pipe")}, **arguments)
 
 
-def test_a_picture_of_another_format_is_told_its_formats(pictures: Path) -> None:
+def test_for_an_image_of_an_unknown_format_the_message_lists_the_formats(pictures: Path) -> None:
     (pictures / "cats" / "0.png").write_bytes(b"GIF89a")
     with pytest.raises(ValueError, match=r"0\.png cannot be read \(its format is none of PNG, .*\); convert or remove it"):
         datasets.load("imagefolder", path=str(pictures), size=4)
 
 
 @pytest.mark.parametrize("size", [200_000, 0, 10**15])
-def test_a_size_that_no_memory_holds_is_refused(pictures: Path, size: int) -> None:
+def test_an_invalid_image_size_is_refused(pictures: Path, size: int) -> None:
     with pytest.raises(ValueError, match=f"size must be 1 to 4096 pixels, got {size}"):
         datasets.load("imagefolder", path=str(pictures), size=size)
 
@@ -230,7 +230,7 @@ def test_a_format_that_starts_another_program_is_not_opened(pictures: Path) -> N
         datasets.load("imagefolder", path=str(pictures), size=5)
 
 
-def test_a_pipe_among_pictures_is_left_alone(pictures: Path) -> None:
+def test_a_pipe_among_images_is_ignored(pictures: Path) -> None:
     os.mkfifo(pictures / "cats" / "8.png")
     started = time.monotonic()
     assert len(datasets.load("imagefolder", path=str(pictures), size=4).train) == 8

@@ -1,4 +1,4 @@
-"""Every way to split the examples is a partition: disjoint, none empty, all together."""
+"""Tests of partitions, which split the examples among clients: parts are disjoint, not empty, and contain all examples."""
 
 from collections import Counter
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsim.data import Examples
 from fedsim.data.partition import PARTITIONS, split
 
-# One setting of each registered partition that can split anything, and those with everything else they can do.
+# Partitions that can split any data among any number of clients.
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("iid", {}),
     ("dirichlet", {"alpha": 0.01}),
@@ -19,8 +19,8 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("dirichlet", {"alpha": 1e5}),
     ("by_label", {}),
 ]
-FUSSY: list[tuple[str, dict[str, Any]]] = [("k_classes", {"k": 2}), ("by_group", {"column": "ward"})]
-"""Those that some data and numbers of clients do not go with."""
+RESTRICTED: list[tuple[str, dict[str, Any]]] = [("k_classes", {"k": 2}), ("by_group", {"column": "ward"})]
+"""Partitions that cannot split some data sets, or not among some numbers of clients."""
 
 
 def examples(labels: Any, **groups: Any) -> Examples:
@@ -29,8 +29,8 @@ def examples(labels: Any, **groups: Any) -> Examples:
     return Examples(values=np.zeros((len(labels), 1), np.float32), labels=labels, groups=columns)
 
 
-def test_the_table_covers_every_registered_partition() -> None:
-    assert set(PARTITIONS) == {name for name, _ in SETTINGS + FUSSY}
+def test_the_settings_cover_every_registered_partition() -> None:
+    assert set(PARTITIONS) == {name for name, _ in SETTINGS + RESTRICTED}
 
 
 @settings(deadline=None, max_examples=60)
@@ -58,13 +58,13 @@ def test_iid_parts_differ_by_one_at_most(count: int, clients: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_iid_is_no_plain_cut() -> None:
+def test_iid_shuffles_the_examples() -> None:
     labels = np.repeat([0, 1], 500)
     first, _ = split(examples(labels), 2, seed=0, name="iid")
     assert 200 < labels[first].sum() < 300
 
 
-@pytest.mark.parametrize(("name", "arguments"), SETTINGS + FUSSY)
+@pytest.mark.parametrize(("name", "arguments"), SETTINGS + RESTRICTED)
 def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, Any]) -> None:
     data = examples(np.arange(200) % 4, ward=np.arange(200) % 17)
 
@@ -76,7 +76,7 @@ def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, Any]
 
 
 def skew(alpha: float, seed: int) -> float:
-    """How much of each client's data its commonest class makes up, on average: 1/4 is even, 1 is one class only."""
+    """Return the share of a client's most frequent class, averaged over clients: 1/4 is even, 1 is one class only."""
     labels = np.arange(4000) % 4
     parts = split(examples(labels), 8, seed=seed, name="dirichlet", alpha=alpha)
     return float(np.mean([np.bincount(labels[part], minlength=4).max() / len(part) for part in parts]))
@@ -121,7 +121,7 @@ def test_more_clients_than_examples_are_refused() -> None:
         split(examples(np.zeros(10, int)), 11, seed=0, name="iid")
 
 
-def test_a_data_set_without_groups_is_told() -> None:
+def test_a_data_set_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="no group column 'person'; it has no group columns; csv and lfw do"):
         split(examples(np.arange(10) % 2), 2, seed=0, name="by_group", column="person")
 
@@ -139,12 +139,12 @@ def test_a_client_for_each_class_holds_just_that_one() -> None:
     assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4, 5]]
 
 
-def test_with_fewer_clients_classes_are_dealt_in_turn() -> None:
+def test_with_fewer_clients_than_classes_the_classes_are_dealt_in_turn() -> None:
     labels = np.arange(70) % 7
     assert held(labels, split(examples(labels), 3, seed=0, name="by_label")) == [{0, 3, 6}, {1, 4}, {2, 5}]
 
 
-def test_with_more_clients_each_class_is_split_evenly_among_its_own() -> None:
+def test_with_more_clients_than_classes_each_class_is_split_evenly() -> None:
     labels = np.repeat([0, 1, 2], [10, 30, 2])
     parts = split(examples(labels), 8, seed=0, name="by_label")
     assert all(len(classes) == 1 for classes in held(labels, parts))
@@ -168,8 +168,8 @@ def test_a_class_has_no_more_clients_than_examples() -> None:
     k=st.integers(1, 7),
     seed=st.integers(0, 2**32),
 )
-def test_each_client_holds_exactly_k_classes_wherever_that_can_be(labels: list[int], clients: int, k: int, seed: int) -> None:
-    """It can be where each class is dealt to no more clients than it has examples, and that suffices (Gale and Ryser)."""
+def test_each_client_holds_exactly_k_classes_if_that_is_possible(labels: list[int], clients: int, k: int, seed: int) -> None:
+    """This is possible if sum(min(size of a class, clients)) is at least clients * k, by the theorem of Gale and Ryser."""
     data, sizes = examples(labels), Counter(labels)
     if clients > len(labels) or k > len(sizes) or sum(min(size, clients) for size in sizes.values()) < clients * k:
         with pytest.raises(ValueError, match=r"there are only|k must be|too few examples"):
@@ -180,19 +180,19 @@ def test_each_client_holds_exactly_k_classes_wherever_that_can_be(labels: list[i
     dealt = np.concatenate(parts).tolist()
     assert len(dealt) == len(set(dealt))
     kept = {labels[i] for i in dealt}
-    assert len(dealt) == sum(sizes[label] for label in kept)  # a class is given out whole, or not at all
+    assert len(dealt) == sum(sizes[label] for label in kept)  # either all examples of a class are used, or none
     assert len(kept) == min(len(sizes), clients * k)
     left = [sizes[label] for label in set(sizes) - kept]
     assert not left or max(left) <= min(sizes[label] for label in kept)
 
 
 def test_k_classes_of_even_data_are_shards_of_one_size() -> None:
-    """McMahan et al. 2017: a hundred clients, two classes each, as many examples for all."""
+    """The setting of McMahan et al. 2017: a hundred clients with two classes and the same number of examples each."""
     labels = np.arange(6000) % 10
     parts = split(examples(labels), 100, seed=0, name="k_classes", k=2)
     assert {len(part) for part in parts} == {60}
     pairs = Counter(tuple(sorted(classes)) for classes in held(labels, parts))
-    assert len(pairs) > 33  # of 45: a hundred draws at random miss five
+    assert len(pairs) > 33  # of 45 pairs; a hundred random draws would miss about five
 
 
 def test_a_large_class_has_more_clients() -> None:
@@ -211,7 +211,7 @@ def test_a_large_class_has_more_clients() -> None:
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-def test_a_group_is_with_one_client_and_sizes_are_balanced(wards: list[str], share: float, seed: int) -> None:
+def test_each_group_belongs_to_one_client_and_sizes_are_balanced(wards: list[str], share: float, seed: int) -> None:
     sizes = Counter(wards)
     clients = max(1, round(share * len(sizes)))
     column = np.array(wards, dtype=object)
@@ -220,7 +220,7 @@ def test_a_group_is_with_one_client_and_sizes_are_balanced(wards: list[str], sha
     assert all(len(part) for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(wards)))
     assert sum(len(set(column[part])) for part in parts) == len(sizes)
-    for part in parts:  # whoever got a group held the fewest examples before
+    for part in parts:  # each group was given to the client with the fewest examples
         assert len(part) - min(Counter(column[part]).values()) <= min(map(len, parts))
 
 

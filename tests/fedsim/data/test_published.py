@@ -1,4 +1,4 @@
-"""The usual benchmarks, from a site on this machine: what arrives, and what is said and left behind where it does not."""
+"""Tests of MNIST and CIFAR downloads from a site on this machine: values, caching, and what a failed download leaves."""
 
 import gzip
 import pickle
@@ -28,13 +28,13 @@ Site = tuple[Path, str]
 
 
 def idx(values: np.ndarray) -> bytes:
-    """The format of MNIST's files: a magic number, the sizes, the bytes."""
+    """Return an array in the format of MNIST's files: a magic number, the sizes, the bytes."""
     return struct.pack(f">{1 + values.ndim}I", 0x800 + values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
 def mnist_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """MNIST with twelve and seven digits."""
+    """A site with MNIST files of twelve training and seven test digits."""
     folder, address = site
     arrays = {
         "train-images-idx3": GREY,
@@ -54,7 +54,7 @@ def mnist_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture
 def cifar_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """CIFAR-10 with twelve training images in two batches, and five others."""
+    """A site with CIFAR-10 files of twelve training images in two batches, and five test images."""
     folder, address = site
     contents = {
         "data_batch_1": {"data": COLOUR[:8].reshape(8, -1), "labels": LABELS[:8].tolist()},
@@ -104,7 +104,7 @@ def test_cifar_is_downloaded_and_read(cifar_site: Site, tmp_path: Path) -> None:
     assert float(normalised) == pytest.approx((COLOUR[0, 2, 4, 5] / 255 - 0.44677) / 0.26159, rel=1e-5)
 
 
-def test_the_input_is_left_as_it_is_unless_asked(mnist_site: Site, tmp_path: Path) -> None:
+def test_inputs_are_not_normalised_by_default(mnist_site: Site, tmp_path: Path) -> None:
     root = str(tmp_path / "root")
     assert (datasets.mnist(root).spec.mean, datasets.mnist(root).spec.std) == ((0.0,), (1.0,))
     assert datasets.mnist(root, mean=[0.5], std=[0.25]).spec.std == (0.25,)
@@ -127,7 +127,7 @@ def test_the_cache_is_where_the_environment_says(
 
 
 def refused(load: Callable[..., Any], root: Path) -> str:
-    """What is said where the data cannot be had; nothing may be left behind, nor take long."""
+    """Return the message of a failed download, after checking that it was quick and left no files."""
     start = time.monotonic()
     with pytest.raises(FileNotFoundError) as failed:
         load(str(root))
@@ -141,7 +141,9 @@ def refused(load: Callable[..., Any], root: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
-def test_without_a_network_one_line_says_what_and_where(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_in_one_line_with_cause_and_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("no_proxy", "*")
     for kind in (published.MNIST, published.FashionMNIST):
         monkeypatch.setattr(kind, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
@@ -152,18 +154,18 @@ def test_without_a_network_one_line_says_what_and_where(name: str, tmp_path: Pat
     assert "Connection refused" in said
 
 
-def test_a_silent_server_is_given_up_on(mnist_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_from_a_silent_server_times_out(mnist_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(published.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
         monkeypatch.setattr(cache, "TIMEOUT_SECONDS", 0.2)
-        hung_up = Timer(4, silent.close)  # so that a client that waits for ever fails
+        hung_up = Timer(4, silent.close)  # ends the connection if the client waits too long
         hung_up.start()
         assert "timed out" in refused(datasets.mnist, tmp_path / "root")
         hung_up.cancel()
     assert socket.getdefaulttimeout() is None
 
 
-def test_half_a_download_is_not_in_the_way_of_the_next(mnist_site: Site, tmp_path: Path) -> None:
+def test_a_failed_download_can_be_repeated(mnist_site: Site, tmp_path: Path) -> None:
     last = mnist_site[0] / "t10k-labels-idx1-ubyte.gz"
     whole = last.read_bytes()
     last.write_bytes(whole[:-20])
@@ -172,13 +174,13 @@ def test_half_a_download_is_not_in_the_way_of_the_next(mnist_site: Site, tmp_pat
     assert len(datasets.mnist(str(tmp_path / "root")).test) == 7
 
 
-def test_a_cache_that_cannot_be_written_is_told(mnist_site: Site, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(mnist_site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError, match=r"mnist: .*file.* does not exist, and downloading it failed"):
         datasets.mnist(str(tmp_path / "file"))
 
 
-def test_damaged_files_are_named_with_the_mend(mnist_site: Site, tmp_path: Path) -> None:
+def test_damaged_files_are_named_with_advice(mnist_site: Site, tmp_path: Path) -> None:
     root = tmp_path / "root"
     datasets.mnist(str(root))
     images = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
@@ -201,7 +203,7 @@ def test_a_changed_batch_of_cifar_is_never_unpickled(cifar_site: Site, tmp_path:
         datasets.cifar10(str(tmp_path / "root"))
 
 
-def test_another_process_may_be_quicker(tmp_path: Path) -> None:
+def test_data_that_another_process_downloaded_meanwhile_are_kept(tmp_path: Path) -> None:
     def fetch(own: str) -> None:
         for place, words in ((Path(own) / "part", "mine"), (tmp_path / "part", "theirs")):
             place.mkdir()

@@ -1,4 +1,4 @@
-"""Data sets that come with other packages: values in [0, 1], and held-out examples that share nothing with the others."""
+"""Tests of data sets that other packages contain: values in [0, 1], and held-out examples separate from training examples."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (1
 
 
 def photograph(name: str) -> np.ndarray:
-    """Read with another library than the one under test."""
+    """Read a photograph with another library than the code under test uses."""
     package, file = PHOTOGRAPHS[name]
     return np.asarray(Image.open(Path(str(files(package))) / file).convert("RGB"))
 
@@ -37,7 +37,7 @@ def test_every_data_set_keeps_its_own_specification(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer", "lfw_patches"])
-def test_nothing_is_held_out_and_trained_on(name: str) -> None:
+def test_no_example_is_both_held_out_and_used_for_training(name: str) -> None:
     data = datasets.load(name)
     train = {row.tobytes() for row in data.train.values}
     assert not train & {row.tobytes() for row in data.test.values}
@@ -49,7 +49,7 @@ def test_nothing_is_held_out_and_trained_on(name: str) -> None:
 def test_photos_are_windows_of_a_grid_with_a_border_between_training_and_the_rest(
     size: int, scale: int | None, resolved: int
 ) -> None:
-    """The whole data set once more, from the pictures: grid, averages, contrast, and regions apart."""
+    """Compare the data set with a second implementation: grid, averages, minimal contrast, and separate regions."""
     data = datasets.photos(size, scale)
     step = size * resolved
     expected: dict[str, list[tuple[int, np.ndarray]]] = {"train": [], "test": []}
@@ -74,7 +74,7 @@ def test_photos_are_windows_of_a_grid_with_a_border_between_training_and_the_res
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_no_photo_is_flat(size: int) -> None:
+def test_every_photo_has_the_minimal_contrast(size: int) -> None:
     data = datasets.photos(size)
     for examples in (data.train, data.test):
         assert (examples[:][0].flatten(1).std(dim=1) >= MIN_CONTRAST - 1e-3).all()
@@ -97,7 +97,7 @@ def test_digits_hold_out_every_fifth() -> None:
     assert data.train.labels.tolist() == loaded.target[kept].tolist()
 
 
-def test_the_table_is_scaled_by_the_ranges_of_the_rows_that_no_client_holds() -> None:
+def test_the_table_is_scaled_by_the_ranges_of_held_out_rows() -> None:
     from sklearn.datasets import load_breast_cancer
 
     loaded, data = load_breast_cancer(), datasets.load("breast_cancer")
@@ -109,7 +109,7 @@ def test_the_table_is_scaled_by_the_ranges_of_the_rows_that_no_client_holds() ->
     assert np.allclose(data.train.values, expected[np.arange(569) % 5 != 4], atol=1e-6)
 
 
-def test_the_table_can_be_scaled_by_the_ranges_of_all_rows_and_says_so() -> None:
+def test_the_table_can_be_scaled_by_the_ranges_of_all_rows() -> None:
     from sklearn.datasets import load_breast_cancer
 
     loaded, data = load_breast_cancer(), datasets.load("breast_cancer", ranges_from="clients")
@@ -124,7 +124,7 @@ def test_the_table_can_be_scaled_by_the_ranges_of_all_rows_and_says_so() -> None
     assert np.array_equal(low, loaded.data.min(axis=0))
 
 
-def test_patches_are_the_faces_and_the_others_that_scikit_image_gives() -> None:
+def test_patches_are_those_of_scikit_image() -> None:
     from skimage.data import lfw_subset
 
     pictures, data = lfw_subset(), datasets.load("lfw_patches")

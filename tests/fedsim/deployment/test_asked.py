@@ -1,4 +1,4 @@
-"""What is asked of Flower, and what its answers mean: its commands are played by a script."""
+"""Tests of the commands that deployments give to Flower, and of its answers; a shell script stands in for `flwr`."""
 
 import json
 import os
@@ -30,7 +30,7 @@ LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
-    """Submit to a `flwr` that runs as this shell script says on `run`, and on `list`."""
+    """A function that submits a run to a fake `flwr`, given the shell code of its commands `run` and `list`."""
 
     def submit(run: str, listed: str) -> Submitted:
         script = tmp_path / "bin" / "flwr"
@@ -45,7 +45,7 @@ def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
 
 
 @pytest.fixture(autouse=True)
-def _played_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_flwr_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.deployment.processes._make_path", lambda: f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("fedsim.deployment.flower_commands.ANSWER_SECONDS", 0.0)
 
@@ -54,7 +54,7 @@ def status(words: str) -> str:
     return f'echo \'{{"runs": [{{"status": "{words}"}}]}}\''
 
 
-def test_a_run_that_failed_is_told_from_one_that_completed_though_flwr_run_ends_with_0_for_both(
+def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(
     play: Callable[[str, str], Submitted],
 ) -> None:
     watched: list[int] = []
@@ -70,7 +70,7 @@ def listed(status: str, details: str) -> str:
     return f"cat <<'END'\n{json.dumps({'runs': [{'status': status, 'status-details': details}]})}\nEND"
 
 
-def test_the_cause_is_what_the_superlink_says_of_the_run_also_where_the_log_broke_off(
+def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
     play: Callable[[str, str], Submitted],
 ) -> None:
     said = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
@@ -79,21 +79,23 @@ def test_the_cause_is_what_the_superlink_says_of_the_run_also_where_the_log_brok
 
 
 @pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
-def test_a_server_that_died_without_a_word_is_told_with_the_mend(details: str, play: Callable[[str, str], Submitted]) -> None:
+def test_a_server_that_died_without_a_message_is_reported_with_advice(
+    details: str, play: Callable[[str, str], Submitted]
+) -> None:
     words = "the server's process exited without a message; see its log, start it again and continue with --resume"
     with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
         play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
 
 
-def test_a_run_that_somebody_stopped_did_not_die(play: Callable[[str, str], Submitted]) -> None:
+def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], Submitted]) -> None:
     with pytest.raises(RunFailed, match=r"^the run ended as finished:stopped$"):
         play("echo 'Successfully started run 17'", listed("finished:stopped", "N/A")).wait(lambda: None)
 
 
-def test_the_servers_own_warnings_are_passed_on_from_the_log_each_once_and_nothing_else_is(
+def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
     play: Callable[[str, str], Submitted], tmp_path: Path
 ) -> None:
-    """The server's code writes them, through Flower's own formatter, and the runner finds them again."""
+    """The project's server code logs them through Flower's formatter, between warnings of Flower, and the runner finds them."""
     log = tmp_path / "said.log"
     program = (
         "import logging\n"
@@ -118,7 +120,7 @@ def test_the_servers_own_warnings_are_passed_on_from_the_log_each_once_and_nothi
     ]
 
 
-def test_warnings_that_came_after_the_stream_of_the_log_broke_off_are_passed_on_from_the_whole_log(
+def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
     play: Callable[[str, str], Submitted], tmp_path: Path
 ) -> None:
     first, last = "2 of 3 clients are connected; start the others", "not everything succeeded: 1 reply is missing"
@@ -133,20 +135,20 @@ def test_warnings_that_came_after_the_stream_of_the_log_broke_off_are_passed_on_
     assert heard == [first, last]
 
 
-def test_a_run_that_was_not_started_or_is_not_known_any_more_is_no_success(play: Callable[[str, str], Submitted]) -> None:
+def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], Submitted]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run: .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
     with pytest.raises(NotReached, match="does not say how the run ended: gone"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
-def test_what_flower_says_as_json_is_told_as_words(play: Callable[[str, str], Submitted]) -> None:
+def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], Submitted]) -> None:
     refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
     with pytest.raises(NotReached, match=r"does not say how the run ended: The SuperLink is unavailable\. 1$"):
         play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
 
 
-def test_one_that_never_answers_is_not_waited_for_without_end(
+def test_a_superlink_that_never_answers_is_given_up_on(
     play: Callable[[str, str], Submitted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
@@ -157,10 +159,10 @@ def test_one_that_never_answers_is_not_waited_for_without_end(
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_run_that_failed_with_its_superlink_is_continued_and_no_other(
+def test_only_runs_that_fail_after_an_outage_of_the_superlink_are_continued(
     is_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run fails, after a moment without an answer if `is_lost`; the second completes."""
+    """If `is_lost`, the SuperLink once does not answer before the first run fails; then a second run completes the first."""
     monkeypatch.setattr("fedsim.deployment.flower_commands.ANSWER_SECONDS", 60.0)
     runs, asked = tmp_path / "runs", tmp_path / "asked"
     script = tmp_path / "bin" / "flwr"
@@ -193,7 +195,7 @@ def test_a_run_that_failed_with_its_superlink_is_continued_and_no_other(
     assert heard[1].endswith("so the run continues from its last finished round")
 
 
-def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_path: Path) -> None:
+def test_the_submitted_app_has_the_components_and_settings_of_the_project_and_no_code(tmp_path: Path) -> None:
     own = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     sent: Any = APP_PROJECT["tool"]["flwr"]["app"]  # type: ignore[index]
     assert sent["components"] == own["components"]
@@ -210,7 +212,7 @@ def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
             commands.format_config({"data": path})
 
 
-def test_no_keys_are_no_clients(tmp_path: Path) -> None:
+def test_a_folder_without_public_keys_cannot_be_enrolled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no public keys of clients \(\*\.pub\)"):
         enrol(LINK, tmp_path, home=tmp_path / "home")
 
@@ -219,28 +221,28 @@ def context(run: dict[str, Any], node: dict[str, Any]) -> Any:
     return SimpleNamespace(run_config=run, node_config=node)
 
 
-def test_a_client_takes_part_in_what_it_agreed_to_and_in_nothing_else(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable[..., Any], tmp_path: Path) -> None:
     agreed = tiny(defense="clip(1)")
     (tmp_path / "e.toml").write_text(agreed.to_toml())
     own = {"partition-id": 0, "data": "digits", "private": str(tmp_path / "p"), "truth": str(tmp_path / "t")}
     node = {**own, "experiment": str(tmp_path / "e.toml"), "client-seed": 3}
-    told = {"experiment": "", "out": "/out", "resume": False, "threads": 2}
-    run = flower.find_client_run(context({**told, "settings": agreed.to_toml()}, node))
+    asked_for = {"experiment": "", "out": "/out", "resume": False, "threads": 2}
+    run = flower.find_client_run(context({**asked_for, "settings": agreed.to_toml()}, node))
     assert run.experiment == agreed
     assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
     assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
     with pytest.raises(ValueError, match="asks for another experiment than this client agreed to"):
-        flower.find_client_run(context({**told, "settings": tiny(defense="").to_toml()}, node))
-    assert flower.find_client_run(context({**told, "settings": tiny().to_toml()}, own)).experiment == tiny()
+        flower.find_client_run(context({**asked_for, "settings": tiny(defense="").to_toml()}, node))
+    assert flower.find_client_run(context({**asked_for, "settings": tiny().to_toml()}, own)).experiment == tiny()
 
 
-def test_the_server_is_told_where_the_public_facts_are_and_nothing_of_a_client(tiny: Callable[..., Any]) -> None:
-    told = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
-    run = flower.find_server_run(context(told, {"data": "digits"}))
+def test_the_server_gets_the_public_folder_and_no_settings_of_a_client(tiny: Callable[..., Any]) -> None:
+    asked_for = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
+    run = flower.find_server_run(context(asked_for, {"data": "digits"}))
     assert (run.places, run.resume, run.client_seed) == (Places(public=Path("/public")), True, None)
 
 
-def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_start_command_of_a_party_uses_its_own_files(tiny: Callable[..., Any], tmp_path: Path) -> None:
     layout = prepare(tiny(), tmp_path / "federation")
     address = f"127.0.0.1:{find_free_port()}"
     command = make_command("client-1", layout, address)
@@ -267,7 +269,7 @@ def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[
             make_command(party, layout, address)
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_refused_before_the_start(tiny: Callable[..., Any], tmp_path: Path) -> None:
     from socket import socket
 
     layout = prepare(tiny(), tmp_path / "federation")
@@ -280,7 +282,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[...,
 
 
 @pytest.mark.skipif(mounts.explain_missing_isolation() != "", reason=mounts.explain_missing_isolation())
-def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
+def test_an_isolated_process_sees_only_its_mounts_and_writes_only_to_writable_ones(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import subprocess
@@ -302,10 +304,10 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
         "shared": "shared",
         "theirs": "theirs",
     }
-    assert not any(stages.iterdir())  # nothing is left behind
+    assert not any(stages.iterdir())  # no temporary files are left
 
 
-def test_a_folder_is_prepared_after_an_invalid_number_of_days_was_corrected(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_folder_can_be_prepared_after_a_refused_number_of_days(tiny: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="between 1 and 825, got 900"):
         prepare(tiny(), tmp_path / "federation", days=900)
     assert prepare(tiny(), tmp_path / "federation").experiment.exists()

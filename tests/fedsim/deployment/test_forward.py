@@ -1,4 +1,4 @@
-"""What stands before a service that has no way out: it hands bytes on in both directions, to one address."""
+"""Tests of the proxy in front of a service without internet access: it forwards bytes both ways, to one address."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def ask(port: int, content: bytes) -> bytes:
         writer.close()
 
 
-def test_bytes_are_handed_on_until_either_side_ends() -> None:
+def test_bytes_are_forwarded_until_the_service_closes() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readexactly(200_000)
         writer.write(asked[::-1] * 3)
@@ -38,7 +38,7 @@ def test_bytes_are_handed_on_until_either_side_ends() -> None:
         assert found == (b"x" + bytes([number]) * 199_999) * 3
 
 
-def test_where_nothing_answers_the_connection_ends() -> None:
+def test_without_a_service_the_connection_is_closed() -> None:
     async def run() -> bytes:
         gone = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         target = gone.sockets[0].getsockname()[:2]

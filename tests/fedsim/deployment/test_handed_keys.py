@@ -1,4 +1,4 @@
-"""Certificates and keys: that TLS believes them, that Flower reads them, and that they go where they belong."""
+"""Tests of certificates and keys: TLS accepts them, Flower and OpenSSH read them, and only their owner can."""
 
 import ssl
 import stat
@@ -36,7 +36,7 @@ def served(root: Path) -> HTTPServer:
     return server
 
 
-def test_tls_believes_a_certificate_of_this_authority_and_of_no_other(tmp_path: Path) -> None:
+def test_tls_accepts_a_certificate_of_this_authority_and_of_no_other(tmp_path: Path) -> None:
     server = served(tmp_path / "a")
     try:
         port = server.server_address[1]
@@ -51,7 +51,7 @@ def test_tls_believes_a_certificate_of_this_authority_and_of_no_other(tmp_path: 
         server.server_close()
 
 
-def test_a_certificate_names_the_hosts_and_holds_for_the_days_that_were_asked_for(tmp_path: Path) -> None:
+def test_a_certificate_names_the_given_hosts_and_is_valid_for_the_given_days(tmp_path: Path) -> None:
     made = make_server(tmp_path, ["link.example.org", "10.77.0.1"], days=30)
     certificate = x509.load_pem_x509_certificate(made.certificate.read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -61,7 +61,7 @@ def test_a_certificate_names_the_hosts_and_holds_for_the_days_that_were_asked_fo
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority.read_bytes()))
 
 
-def test_what_is_there_is_kept_and_a_new_certificate_is_of_the_same_authority(tmp_path: Path) -> None:
+def test_existing_files_are_kept_and_a_new_certificate_has_the_same_authority(tmp_path: Path) -> None:
     made = make_server(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert make_server(tmp_path, ["other.example.org"]) == made
@@ -78,7 +78,7 @@ def test_what_is_there_is_kept_and_a_new_certificate_is_of_the_same_authority(tm
         make_server(tmp_path / "long", days=900)
 
 
-def test_secrets_are_closed_to_others_and_the_authoritys_key_lies_apart(tmp_path: Path) -> None:
+def test_secrets_are_closed_to_other_users_and_lie_in_separate_folders(tmp_path: Path) -> None:
     made = make_server(tmp_path)
     make_client(tmp_path / "clients/0/key", tmp_path / "keys/0.pub")
     for path in (made.authority_key, made.key, made.secret, tmp_path / "clients/0/key"):
@@ -88,21 +88,21 @@ def test_secrets_are_closed_to_others_and_the_authoritys_key_lies_apart(tmp_path
     assert make_server(tmp_path / "other").secret.read_bytes() != made.secret.read_bytes()
 
 
-def test_a_clients_key_is_one_that_flower_takes(tmp_path: Path) -> None:
+def test_a_clients_key_is_of_the_kind_that_flower_requires(tmp_path: Path) -> None:
     key, public = tmp_path / "key", tmp_path / "keys" / "0.pub"
     make_client(key, public)
     before = key.read_bytes(), public.read_bytes()
     make_client(key, public)
     assert (key.read_bytes(), public.read_bytes()) == before
-    private, told = load_ssh_private_key(before[0], None), load_ssh_public_key(before[1])
+    private, loaded = load_ssh_private_key(before[0], None), load_ssh_public_key(before[1])
     assert isinstance(private, ec.EllipticCurvePrivateKey)
-    assert isinstance(told, ec.EllipticCurvePublicKey)
-    assert isinstance(told.curve, ec.SECP384R1)
-    assert private.public_key() == told
+    assert isinstance(loaded, ec.EllipticCurvePublicKey)
+    assert isinstance(loaded.curve, ec.SECP384R1)
+    assert private.public_key() == loaded
 
 
 def test_a_client_keeps_its_private_key_if_the_public_one_is_lost(tmp_path: Path) -> None:
-    """The SuperLink and the recording know the client by this key."""
+    """A new key would make it another client for the SuperLink and in the recording."""
     key, public = tmp_path / "key", tmp_path / "key.pub"
     make_client(key, public)
     before = key.read_bytes(), public.read_bytes()

@@ -1,4 +1,4 @@
-"""Parties that share no data: what is handed out, and that nothing changes by it."""
+"""Tests of splitting data into one folder for each party, after which a federation gives the same results."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from fedsim.recording import Recording
 
 
 def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[FederationRun]]:
-    """The run as the server knows it, and as each client does, of data that were handed out in `folder`."""
+    """Split the data into `folder`; return the run as the server sees it, and as each client sees it."""
     splitting.split(experiment, folder)
     server = FederationRun(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
     homes = [splitting.make_client_path(folder, number) for number in range(experiment.clients.count)]
@@ -43,7 +43,7 @@ def run_apart(server: FederationRun, clients: list[FederationRun]) -> None:
     engine.run_local(*both, len(clients))
 
 
-def test_clients_with_only_their_own_data_send_bit_for_bit_what_they_send_in_a_simulation(
+def test_clients_with_only_their_own_data_send_the_updates_of_a_simulation_bit_for_bit(
     tiny: Callable[..., Any], federate: Callable[..., Any], tmp_path: Path
 ) -> None:
     whole = federate("whole")
@@ -67,17 +67,17 @@ def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing
     used = []
     for number in range(3):
         home = splitting.make_client_path(tmp_path, number)
-        told = json.loads((home / "truth" / "dataset.json").read_text())
-        own = datasets.load(told["name"], **told["arguments"])
-        assert told["content_hash"] == own.compute_hash()
-        assert told["size"] == len(own.train) in (479, 480)
+        described = json.loads((home / "truth" / "dataset.json").read_text())
+        own = datasets.load(described["name"], **described["arguments"])
+        assert described["content_hash"] == own.compute_hash()
+        assert described["size"] == len(own.train) in (479, 480)
         (rows,) = (path.read_text().splitlines() for path in (home / "truth").glob("*.jsonl"))
         used.append([json.loads(row)["indices"] for row in rows])
         assert max(max(indices) for indices in used[-1]) < len(own.train)
     assert len({str(one) for one in used}) == 3
 
 
-def test_the_parts_are_those_of_a_simulation_and_the_server_is_told_no_more_than_it_may_know(
+def test_the_parts_contain_all_examples_and_the_public_folder_only_held_out_ones(
     tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     experiment = tiny(partition={"name": "dirichlet", "alpha": 0.3})
@@ -89,7 +89,7 @@ def test_the_parts_are_those_of_a_simulation_and_the_server_is_told_no_more_than
     assert (public.spec, len(public.train)) == (data.spec, 0)
     assert np.array_equal(public.test.values, data.test.values)
     assert parts.read_sizes(handed.public) == sorted(handed.sizes)
-    assert list(handed.sizes) != sorted(handed.sizes)  # ascending: which is whose is not told
+    assert list(handed.sizes) != sorted(handed.sizes)  # sorted, so that the server does not learn which client has which
     assert {path.name for path in handed.public.iterdir()} == {"data.json", "examples.npz", "experiment.toml"}
     assert splitting.read_split(tmp_path) == experiment
 
@@ -112,7 +112,7 @@ def archive(path: Path, images: Any, labels: Any) -> str:
     return f"npz:{path}"
 
 
-def test_data_that_only_one_machine_has_become_its_part_all_of_them(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_data_that_only_one_machine_has_become_its_part(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     images, labels = np.random.default_rng(0).random((7, 8, 8, 1), dtype=np.float32), np.arange(7) % 3
     count = splitting.write_own_part(archive(tmp_path / "own.npz", images, labels), tmp_path / "public", tmp_path / "mine")
@@ -132,7 +132,7 @@ def pictures(folder: Path, *names: str) -> str:
     return f"imagefolder:{folder}"
 
 
-def test_who_holds_only_some_of_the_classes_numbers_them_as_the_others_do(tmp_path: Path) -> None:
+def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_path: Path) -> None:
     facts = datasets.load_text(pictures(tmp_path / "all", "ant", "cat", "dog"))
     parts.write_public(tmp_path / "public", facts, [5])
     mine = pictures(tmp_path / "mine", "cat", "dog")
@@ -152,7 +152,7 @@ def test_who_holds_only_some_of_the_classes_numbers_them_as_the_others_do(tmp_pa
         (np.zeros((5, 8, 8, 1), np.uint8), [0, 11, 0, 1, 0], "label 11 is not one of the 10 classes"),
     ],
 )
-def test_data_that_do_not_go_with_the_servers_facts_are_refused(
+def test_data_that_contradict_the_public_facts_are_refused(
     images: Any, labels: list[int], words: str, tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     splitting.split(tiny(), tmp_path)
@@ -173,20 +173,20 @@ def test_damaged_parts_are_named(tiny: Callable[..., Any], tmp_path: Path) -> No
         parts.part(str(home))
 
 
-def test_what_was_handed_out_is_not_handed_out_again(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_second_split_into_the_same_folder_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     with pytest.raises(ValueError, match="exists already"):
         splitting.split(tiny(), tmp_path)
 
 
-def test_the_number_of_clients_is_that_of_the_parts(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_experiment_with_another_number_of_clients_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     run = FederationRun(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
     with pytest.raises(ValueError, match=r"lists the sizes of 3 clients, and clients\.count = 2"):
         run.check()
 
 
-def test_pixels_and_numbers_go_together() -> None:
+def test_pixels_and_floats_can_be_concatenated() -> None:
     pixels = Examples(values=np.array([[255]], np.uint8), labels=np.array([1]))
     numbers = Examples(values=np.array([[0.25]], np.float32), labels=np.array([0]))
     joined = parts.concatenate(pixels, numbers)

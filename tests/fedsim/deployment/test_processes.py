@@ -1,4 +1,4 @@
-"""Processes that are started together end together."""
+"""Tests of groups of processes: all end with the block, with a signal, or with the process that started them."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import 
 
 
 def group(leader: int) -> list[int]:
-    """The processes of a group that are no zombies."""
+    """Return the ids of the processes of a group that are not zombies."""
     found = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True).stdout.split("\n")
     rows = [line.split() for line in found if line.strip()]
     return [int(pid) for pid, pgid, state in rows if int(pgid) == leader and not state.startswith("Z")]
@@ -30,7 +30,7 @@ def wait_until(true: object, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_all_that_a_process_started_ends_with_the_block(tmp_path: Path) -> None:
+def test_a_process_and_its_children_end_with_the_block(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start("parent", [sys.executable, "-c", PARENT], cwd=tmp_path)
         leader = processes._running["parent"].pid
@@ -40,7 +40,7 @@ def test_all_that_a_process_started_ends_with_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_they_end_where_whoever_started_them_is_killed(tmp_path: Path) -> None:
+def test_processes_end_if_their_starter_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes\n"
         "p = Processes(Path(sys.argv[1])); p.start('sleeper', ['sleep', '60'], cwd=Path('.'))\n"
@@ -56,7 +56,7 @@ def test_they_end_where_whoever_started_them_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: group(leader) == [])
 
 
-def test_asked_to_end_it_ends_them_first(tmp_path: Path) -> None:
+def test_a_starter_that_is_terminated_ends_its_processes_first(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes, handle_sigterm\n"
         "with handle_sigterm(), Processes(Path(sys.argv[1])) as p:\n"
@@ -71,7 +71,7 @@ def test_asked_to_end_it_ends_them_first(tmp_path: Path) -> None:
     starter.stdout.close()
 
 
-def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.deployment.processes.KILL_SECONDS", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     processes = Processes(tmp_path)
@@ -82,8 +82,8 @@ def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypa
     assert process.returncode == -signal.SIGKILL
 
 
-def test_the_first_one_is_there_until_the_others_have_taken_leave_and_nobody_is_asked_twice(tmp_path: Path) -> None:
-    """As a client does of its SuperLink: else that thinks for a minute that it is still there, and lets it in again no sooner."""
+def test_the_process_started_first_ends_last_and_others_get_one_signal_each(tmp_path: Path) -> None:
+    """Clients sign off at the SuperLink when they end. Otherwise it would refuse the same clients for a minute."""
     leaving = (
         "import os, signal, sys, time\n"
         "def leave(*_):\n"
@@ -107,7 +107,7 @@ def test_the_first_one_is_there_until_the_others_have_taken_leave_and_nobody_is_
     assert superlink.returncode == -signal.SIGTERM
 
 
-def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(tmp_path: Path) -> None:
+def test_a_party_that_exits_is_reported_with_its_output_and_a_runner_may_exit(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start(RUNNER_NAME, ["true"], cwd=tmp_path)
         assert processes.wait(RUNNER_NAME, 30) == 0
@@ -120,7 +120,7 @@ def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(t
             processes.wait_for("client-0", lambda: False, timeout=30)
 
 
-def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_before_it_said(tmp_path: Path) -> None:
+def test_new_output_is_read_once_in_complete_lines_of_the_latest_process_only(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     with Processes(tmp_path) as processes:
         processes.start("a", ["echo", "the first"], cwd=tmp_path)
@@ -140,12 +140,12 @@ def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_befor
         assert processes.read_new_lines("a") == []
 
 
-def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:
+def test_a_missing_program_is_named_with_advice(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="flower-superlunk is not installed; it is part of Flower: pip install"):
         Processes(tmp_path).start("superlink", ["flower-superlunk"], cwd=tmp_path)
 
 
-def test_what_answers_in_another_language_is_no_healthy_process() -> None:
+def test_a_service_that_does_not_speak_http_is_not_healthy() -> None:
     with create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -159,7 +159,7 @@ def test_what_answers_in_another_language_is_no_healthy_process() -> None:
         thread.join()
 
 
-def test_nothing_is_asked_outside_and_the_programs_are_those_of_this_python(tmp_path: Path) -> None:
+def test_telemetry_is_off_and_programs_are_those_of_this_python(tmp_path: Path) -> None:
     environment = Processes(tmp_path).environment
     assert {key: environment[key] for key in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")} == {
         "FLWR_TELEMETRY_ENABLED": "0",

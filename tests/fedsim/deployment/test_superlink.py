@@ -1,4 +1,4 @@
-"""Access to Flower's control API, which has no password, and heartbeats after a restart of the SuperLink."""
+"""Tests of access to Flower's control API, which has no password, and of heartbeats after a restart of the SuperLink."""
 
 import asyncio
 import sqlite3
@@ -56,17 +56,17 @@ def test_a_client_can_send_messages_and_no_commands(client: str) -> None:
     assert status(f"{CONTROL_PATH}/x", (client, 5), kind="websocket") == 1008
 
 
-def test_who_is_not_known_sends_no_commands() -> None:
+def test_a_caller_without_an_address_can_send_no_commands() -> None:
     for client in (None, ("", 0), ("unix", 0), ()):
         assert status(f"{CONTROL_PATH}/x", client) == 403
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.10", "172.31.86.7"])
-def test_the_own_machine_and_the_named_network_send_commands(client: str) -> None:
+def test_this_machine_and_the_named_network_can_send_commands(client: str) -> None:
     assert status(f"{CONTROL_PATH}/start-run", (client, 5)) == 200
 
 
-def test_the_option_is_taken_out_of_flowers() -> None:
+def test_the_option_control_from_is_removed_from_flowers_arguments() -> None:
     assert split_arguments(["--port", "8000", "--control-from", SERVER, "--insecure"]) == (
         [ip_network(SERVER)],
         ["--port", "8000", "--insecure"],
@@ -77,8 +77,8 @@ def test_the_option_is_taken_out_of_flowers() -> None:
             split_arguments(wrong)
 
 
-def test_flower_answers_commands_where_the_guard_looks_and_has_the_hook_that_it_hangs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails where a new version of Flower moves either."""
+def test_flowers_control_path_and_middleware_hook_are_those_of_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new version of Flower could move the path or the hook, and the guard would then protect nothing."""
     assert router.prefix == CONTROL_PATH
     assert callable(extensions.get_middleware)
     marked: Any = object()
@@ -96,8 +96,8 @@ def state(tmp_path: Path) -> SqlLinkState:
     return state
 
 
-def take_down(state: SqlLinkState) -> tuple[int, int]:
-    """Start a task and a node, whose last heartbeats are then too old; return their numbers."""
+def make_outage(state: SqlLinkState) -> tuple[int, int]:
+    """Start a task and a node and make their last heartbeats too old; return their numbers."""
     task, node = state.create_task("flwr-serverapp", 1), state.create_node("owner", "name", b"key", 30)
     assert task is not None
     assert state.claim_task(task)
@@ -115,21 +115,21 @@ def is_online(state: SqlLinkState, node: int) -> bool:
     return bool(found.status == NodeStatus.ONLINE)
 
 
-def test_flower_gives_up_a_server_and_a_client_after_a_long_loss_of_the_superlink(state: SqlLinkState) -> None:
-    task, node = take_down(state)
+def test_without_extension_flower_drops_a_server_and_a_client_after_an_outage(state: SqlLinkState) -> None:
+    task, node = make_outage(state)
     assert not state.acknowledge_task_heartbeat(task)
     assert not is_online(state, node)
 
 
 def test_after_a_restart_server_and_clients_have_time_to_report(state: SqlLinkState, tmp_path: Path) -> None:
-    task, node = take_down(state)
+    task, node = make_outage(state)
     assert extend_heartbeats(tmp_path / "state.db", 60) == 1
     assert state.acknowledge_task_heartbeat(task)
     assert is_online(state, node)
 
 
-def test_what_had_ended_before_the_restart_stays_ended(state: SqlLinkState, tmp_path: Path) -> None:
-    task, node = take_down(state)
+def test_tasks_and_nodes_that_had_ended_before_the_restart_stay_ended(state: SqlLinkState, tmp_path: Path) -> None:
+    task, node = make_outage(state)
     assert not is_online(state, node)
     assert not state.acknowledge_task_heartbeat(task)
     assert extend_heartbeats(tmp_path / "state.db", 60) == 0

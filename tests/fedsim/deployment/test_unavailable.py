@@ -1,4 +1,4 @@
-"""A SuperLink answers for a client that is gone, and does not say for which: it is told by the message."""
+"""Test of replies for lost clients: the SuperLink answers in its own name, and the server finds the client by the message."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,13 +10,13 @@ from fedsim.engine import engines as engine
 from fedsim.recording import Recording
 
 
-def test_clients_that_are_gone_have_one_row_each_under_their_own_names(
+def test_lost_clients_have_one_row_each_under_their_own_names(
     federate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     superlink, gone = 1, 2
 
     class Leaving(engine.LocalGrid):
-        """In the second round, the last two clients are gone."""
+        """A grid in which the last two clients are unavailable from the second round on."""
 
         rounds = 0
 

@@ -1,4 +1,4 @@
-"""What a run in one process leaves behind: it repeats, keeps its secrets, and its rows say what happened."""
+"""Tests of a federation in one process: reproducibility, metrics, messages without private data, and defenses."""
 
 import json
 import stat
@@ -29,7 +29,7 @@ Federate = Callable[..., FederationRun]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What is on the wire and in truth, by file."""
+    """Return the content of recorded messages, of truth and of clients' folders, by file."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for part in ("recording/rounds", "truth", "clients")
@@ -50,8 +50,8 @@ def test_the_same_client_seed_gives_the_same_recording_bit_for_bit(federate: Fed
     assert rows(one) == rows(two)
 
 
-def test_the_order_in_which_replies_arrive_decides_nothing(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums in floating point depend on their order, and on Ray whoever is ready answers first."""
+def test_results_do_not_depend_on_the_order_of_replies(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floating-point sums depend on their order, and on Ray the client that is ready first answers first."""
     changes = {"clients": {"count": 6}, "training": {"learning_rate": 0.3, "batch_size": 64, "epochs": 1}, "rounds": 3}
 
     class Backwards(engine.LocalGrid):
@@ -72,7 +72,7 @@ def test_another_client_seed_or_none_gives_other_clients(federate: Federate, oth
     assert truths[0] != truths[1]
 
 
-def test_metrics_have_a_row_a_round_with_the_evaluation_of_the_weights_that_came_out(federate: Federate) -> None:
+def test_metrics_have_a_row_for_each_round_with_the_evaluation_of_its_result(federate: Federate) -> None:
     told: list[dict[str, Any]] = []
     run = federate(rounds=3, on_round=told.append)
     rows = read_json_lines(run.out / "metrics.jsonl")
@@ -83,7 +83,7 @@ def test_metrics_have_a_row_a_round_with_the_evaluation_of_the_weights_that_came
     x, y = data.test[:]
     for number in (1, 2, 3):
         weights = next(recording.read_observations(rounds={number})).weights
-        found = training.evaluate(model, weights, x, y, data.spec, run.experiment.training)  # what came out of the round before
+        found = training.evaluate(model, weights, x, y, data.spec, run.experiment.training)  # the result of the previous round
         assert rows[number - 1]["loss"] == pytest.approx(found["loss"], rel=1e-6)
         assert rows[number - 1]["accuracy"] == pytest.approx(found["accuracy"])
         own = recording.read_rows(rounds={number})
@@ -94,7 +94,7 @@ def test_metrics_have_a_row_a_round_with_the_evaluation_of_the_weights_that_came
     assert len({row["loss"] for row in rows}) == 4
 
 
-def test_a_model_that_diverges_is_written_down_and_does_not_end_the_run(federate: Federate) -> None:
+def test_a_model_that_diverges_is_recorded_and_does_not_end_the_run(federate: Federate) -> None:
     run = federate(rounds=3, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
     rows = read_json_lines(run.out / "metrics.jsonl")
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_a_fraction_of_the_clients_is_drawn_from_the_public_seed(federate: Feder
     assert len(set(cohorts("d", 0))) > 1
 
 
-def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Federate) -> None:
+def test_the_manifest_has_the_servers_settings_and_no_seed(federate: Federate) -> None:
     run = federate(seed=1234567, client_seed=7654321, defense="clip(2)", rounds=1)
     manifest = Recording(run.out / "recording").manifest
     assert (manifest.name, manifest.model, manifest.data) == ("run", run.make_model_spec(), run.load_data().spec)
@@ -132,11 +132,11 @@ def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Fede
     text = (run.out / "recording" / "manifest.json").read_text()
     assert "1234567" not in text
     told = {path for path, content in contents(run.out).items() if b"7654321" in content}
-    assert [str(path) for path in told] == ["clients/simulation.json"]  # closed to all but the experimenter, for resuming
+    assert [str(path) for path in told] == ["clients/simulation.json"]  # needed for resuming; other users cannot read it
     assert "7654321" not in (run.out / "experiment.toml").read_text()
 
 
-# --- what is on the wire ---
+# --- messages ---
 
 
 def spied(
@@ -157,8 +157,10 @@ def spied(
     return federate(**changes), down, up
 
 
-def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed sets of keys both ways: a new one has to be argued for here."""
+def test_messages_and_recordings_contain_no_partition_label_or_secret(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages have exactly these keys in both directions, so that a new key needs a change of this test."""
     run, down, up = spied(federate, monkeypatch, defense="gaussian(0.1)")
     assert len(down) == len(up) == 6
     parameters = {name for name, _ in models.build(run.make_model_spec(), run.load_data().spec).named_parameters()}
@@ -170,7 +172,9 @@ def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federa
         assert set(message.content) == {"payload", "codec", "metrics", "client"}
         assert set(message.content["payload"]) == parameters
         assert dict(message.content["codec"]) == {"name": "dense"}
-        assert set(message.content["metrics"]) == {"num-examples"}  # a loss at batch 1 would be p_y in clear
+        assert set(message.content["metrics"]) == {
+            "num-examples"
+        }  # the loss of one example would reveal the probability of its label
         assert set(message.content["client"]) == {"pseudonym"}
     identities = [ClientIdentity(**json.loads(path.read_text())) for path in (run.out / "clients").rglob("identity.json")]
     assert {message.content["client"]["pseudonym"] for message in up} == {i.pseudonym for i in identities}
@@ -182,7 +186,7 @@ def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federa
         assert words.encode() not in said, words
 
 
-def test_private_folders_are_closed(federate: Federate) -> None:
+def test_the_folders_of_a_run_are_closed_to_other_users(federate: Federate) -> None:
     run = federate(rounds=1)
     for folder in ("", "clients", "clients/partition-00000", "truth", "recording", "recording/rounds"):
         assert stat.S_IMODE((run.out / folder).stat().st_mode) == 0o700, folder
@@ -194,7 +198,7 @@ def test_private_folders_are_closed(federate: Federate) -> None:
 
 
 def exact(run: FederationRun, client: str, number: int) -> dict[str, torch.Tensor]:
-    """What a client would send without defense, from truth."""
+    """Compute the update that a client would send without a defense, from the examples listed in truth."""
     recording = Recording(run.out / "recording")
     weights, data = recording.read_sent(number).weights, run.load_data()
     batches = [data.train[list(step)] for step in TruthReader(run.out / "truth").read_used(number, 1, client).steps]
@@ -217,8 +221,8 @@ def test_the_noise_is_the_clients_own_fresh_in_every_round_and_follows_the_clipp
     assert len(set(seen)) == 6
 
 
-def test_a_defense_remembers_from_round_to_round_each_client_its_own(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toy that sends the update of the round before."""
+def test_each_client_keeps_its_own_defense_state_from_round_to_round(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of the toy defense is the update of the previous round, which it sends."""
     late = Defense(
         init=lambda template: {name: torch.zeros_like(t) for name, t in template.items()},
         apply=lambda update, state, rng: (dict(state), dict(update)),
@@ -235,7 +239,7 @@ def test_a_defense_remembers_from_round_to_round_each_client_its_own(federate: F
 
 
 @pytest.mark.parametrize("connected", [2, 4])
-def test_a_wrong_number_of_nodes_fails_at_once_with_the_mend(
+def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
     connected: int, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.server.attendance.CONNECT_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Ray runs the same federation as one process does, in a process of its own, also if it is killed and goes on."""
+"""Test that a federation on Ray, killed and resumed, gives the same results as a federation in one process."""
 
 import json
 import subprocess
@@ -42,13 +42,13 @@ def files(run: Path, *parts: str) -> dict[str, bytes]:
 
 
 def read_truth(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """The last attempt at each round, without its number, by client."""
+    """Return the rows of the last attempt at each round by client, with the attempt's number set to 0."""
     paths = (run / "truth").glob("*.jsonl")
     return {path.stem: {row["round"]: {**row, "attempt": 0} for row in read_json_lines(path)} for path in paths}
 
 
-def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same end, bit for bit, as one process that was left alone."""
+def test_a_killed_federation_on_ray_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, recording and truth equal those of an uninterrupted run in one process, bit for bit."""
     monkeypatch.chdir(tmp_path)
     Path("e.toml").write_text(EXPERIMENT)
     process = subprocess.Popen(make_command("--client-seed", "7"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -61,7 +61,7 @@ def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path, monkeypatch:
     assert 9 <= before < 36
     done = subprocess.run(make_command("--resume"), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    on_ray = json.loads(done.stdout)  # one document, and nothing of Ray's or Flower's beside it
+    on_ray = json.loads(done.stdout)  # stdout is one JSON document, without output of Ray or Flower
     here = json.loads(CliRunner().invoke(app, make_arguments("local", "--client-seed", "7")).stdout)
     assert on_ray["complete"] == here["complete"] == 36
     assert on_ray["clients"] == here["clients"]

@@ -1,4 +1,4 @@
-"""A run is checked before any work, and knows whether it is done."""
+"""Tests of the checks of a run before any work, and of whether a run is done, unfinished or another one."""
 
 import shutil
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Federatio
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, device cuda:0 is to be had")
-def test_what_would_fail_is_refused_before_any_work(
+def test_a_run_that_would_fail_is_refused_before_any_work(
     planned: Callable[..., FederationRun], changes: dict[str, Any], words: str
 ) -> None:
     run = planned(**changes)
@@ -64,7 +64,7 @@ def test_what_would_fail_is_refused_before_any_work(
     assert not run.out.exists()
 
 
-def test_a_short_last_batch_is_no_reason_to_refuse(planned: Callable[..., FederationRun]) -> None:
+def test_clients_without_a_full_batch_are_allowed_if_it_is_not_dropped(planned: Callable[..., FederationRun]) -> None:
     planned(training={"learning_rate": 1, "batch_size": 479, "steps": 1, "drop_last": True}).check()
     planned(training={"learning_rate": 1, "batch_size": 500, "steps": 1}).check()
 
@@ -77,7 +77,7 @@ def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., FederationRu
 
 
 @pytest.mark.parametrize(("threads", "used"), [(2, 2), (1, 1), (None, 3)])
-def test_clients_use_their_threads_and_give_them_back(
+def test_clients_use_the_given_threads_and_restore_the_number(
     planned: Callable[..., FederationRun], monkeypatch: pytest.MonkeyPatch, threads: int | None, used: int
 ) -> None:
     from fedsim.client import app as client_side
@@ -95,18 +95,18 @@ def test_clients_use_their_threads_and_give_them_back(
     assert torch.get_num_threads() == 3
 
 
-def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[..., FederationRun]) -> None:
+def test_the_size_on_disk_is_estimated(federate: Federate, planned: Callable[..., FederationRun]) -> None:
     changes = {"rounds": 6, "model": {"name": "mlp", "hidden": [300]}, "clients": {"count": 4, "fraction": 0.5}}
-    foretold = planned(**changes).count_megabytes()
+    estimated = planned(**changes).count_megabytes()
     fewer = planned(**changes, record={"rounds": "2", "clients": 1}).count_megabytes()
     run = federate("run", **changes)
     written = sum(path.stat().st_size for path in run.out.rglob("*") if path.is_file()) / 1e6
-    assert written < foretold < 1.3 * written
-    assert run.count_megabytes() < 0.2 * foretold  # nothing but a checkpoint is left to write
-    assert foretold / 6 < fewer < foretold / 3
+    assert written < estimated < 1.3 * written
+    assert run.count_megabytes() < 0.2 * estimated  # only checkpoints are still to be written
+    assert estimated / 6 < fewer < estimated / 3
 
 
-def test_the_size_of_any_number_of_rounds_is_foretold_at_once(planned: Callable[..., FederationRun]) -> None:
+def test_the_size_of_ten_million_rounds_is_estimated(planned: Callable[..., FederationRun]) -> None:
     one = planned(rounds=10_000_000, record={"rounds": "10000000-99999999999", "clients": "all"})
     all_of_them = planned(rounds=10_000_000)
     kept = 2 * all_of_them._count_checkpoint_bytes() / 1e6
@@ -115,9 +115,7 @@ def test_the_size_of_any_number_of_rounds_is_foretold_at_once(planned: Callable[
         planned(rounds=10_000_000_000)
 
 
-def test_a_run_is_done_when_this_very_experiment_came_to_its_end(
-    federate: Federate, planned: Callable[..., FederationRun]
-) -> None:
+def test_a_run_is_done_if_the_same_experiment_was_completed(federate: Federate, planned: Callable[..., FederationRun]) -> None:
     assert not planned().is_done()
     planned().out.mkdir()
     assert not planned().is_done()
@@ -129,7 +127,7 @@ def test_a_run_is_done_when_this_very_experiment_came_to_its_end(
         planned(rounds=3).is_done()
 
 
-def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callable[..., FederationRun]) -> None:
+def test_an_interrupted_run_is_neither_done_nor_overwritten(planned: Callable[..., FederationRun]) -> None:
     def stop(row: dict[str, Any]) -> None:
         if row["round"] == 1:
             raise RuntimeError("power cut")
@@ -149,7 +147,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     assert len(list(Recording(planned().out / "recording").read_observations())) == 3
 
 
-def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., FederationRun]) -> None:
+def test_a_folder_with_other_files_is_left_alone(planned: Callable[..., FederationRun]) -> None:
     run = planned()
     run.out.mkdir()
     (run.out / "thesis.tex").write_text("years of work")
@@ -180,7 +178,7 @@ def test_truth_names_the_data_that_it_refers_to(federate: Federate) -> None:
 
 @pytest.mark.parametrize("model", ["resnet20_4", {"name": "torchvision", "architecture": "mobilenet_v3_small"}])
 def test_a_network_that_trains_differently_needs_a_stated_mode(planned: Callable[..., FederationRun], model: Any) -> None:
-    """Batch norm in training mode is the default of real apps, so `eval` is a choice."""
+    """Most real apps train with batch norm in training mode, so that neither mode can be assumed."""
     photos = {"model": model, "data": {"name": "photos", "size": 32}, "clients": {"count": 2}}
     training = {"learning_rate": 1, "batch_size": 2, "steps": 1}
     with pytest.raises(ValueError, match=r"set training\.mode to 'train'"):
@@ -191,14 +189,14 @@ def test_a_network_that_trains_differently_needs_a_stated_mode(planned: Callable
         assert run.make_manifest(run.load_data().spec).training.mode == mode
 
 
-def test_a_network_defense_and_networks_without_modes_need_none(planned: Callable[..., FederationRun]) -> None:
+def test_networks_that_train_alike_in_both_modes_need_no_stated_mode(planned: Callable[..., FederationRun]) -> None:
     run = planned(network="dropout(p=0.5)")
     run.check()
     assert run.make_manifest(run.load_data().spec).training.mode == "eval"
 
 
-def test_a_run_from_before_modes_were_demanded_is_the_same_experiment(planned: Callable[..., FederationRun]) -> None:
-    """Its file states mode "eval", which was taken silently."""
+def test_an_old_run_without_a_stated_mode_is_the_same_experiment(planned: Callable[..., FederationRun]) -> None:
+    """The stored file has the mode "eval", which was then the default; the experiment omits the mode."""
     run = planned()
     run.prepare()
     (run.out / "experiment.toml").write_text(run.experiment.state_mode().to_toml())

@@ -1,4 +1,4 @@
-"""The adapter between tensors and Flower's records: the same bytes as Flower's own."""
+"""Tests of the conversion between tensors and Flower's records, which gives the same bytes as Flower's own."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_arrays_in_fortran_order_are_read_as_flower_reads_them() -> None:
         {"shape": (2**40, 2**40)},
     ],
 )
-def test_what_does_not_fit_together_never_gives_other_values(broken: dict[str, Any]) -> None:
+def test_an_inconsistent_array_is_refused_or_gives_the_original_values(broken: dict[str, Any]) -> None:
     whole = Array(np.float32([1, 2]))
     array = Array(**{**{k: getattr(whole, k) for k in ("dtype", "shape", "stype", "data")}, **broken})
     try:
@@ -61,7 +61,7 @@ def test_tensors_are_copies_that_may_be_written_to() -> None:
 
 
 def test_bytes_are_counted_as_flower_counts_them_and_empty_values_as_none() -> None:
-    """Flower's own count fails for those, and a client may send them."""
+    """Flower's own count fails for empty values, which a client may send."""
     full = RecordDict({"a": ConfigRecord({"k": "text", "list": [1, 2]}), "m": MetricRecord({"n": 3})})
     assert records.count_bytes(full) == sum(record.count_bytes() for record in full.values())
     empty = RecordDict({"a": ConfigRecord({"k": "text", "list": [1, 2], "no": "", "bytes": b"", "none": []}), "m": full["m"]})

@@ -1,4 +1,4 @@
-"""Published networks, written out once more: counts of parameters, sizes of layers, and what they compute."""
+"""Tests of published networks against second implementations: parameters, sizes of layers, and outputs."""
 
 from itertools import pairwise
 from math import prod
@@ -23,7 +23,7 @@ def conv(*widths: int, kernel: int = 3, bias: bool = False) -> int:
 
 
 def stage(before: int, after: int, blocks: int) -> int:
-    """Weights of a stage of basic blocks."""
+    """Count the weights of a stage of basic blocks."""
     shortcut = conv(before, after, kernel=1) if before != after else 0
     return conv(before, *[after] * (2 * blocks)) + shortcut
 
@@ -36,7 +36,7 @@ CNN6_TAIL = 36 * 36 * 9 + 36 * 64 * 9 + 64 * 128 * 9 + 3200
 @pytest.mark.parametrize(
     ("name", "arguments", "data", "count"),
     [
-        ("resnet18", {}, CIFAR, 11_173_962),  # the number that is known for this network
+        ("resnet18", {}, CIFAR, 11_173_962),  # the published number
         ("resnet18", {}, CIFAR, conv(3, 64) + STAGES_18 + 2 * CHANNELS_18 + 513 * 10),
         ("resnet18", {"batch_norm": False}, CIFAR, 11_173_962 - CHANNELS_18),
         (
@@ -100,7 +100,7 @@ def test_resnet20_4_has_the_21_convolutions_that_agic_counts() -> None:
 
 
 def resnet_by_hand(model: nn.Module, x: Tensor, blocks: tuple[int, ...], *, norm: bool, stem: int, pool: int) -> Tensor:
-    """A residual network out of its tensors in their order, in evaluation mode."""
+    """Compute the output of a residual network in evaluation mode from its tensors in their order."""
     tensors = iter(model.state_dict().items())
 
     def layer(x: Tensor, stride: int) -> Tensor:
@@ -143,7 +143,7 @@ def with_random_statistics(model: nn.Module) -> nn.Module:
         ("resnet18_rog", {}, (2, 2, 2, 2), False, 7, 8),
     ],
 )
-def test_residual_networks_compute_what_is_written(
+def test_residual_networks_compute_what_a_second_implementation_does(
     name: str, arguments: dict[str, object], blocks: tuple[int, ...], norm: bool, stem: int, pool: int
 ) -> None:
     model = with_random_statistics(build(ModelSpec(name=name, arguments=arguments), SMALL, seed=3)).eval()
@@ -160,12 +160,12 @@ def test_convolutions_before_batch_norm_start_kaiming_normal_by_fan_out() -> Non
         if isinstance(module, nn.Conv2d):
             expected = (2 / (module.out_channels * prod(module.kernel_size))) ** 0.5
             assert module.weight.std().item() == pytest.approx(expected, rel=0.05)
-            assert module.weight.abs().max() > 2 * expected  # a uniform draw ends at 1.73 of its deviation
+            assert module.weight.abs().max() > 2 * expected  # a uniform distribution ends at 1.73 standard deviations
 
 
 @pytest.mark.parametrize("name", ["cnn6", "cnn6_d", "fcn3"])
 def test_rgap_networks_are_homogeneous(name: str) -> None:
-    """No bias and a piecewise linear activation: twice the input, twice the logit; of slope 0.2, not of 1."""
+    """Without biases and with LeakyReLU of slope 0.2, twice the input gives twice the logit, but minus not minus."""
     model, x = build(ModelSpec(name=name), DataSpec(shape=(1, 12, 12), num_classes=2)), torch.rand(3, 1, 12, 12) - 0.5
     torch.testing.assert_close(model(2 * x), 2 * model(x))
     assert not torch.allclose(model(-x), -model(x), rtol=0.05)
@@ -175,7 +175,7 @@ def test_rgap_networks_are_homogeneous(name: str) -> None:
 
 
 def test_the_logits_of_fcn3_may_be_negative() -> None:
-    """As in the paper; a LeakyReLU on top, as in its code, would make them a fifth."""
+    """There is no LeakyReLU after the last layer, as in the paper; its code has one, which would shrink negative logits."""
     model, x = build(ModelSpec(name="fcn3"), DIGITS, seed=2), torch.rand(40, 1, 28, 28) - 0.5
     w = [p.detach() for p in model.parameters()]
     by_hand = F.leaky_relu(F.leaky_relu(x.flatten(1) @ w[0].T, 0.2) @ w[1].T, 0.2) @ w[2].T
@@ -199,7 +199,7 @@ def test_torchvisions_classifiers_start_untrained_from_the_seed_alone() -> None:
         ("vit_b_16", (3, 32, 48), "square images, and these have 32x48"),
     ],
 )
-def test_what_torchvision_cannot_do_is_said(architecture: str, shape: tuple[int, ...], words: str) -> None:
+def test_unknown_or_unsuitable_torchvision_networks_are_refused(architecture: str, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build_layout(
             ModelSpec(name="torchvision", arguments={"architecture": architecture}), DataSpec(shape=shape, num_classes=5)
@@ -208,7 +208,7 @@ def test_what_torchvision_cannot_do_is_said(architecture: str, shape: tuple[int,
 
 @pytest.mark.parametrize("architecture", ["googlenet", "vit_b_32", "regnet_y_400mf"])
 def test_architectures_with_something_special_give_plain_logits(architecture: str) -> None:
-    """Auxiliary heads, fixed image sizes, and those that torch cannot lay out without values."""
+    """They have auxiliary outputs, a fixed image size, or parts that cannot be built on the meta device."""
     model = build_layout(ModelSpec(name="torchvision", arguments={"architecture": architecture}), CIFAR)
     x = torch.empty(2, 3, 32, 32, device=next(model.parameters()).device)
     assert model.train()(x).shape == (2, 10)

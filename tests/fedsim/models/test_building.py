@@ -1,4 +1,4 @@
-"""What a manifest may and may not make `build` do."""
+"""Tests of building models that a manifest names: only admitted code is imported, and sizes are limited."""
 
 import sys
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ three = 3
 
 @pytest.fixture
 def their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of somebody's module, in the folder where the command is run."""
+    """The name of a third party's module in the current folder."""
     (tmp_path / "somebodys_nets.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -78,14 +78,14 @@ def spec(name: str, **arguments: object) -> ModelSpec:
     return ModelSpec(name=name, arguments=arguments)
 
 
-def test_code_of_others_is_not_imported_because_a_manifest_names_it(their_code: str) -> None:
+def test_code_named_by_a_manifest_is_not_imported_unless_it_is_admitted(their_code: str) -> None:
     with pytest.raises(ValueError, match=r"not part of this project, .* only if you ask for it: .* --model somebodys_nets:Net"):
         build(spec(f"{their_code}:Net"), DATA)
     assert their_code not in sys.modules
 
 
 @pytest.mark.parametrize("function", ["Net", "Stubborn", "sized", "other_words", "only_classes"])
-def test_admitted_code_is_built_under_its_reference_and_a_name_of_its_own(their_code: str, function: str) -> None:
+def test_admitted_code_is_built_by_its_reference_and_by_a_given_name(their_code: str, function: str) -> None:
     admit(f"{their_code}:{function}", "theirs")
     for name in (f"{their_code}:{function}", "theirs"):
         model = build(spec(name), DATA, seed=3)
@@ -131,17 +131,17 @@ def test_admitted_code_that_does_not_fit_the_data_is_refused(their_code: str, fu
         ("somebodys_nets:three", "not a function or class, but of type int"),
     ],
 )
-def test_what_cannot_be_imported_is_named(their_code: str, reference: str, words: str) -> None:
+def test_a_reference_that_cannot_be_imported_is_named(their_code: str, reference: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         admit(reference)
 
 
-def test_what_is_built_in_is_not_replaced(their_code: str) -> None:
+def test_a_built_in_model_cannot_be_replaced(their_code: str) -> None:
     with pytest.raises(ValueError, match="'mlp' is built in"):
         admit(f"{their_code}:Net", "mlp")
 
 
-def test_buffers_are_what_a_model_would_save_beside_its_parameters(their_code: str) -> None:
+def test_buffers_are_those_that_a_state_dict_contains(their_code: str) -> None:
     admit(f"{their_code}:normed")
     model = build(spec(f"{their_code}:normed"), DATA)
     assert list_buffers(model) == ("0.running_mean", "0.running_var", "0.num_batches_tracked")
@@ -157,7 +157,7 @@ def test_buffers_are_what_a_model_would_save_beside_its_parameters(their_code: s
         ({"hidden": [10**30]}, "does not fit"),
     ],
 )
-def test_a_model_too_large_is_refused_before_anything_is_allocated(arguments: dict[str, object], words: str) -> None:
+def test_a_model_that_is_too_large_is_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         build(spec("mlp", **arguments), DATA)
     assert len(str(error.value)) < 500
@@ -196,7 +196,7 @@ def test_two_classes_may_have_a_single_logit(name: str) -> None:
         build(spec(name, outputs=1), DATA)
 
 
-def test_rgaps_networks_have_it_by_themselves_and_cannot_have_two() -> None:
+def test_the_networks_of_rgap_have_a_single_logit_for_two_classes() -> None:
     assert build_layout(spec("cnn6"), TWO)[13].out_features == 1
     assert build_layout(spec("mlp"), TWO)[3].out_features == 2
     with pytest.raises(ValueError, match="returns 1, but 2 classes need 2"):

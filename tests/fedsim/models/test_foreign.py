@@ -1,4 +1,4 @@
-"""Networks of other people are called as their authors wrote them: lazy layers get sizes, output objects give their logits."""
+"""Tests of third-party networks: lazy layers get their sizes, and the logits are taken out of output objects."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +24,8 @@ class Plain(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-class Told(nn.Module):
-    """As networks of transformers are: an object of several outputs."""
+class WithOutputDict(nn.Module):
+    """A network that returns several named outputs, as those of the package transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Told(nn.Module):
         return self.wrap(self.classifier(x.flatten(1)))
 
 
-class Attributes(Told):
+class Attributes(WithOutputDict):
     def wrap(self, logits: Tensor) -> Any:
         return SimpleNamespace(loss=None, logits=logits)
 
 
-class Other(Told):
+class Other(WithOutputDict):
     def wrap(self, logits: Tensor) -> Any:
         return {"scores": logits}
 
@@ -54,14 +54,14 @@ def spec(network: type[nn.Module]) -> ModelSpec:
     return ModelSpec(name=reference)
 
 
-def test_lazy_layers_have_sizes_and_statistics_of_nobody() -> None:
+def test_lazy_layers_get_sizes_and_leave_batch_norm_statistics_unchanged() -> None:
     model = build(spec(Lazy), DATA)
     assert [tuple(p.shape) for p in model.parameters()] == [(2, 1, 3, 3), (2,), (2,), (2,), (4, 32), (4,)]
     assert model.training
     assert (model[1].running_mean.abs().sum(), int(model[1].num_batches_tracked)) == (0, 0)
 
 
-@pytest.mark.parametrize("network", [Told, Attributes])
+@pytest.mark.parametrize("network", [WithOutputDict, Attributes])
 def test_the_logits_of_an_output_object_are_its_output(network: type[nn.Module]) -> None:
     x = torch.rand(2, *DATA.shape)
     model = build(spec(network), DATA)
@@ -71,18 +71,18 @@ def test_the_logits_of_an_output_object_are_its_output(network: type[nn.Module])
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_weight_norm_of_hooks_is_copied_with_what_it_computed() -> None:
+def test_a_network_with_hook_based_weight_norm_can_be_copied() -> None:
     network = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(36, 4)))
     x = torch.rand(2, *DATA.shape)
-    network(x)  # leaves a weight that is no leaf, which `copy.deepcopy` refuses
+    network(x)  # makes the weight a non-leaf tensor, which `copy.deepcopy` refuses
     torch.testing.assert_close(ModuleSpec.of(network).copy()(x), network(x))
 
 
-def test_the_hook_that_takes_logits_keeps_no_network_from_being_traced() -> None:
+def test_a_network_with_the_hook_for_logits_can_be_traced() -> None:
     graph, _ = trace(build(spec(Plain), DATA).eval())
     assert [node.op for node in graph.nodes][-1] == "output"
 
 
-def test_an_object_without_logits_is_refused_in_words() -> None:
+def test_an_output_object_without_logits_is_refused() -> None:
     with pytest.raises(ValueError, match="returns dict, but 4 classes need 4 logits"):
         build_layout(spec(Other), DATA)

@@ -1,4 +1,4 @@
-"""The variants of the LeNets, against modules put together by hand, and the published ones against their numbers."""
+"""Tests of LeNet variants against a second implementation, and of the published sizes and initial weights."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def test_the_published_networks_have_their_sizes_and_start_uniform() -> None:
         assert abs(values.std() - 12**-0.5) < 1e-2
 
 
-def test_the_weights_that_are_drawn_are_those_that_were_always_drawn() -> None:
-    """Recordings name models by seed: what they were computed with must not change."""
+def test_a_seed_gives_the_same_initial_weights_as_in_earlier_versions() -> None:
+    """Recordings store the seed of a model, so that its initial weights must not change between versions."""
     model = build(ModelSpec(name="lenet_dlg"), images(size=8, channels=1, classes=3), seed=4)
     torch.manual_seed(4)
     layers = [nn.Conv2d(1, 12, 5), nn.Conv2d(12, 12, 5), nn.Conv2d(12, 12, 5), nn.Linear(48, 3)]
@@ -36,13 +36,13 @@ def test_the_weights_that_are_drawn_are_those_that_were_always_drawn() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 28, 33, 64, 128])
 @pytest.mark.parametrize("name", ["lenet_cpl", "lenet_dlg"])
-def test_any_size_of_image_will_do(name: str, size: int) -> None:
+def test_images_of_any_size_are_accepted(name: str, size: int) -> None:
     data = images(size=size, classes=4)
     assert build(ModelSpec(name=name, arguments={"channels": 3}), data)(torch.rand(2, *data.shape)).shape == (2, 4)
 
 
-def test_activations_and_pooling_stand_where_they_should() -> None:
-    """One forward pass, written out."""
+def test_activations_and_pooling_are_in_the_right_order() -> None:
+    """The output equals a forward pass with functional operations."""
     data = images(size=9, channels=1, classes=3)
     for pooling, pool in (("max", max_pool2d), ("mean", avg_pool2d)):
         arguments = {"activation": "leaky_relu", "pooling": pooling, "channels": 2}
@@ -61,7 +61,7 @@ def test_activations_by_name(activation: str, module: type[nn.Module]) -> None:
     assert sum(isinstance(m, module) for m in model.modules()) == 4
 
 
-def test_networks_without_sigmoids_start_as_pytorchs_own_unless_told() -> None:
+def test_networks_without_sigmoids_have_pytorchs_initial_weights_by_default() -> None:
     def largest(**arguments: str) -> float:
         model = build(ModelSpec(name="lenet_cpl", arguments=arguments), images())
         return float(next(model.parameters()).detach().abs().max())
@@ -82,7 +82,7 @@ def test_networks_without_sigmoids_start_as_pytorchs_own_unless_told() -> None:
         ({"channels": 0}, "a LeNet: channels must be a whole number above 0, got 0"),
     ],
 )
-def test_what_does_not_exist_is_refused_by_name(arguments: dict[str, object], words: str) -> None:
+def test_unknown_options_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build(ModelSpec(name="lenet_cpl", arguments=arguments), images())
 

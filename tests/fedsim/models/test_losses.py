@@ -1,4 +1,4 @@
-"""Losses against numbers by hand and the textbook formula; a single logit is two classes."""
+"""Tests of losses against hand-computed values and textbook formulas, also for two classes with a single logit."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_logistic_is_log_of_one_plus_exp_of_minus_mu() -> None:
     assert find_loss("logistic")(logits, y).item() == pytest.approx(sum(by_hand) / 3)
 
 
-def test_its_slope_is_rgaps() -> None:
+def test_the_slope_of_the_logistic_loss_is_that_of_rgap() -> None:
     """dl/dmu = -1 / (1 + exp(mu)), with mu = -logit for class 0."""
     logit = torch.tensor([[0.7]], dtype=torch.float64)
     for y, sign in ((0, -1), (1, 1)):
@@ -35,7 +35,7 @@ def test_its_slope_is_rgaps() -> None:
 
 
 @pytest.mark.parametrize("logit", [-800.0, -40.0, 40.0, 800.0])
-def test_logistic_neither_overflows_nor_rounds_far_from_zero(logit: float) -> None:
+def test_logistic_is_accurate_far_from_zero(logit: float) -> None:
     value = find_loss("logistic")(torch.tensor([[logit]], dtype=torch.float64), torch.tensor([1])).item()
     assert value == pytest.approx(math.log1p(math.exp(-logit)) if logit > 0 else -logit + math.exp(logit), rel=1e-14)
 
@@ -49,7 +49,7 @@ def test_logistic_is_cross_entropy_of_that_logit_and_zero() -> None:
 
 
 @pytest.mark.parametrize(("name", "logits"), [("cross_entropy", drawn(4, 2)), ("logistic", drawn(4, 1))])
-def test_soft_labels_that_are_certain_are_hard_ones(name: str, logits: Tensor) -> None:
+def test_one_hot_labels_give_the_loss_of_class_indices(name: str, logits: Tensor) -> None:
     y = torch.tensor([1, 0, 0, 1])
     soft = torch.nn.functional.one_hot(y, 2).double()
     torch.testing.assert_close(find_loss(name)(logits, soft), find_loss(name)(logits, y))
@@ -70,7 +70,7 @@ def test_losses_can_be_differentiated_twice_and_for_many_problems_at_once(name: 
         torch.testing.assert_close(together[i], second)
 
 
-def test_a_loss_says_what_it_needs() -> None:
+def test_a_wrong_number_of_logits_is_refused_with_advice() -> None:
     y = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="single logit, and this model has 2; give the model outputs = 1"):
         find_loss("logistic")(drawn(2, 2), y)
@@ -90,7 +90,7 @@ def test_how_many_logits_a_loss_takes() -> None:
         count_outputs("hinge", 3)
 
 
-def test_predictions_and_probabilities_know_the_single_logit() -> None:
+def test_predictions_and_probabilities_support_a_single_logit() -> None:
     single = torch.tensor([[math.log(3.0)], [-math.log(4.0)]])
     torch.testing.assert_close(predict_probabilities(single), torch.tensor([[0.25, 0.75], [0.8, 0.2]]))
     assert predict_classes(single).tolist() == [1, 0]
@@ -101,6 +101,6 @@ def test_predictions_and_probabilities_know_the_single_logit() -> None:
 
 
 def test_probabilities_are_gradients_of_the_loss_too() -> None:
-    """The bias gradient that labels are read off: p_1 - y."""
+    """The gradient of the logistic loss by the logit is p_1 - y, from which attacks infer labels."""
     z, y = drawn(1, 1), torch.tensor([1])
     torch.testing.assert_close(grad(find_loss("logistic"))(z, y), predict_probabilities(z)[:, 1:] - 1)

@@ -1,4 +1,4 @@
-"""Models have the published shape and initial weights, and repeat under their seed."""
+"""Tests of all registered models: published shapes and initial weights, reproducibility by seed, and the last layer."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ROWS = DataSpec(shape=(30,), num_classes=2)
 ARGUMENTS = {"torchvision": {"architecture": "mobilenet_v3_small"}}
 SMALLEST = {"lenet_rog": 4, "vgg7": 8}
 PRESCRIBED = {"imprint": ("0.",)}
-"""Beginnings of the names of parameters that are not drawn."""
+"""Prefixes of the names of parameters that are not drawn at random, by model."""
 SPECS = [ModelSpec(name=name, arguments=ARGUMENTS.get(name, {})) for name in sorted(MODELS)]
 every_model = pytest.mark.parametrize("spec", SPECS, ids=str)
 
@@ -39,7 +39,7 @@ def test_the_number_of_parameters(name: str, arguments: dict[str, object], data:
 
 @every_model
 @pytest.mark.parametrize("shape", [(3, 17, 17), (1, 9, 14), (2, 1, 1)])
-def test_every_model_maps_images_of_any_size_to_logits_or_says_why_not(spec: ModelSpec, shape: tuple[int, ...]) -> None:
+def test_every_model_maps_images_to_logits_or_refuses_their_size(spec: ModelSpec, shape: tuple[int, ...]) -> None:
     data = DataSpec(shape=shape, num_classes=7)
     if shape[1] < SMALLEST.get(spec.name, 0):
         with pytest.raises(ValueError, match=r"at least \dx\d pixels, and these have 1x1"):
@@ -52,7 +52,7 @@ def test_every_model_maps_images_of_any_size_to_logits_or_says_why_not(spec: Mod
 
 
 @every_model
-def test_every_model_takes_rows_or_says_what_to_use(spec: ModelSpec) -> None:
+def test_every_model_accepts_rows_or_refuses_them_with_advice(spec: ModelSpec) -> None:
     if spec.name in ("mlp", "fcn3"):
         assert build(spec, DataSpec(shape=(30,), num_classes=3))(torch.rand(4, 30)).shape == (4, 3)
     else:
@@ -92,7 +92,7 @@ def test_a_seed_repeats_another_differs_and_the_global_generator_is_left_alone(s
 
 
 def test_a_lenet_is_convolutions_sigmoids_and_one_linear_layer() -> None:
-    """Written out once more, with the published strides."""
+    """The output equals that of functional operations with the published strides."""
     model = build(ModelSpec(name="lenet_cpl"), IMAGES, seed=2)
     p, x = parameters(model), torch.rand(2, 3, 32, 32)
     kernels = [name.removesuffix(".weight") for name in p if name.endswith("weight")]
@@ -106,7 +106,7 @@ def test_a_lenet_is_convolutions_sigmoids_and_one_linear_layer() -> None:
 
 @every_model
 def test_the_head_is_the_layer_of_the_logits(spec: ModelSpec) -> None:
-    """The gradient of its bias is softmax minus one-hot, and of its weight that times the features: what reveals labels."""
+    """Its bias has the gradient softmax minus one-hot, and its weight that times the features; attacks infer labels from this."""
     model = build(spec, DataSpec(shape=(3, 8, 8), num_classes=7)).eval()
     weight, bias = find_head(model)
     named, features = dict(model.named_parameters()), []

@@ -1,4 +1,4 @@
-"""Tests of the signs of tampering in weights: every published pattern is found, and honest networks have none."""
+"""Tests of signs that a malicious server changed the weights: published patterns are found, and ordinary networks have none."""
 
 import pytest
 import torch

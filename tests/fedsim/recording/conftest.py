@@ -1,4 +1,4 @@
-"""A recording to read, and to do harm to."""
+"""Fixtures: a recording, and functions that damage it."""
 
 import hashlib
 import shutil
@@ -16,13 +16,13 @@ from fedsim.recording.codec import encode
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the recording lies that `recorded` copies: to write one takes a dozen flushes of the disk."""
+    """The folder of the recording that `recorded` copies; copying is faster, since writing flushes the disk a dozen times."""
     return tmp_path_factory.mktemp("original") / "recording"
 
 
 @pytest.fixture
 def recorded(tmp_path: Path, manifest: Manifest, original: Path) -> Path:
-    """A recording of two rounds of two clients, and a third with a failure and an absence."""
+    """A recording of two rounds of two clients, and of a third round with a failed and a late client."""
     if not original.exists():
         write(original, manifest)
     shutil.copytree(original, tmp_path / "recording")
@@ -46,7 +46,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 @pytest.fixture
 def change_index() -> Callable[..., None]:
-    """Run a statement on the index of a recording, as its owner could."""
+    """A function that runs an SQL statement on the index of a recording."""
 
     def change(folder: Path, statement: str, *values: object) -> None:
         with closing(sqlite3.connect(folder / "index.sqlite")) as index, index:
@@ -58,7 +58,7 @@ def change_index() -> Callable[..., None]:
 
 @pytest.fixture
 def forge(change_index: Callable[..., None]) -> Callable[..., Path]:
-    """Replace a file of a recording, checksum and all: the index agrees with what is there then."""
+    """A function that replaces a file of a recording and its checksum in the index."""
 
     def replace(folder: Path, name: str, content: bytes) -> Path:
         path = folder / name
@@ -72,10 +72,10 @@ def forge(change_index: Callable[..., None]) -> Callable[..., Path]:
 
 @pytest.fixture
 def refused() -> Callable[..., DamagedFile]:
-    """Reads all of a recording, and checks that a file is named in one line."""
+    """A function that reads a recording and checks that the error names a file in one line."""
 
     def check(folder: Path, named: Path | str, words: str | None = None) -> DamagedFile:
-        """The error of reading all of the recording, which is to name a file; what is left of it stays readable."""
+        """Read all of the recording; return the error, after checking that it names the given file in a short line."""
         with pytest.raises(DamagedFile, match=words) as error:
             list(Recording(folder).read_observations())
         assert error.value.path == folder / named

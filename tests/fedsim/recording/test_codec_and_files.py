@@ -1,4 +1,4 @@
-"""Everything on the way of an update is lossless, and files are whole or absent."""
+"""Tests that encoding, messages and files keep every bit of an update, and that files are written completely or not at all."""
 
 import errno
 import hashlib
@@ -28,14 +28,14 @@ Same = Callable[[Tensors, Tensors], bool]
 
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS) - {"weights"}))
-def test_codecs_give_back_every_bit(codec: str, awkward: Tensors, same_bits: Same) -> None:
+def test_codecs_keep_every_bit(codec: str, awkward: Tensors, same_bits: Same) -> None:
     start = {name: torch.ones_like(t) for name, t in awkward.items()}
     assert same_bits(decode(encode(awkward, codec), start), awkward)
     assert encode(awkward, codec).codec == codec
 
 
 def test_whole_weights_are_decoded_against_the_ones_that_were_sent() -> None:
-    """By hand: in float32 the client's own weights are 1 + 2^-23, and its update what is left of it."""
+    """The update is the difference from the weights that the server sent, computed in float32."""
     start = {"w": torch.tensor([1.0, 2.0, -4.0]), "n": torch.tensor([5])}
     sent_back = {"w": torch.tensor([1.0 + 2**-23, 1.5, -4.0]), "n": torch.tensor([7])}
     payload = Payload(tensors=sent_back, codec="weights")
@@ -58,13 +58,13 @@ def test_an_unknown_codec_is_named(use: Callable[[], object]) -> None:
         use()
 
 
-def test_flower_records_give_back_every_bit(awkward: Tensors, same_bits: Same) -> None:
+def test_flower_records_keep_every_bit(awkward: Tensors, same_bits: Same) -> None:
     assert same_bits(records.to_tensors(records.to_arrays(awkward)), awkward)
     trained = {"w": torch.ones(2, requires_grad=True)}
     assert records.to_tensors(records.to_arrays(trained))["w"].tolist() == [1, 1]
 
 
-def test_a_payload_passes_through_a_reply_and_is_taken_out(awkward: Tensors, same_bits: Same) -> None:
+def test_a_payload_can_be_put_into_a_reply_and_taken_out(awkward: Tensors, same_bits: Same) -> None:
     from flwr.app import MetricRecord, RecordDict
 
     content = RecordDict({records.METRICS_KEY: MetricRecord({"num-examples": 3, "list": [1, 2], "loss": 0.5})})
@@ -76,7 +76,7 @@ def test_a_payload_passes_through_a_reply_and_is_taken_out(awkward: Tensors, sam
     assert records.read_metrics(content) == {"num-examples": 3, "loss": 0.5}
 
 
-def test_tensor_files_give_back_every_bit_and_are_no_pickles(tmp_path: Path, awkward: Tensors, same_bits: Same) -> None:
+def test_tensor_files_keep_every_bit_and_are_no_pickles(tmp_path: Path, awkward: Tensors, same_bits: Same) -> None:
     digest = files.write_tensors(tmp_path / "t", awkward, {"facts": "é"})
     content = (tmp_path / "t").read_bytes()
     assert digest == hashlib.sha256(content).hexdigest()
@@ -93,7 +93,7 @@ def written(folder: Path, tensors: Mapping[str, Tensor]) -> Tensors:
     return load((folder / "t").read_bytes())
 
 
-def test_views_of_one_tensor_are_written_each_by_itself(tmp_path: Path, same_bits: Same) -> None:
+def test_views_of_one_tensor_are_written_separately(tmp_path: Path, same_bits: Same) -> None:
     flat = torch.arange(6.0, requires_grad=True)
     parts = {"a": flat[:4], "b": flat[2:], "every other": flat[::2], "spread": flat[:1].expand(3)}
     assert same_bits(written(tmp_path, parts), {name: t.detach() for name, t in parts.items()})
@@ -121,7 +121,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_closed_to_everyone_else_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_closed_to_other_users_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         folder = files.make_private(tmp_path / "a" / "b")
@@ -135,14 +135,14 @@ def test_files_are_closed_to_everyone_else_whatever_the_umask(tmp_path: Path) ->
     assert [mode(path) for path in sorted(folder.iterdir())] == [0o600] * 3
 
 
-def test_a_folder_that_is_there_stays_as_its_owner_wants_it(tmp_path: Path) -> None:
+def test_an_existing_folder_keeps_its_permissions(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o750)
     assert files.make_private(tmp_path / "shared") == tmp_path / "shared"
     assert mode(tmp_path / "shared") == 0o750
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_bytes(path, b"old")
     with pytest.raises(RuntimeError, match="power"), files.open_replacement(path) as file:  # noqa: PT012 - the state within counts
@@ -162,13 +162,13 @@ def test_many_lines_are_added_at_once_and_a_file_is_replaced_as_a_whole(tmp_path
     assert path.read_text() == '{"n": 3}\n'
 
 
-def test_json_that_others_could_not_read_is_refused(tmp_path: Path) -> None:
+def test_nan_is_not_written_as_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         files.write_json(tmp_path / "x.json", {"loss": math.nan})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_are_read_in_order_and_a_last_one_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_lines_are_read_in_order_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert files.read_json_lines(path) == []
     for number in range(3):
@@ -180,7 +180,7 @@ def test_lines_are_read_in_order_and_a_last_one_that_was_cut_off_is_left_out(tmp
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"n": 1}\n'])
-def test_after_a_crash_the_next_line_is_not_glued_to_the_one_that_was_cut_off(tmp_path: Path, rest: bytes) -> None:
+def test_a_line_after_an_incomplete_one_is_appended_separately(tmp_path: Path, rest: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rest + b'{"n": 2, "ind')
     files.append_json_lines(path, {"n": 3})
@@ -212,10 +212,10 @@ def test_an_error_of_the_system_names_the_file_that_was_written(tmp_path: Path, 
         (lambda run: _remove(run / "inner"), "inner"),
     ],
 )
-def test_an_error_of_a_function_of_descriptors_names_the_whole_path(
+def test_errors_of_functions_that_use_descriptors_name_the_whole_path(
     call: Callable[[Path], object], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system that became read-only."""
+    """System calls fail as on a read-only file system."""
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "there").touch()
     opened = os.open
@@ -234,7 +234,7 @@ def test_an_error_of_a_function_of_descriptors_names_the_whole_path(
     assert error.value.filename == str(tmp_path / named)
 
 
-def test_json_that_is_nested_beyond_measure_is_named(tmp_path: Path) -> None:
+def test_json_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("[" * 100_000 + "\n")
     with pytest.raises(DamagedFile, match=r"x\.jsonl: row 1 cannot be read: its JSON is nested too deeply"):
         files.read_json_lines(tmp_path / "x.jsonl")

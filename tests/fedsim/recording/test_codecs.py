@@ -1,4 +1,4 @@
-"""Codecs give back every bit of whatever a defense made in as few bits as it takes."""
+"""Tests that codecs, the formats in which updates are sent, keep every bit and need no more space than necessary."""
 
 from collections.abc import Callable
 from math import ceil, log2
@@ -23,7 +23,7 @@ PACKING = ("bits", "levels", "sparse")
 
 
 def blank(update: Tensors) -> Tensors:
-    """Weights of the same shapes, of which a codec that packs is to need nothing else."""
+    """Return weights with shapes but without values, since codecs that pack may only use the shapes."""
     return {name: torch.empty(t.shape, device="meta") for name, t in update.items()}
 
 
@@ -39,7 +39,7 @@ def size(payload: Payload) -> int:
 
 
 def oddities() -> dict[str, Tensors]:
-    """Updates that come out of defenses, and what could go wrong with them."""
+    """Return updates as defenses make them, and unusual ones, by name."""
     rng = torch.Generator().manual_seed(0)
     normal = torch.randn(3000, generator=rng)
     few = torch.tensor([-1.5, -0.0, 0.0, float("nan"), float("inf"), 1e-45])[torch.randint(6, (3000,), generator=rng)]
@@ -67,7 +67,7 @@ def oddities() -> dict[str, Tensors]:
 
 @pytest.mark.parametrize("codec", PACKING)
 @pytest.mark.parametrize("name", oddities())
-def test_every_bit_comes_back_in_the_order_of_names(codec: str, name: str, same_bits: Same) -> None:
+def test_every_bit_and_the_order_of_names_are_kept(codec: str, name: str, same_bits: Same) -> None:
     update = oddities()[name]
     found = back(update, codec)
     bytewise = {n: t.detach().contiguous().flatten().view(torch.uint8) for n, t in update.items() if t.numel()}
@@ -76,7 +76,7 @@ def test_every_bit_comes_back_in_the_order_of_names(codec: str, name: str, same_
 
 
 @pytest.mark.parametrize("codec", PACKING)
-def test_what_is_encoded_is_left_alone_and_so_is_the_payload(codec: str) -> None:
+def test_encoding_and_decoding_change_no_argument(codec: str) -> None:
     update = {"w": torch.tensor([0.0, 1.0, -1.0, 0.0]).repeat(1000), "v": torch.randn(9, generator=torch.Generator())}
     before = {name: t.clone() for name, t in update.items()}
     payload = encode(update, codec)
@@ -97,7 +97,7 @@ ENTRIES = st.sampled_from([0, 0, 0, 1, 0x80000000, 0x3F800000, 0x7FC00001, 0xFFF
     gaps=st.lists(st.integers(1, 3000), max_size=60),
 )
 @example(few=np.zeros((0, 3), np.uint32), any=np.zeros(0, np.uint16), gaps=[])
-def test_any_bits_come_back(codec: str, few: Any, any: Any, gaps: list[int]) -> None:
+def test_arbitrary_bits_are_kept(codec: str, few: Any, any: Any, gaps: list[int]) -> None:
     scattered = np.zeros(sum(gaps) + 1, np.uint64)
     scattered[np.cumsum(gaps, dtype=np.int64)] = np.arange(1, len(gaps) + 1)
     update = {
@@ -112,8 +112,8 @@ def test_any_bits_come_back(codec: str, few: Any, any: Any, gaps: list[int]) -> 
 
 
 @pytest.mark.parametrize("codec", ["levels", "sparse"])
-def test_values_that_no_sample_shows_come_back(codec: str) -> None:
-    """Of a million entries some ten thousand are looked at first; here each oddity is among the others."""
+def test_rare_values_are_kept(codec: str) -> None:
+    """The codec first samples some ten thousand of a million entries; the unusual values here are not among them."""
     w = torch.ones(1_000_000)
     w[[1, 500_001, 999_998]] = torch.tensor([5.0, float("nan"), -0.0])
     w[777_777] = 0.0
@@ -122,7 +122,7 @@ def test_values_that_no_sample_shows_come_back(codec: str) -> None:
     assert size(encode({"w": w}, codec)) < 0.13 * w.nbytes
 
 
-def test_tables_of_many_values_are_found_and_tables_that_save_nothing_are_not() -> None:
+def test_a_palette_of_values_is_found_only_if_there_are_few_enough() -> None:
     rng = np.random.default_rng(0)
     for count in (1, 2, 3, 200, 5000, 50_000):
         values = rng.choice(2**32, count, replace=False).astype(np.uint32)
@@ -146,7 +146,7 @@ def test_a_type_that_cannot_be_recorded_is_refused() -> None:
 
 @pytest.mark.parametrize("levels", [2, 3, 4, 5, 7, 8, 9, 16, 17, 200, 256, 257, 1000])
 def test_each_entry_takes_the_true_number_of_bits(levels: int) -> None:
-    """By the formula: N ceil(log2 K) bits, and the table of K values."""
+    """The size is N ceil(log2 K) bits plus the table of K values."""
     n = 80_000
     values = torch.linspace(-1, 1, levels)
     w = values[torch.arange(n) % levels]
@@ -158,7 +158,7 @@ def test_each_entry_takes_the_true_number_of_bits(levels: int) -> None:
 
 
 def test_codes_by_hand() -> None:
-    """1.0 is 0x3f800000, 2.0 is 0x40000000, -1.0 is 0xbf800000: codes 0, 1 and 2, lowest bits first, then the upper ones."""
+    """Codes 0, 1, 2 are 1.0, 2.0, -1.0, in the order of their bits; the low bits of all codes precede the high bits."""
     w = torch.tensor([2.0, 1.0, -1.0, 2.0, 2.0, 1.0, 1.0, -1.0, 2.0]).repeat(40)[:353]
     payload = encode({"w": w}, "levels")
     assert payload.tensors["w/palette"].tolist() == [1, 2, -1]
@@ -173,7 +173,7 @@ def test_one_value_takes_no_bits() -> None:
         assert {name: t.tolist() for name, t in payload.tensors.items()} == {"w/palette": [-0.5]}
 
 
-def test_signs_take_a_bit_and_what_are_no_signs_goes_as_it_is() -> None:
+def test_signs_take_one_bit_and_other_tensors_are_sent_unpacked() -> None:
     rng = torch.Generator().manual_seed(0)
     normal = torch.randn(8000, generator=rng)
     payload = encode({"signs": normal.sign() * 0.1, "ternary": (normal > 1).float() - (normal < -1).float(), "w": normal}, "bits")
@@ -186,8 +186,8 @@ def test_signs_take_a_bit_and_what_are_no_signs_goes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("codec", PACKING)
-def test_a_small_tensor_goes_as_it_is(codec: str) -> None:
-    """A second tensor would cost more than it saves."""
+def test_a_small_tensor_is_sent_unpacked(codec: str) -> None:
+    """Two tensors, a palette and codes, would take more space than one."""
     assert set(encode({"bias": torch.tensor([1.0, -1.0, 1.0])}, codec).tensors) == {"bias/dense"}
 
 
@@ -207,15 +207,15 @@ def test_positions_take_hardly_more_than_their_entropy(share: float, way: str) -
 
 
 def test_gaps_by_hand() -> None:
-    """3 of 64 positions: 4 lower bits each; upper parts 0, 0, 3 in unary are set bits 0, 1 and 5 of 3 + 3."""
+    """Positions 1, 9, 63 of 64 have 4 lower bits each, and upper parts 0, 0, 3, whose unary code sets the bits 0, 1 and 5."""
     parts = {"high": torch.tensor([0b11000100], dtype=torch.uint8), "low": pack(np.array([1, 9, 15], np.uint8), 4)}
     assert positions.unpack(parts, 64).tolist() == [1, 9, 63]
     assert parts["low"].tolist() == [0b11100000, 0b00100000, 0b00100000, 0b01100000]
-    assert positions._count_unary_bits(128, 9, 3) == 9 + 15  # upper parts of 4 bits, the last of them 15
+    assert positions._count_unary_bits(128, 9, 3) == 9 + 15  # upper parts have 4 bits; the last one is at most 15
 
 
-def test_two_small_tensors_are_no_gain_over_one() -> None:
-    """In 60,000, 100 positions take 200 bytes as they are, and some 140 as gaps, which are two tensors."""
+def test_few_positions_are_sent_as_one_tensor_instead_of_two() -> None:
+    """Of 60,000, 100 positions take 200 bytes as an index and about 140 as gaps, which need a second tensor."""
     assert set(positions.pack(np.arange(100) * 600, 60_000)) == {"index"}
     assert set(positions.pack(np.arange(400) * 150, 60_000)) == {"high", "low"}
 
@@ -226,7 +226,7 @@ def test_few_positions_are_as_wide_as_the_tensor_needs(size: int, dtype: str) ->
     assert (parts["index"].dtype, parts["index"].tolist()) == (getattr(torch, dtype), [3, size - 1])
 
 
-def test_sparse_signs_are_packed_twice() -> None:
+def test_signs_and_positions_of_sparse_signs_are_both_packed() -> None:
     w = torch.zeros(100_000)
     w[::100] = torch.tensor([1.0, -1.0]).repeat(500) * 0.01
     payload = encode({"w": w}, "sparse")
@@ -236,7 +236,7 @@ def test_sparse_signs_are_packed_twice() -> None:
 
 @pytest.mark.parametrize("width", [0, 1, 5, 8, 9, 17])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
-def test_numbers_of_any_width_come_back(width: int, count: int) -> None:
+def test_numbers_of_any_bit_width_are_kept(width: int, count: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 1 << width, count)
     packed = pack(numbers, width)
     assert len(packed) == count_packed_bytes(width, count)
@@ -252,7 +252,7 @@ def test_width_is_the_ceiling_of_the_logarithm() -> None:
 # --- which coordinates were sent ---
 
 
-def test_sparse_tells_which_coordinates_were_sent_however_they_were_packed() -> None:
+def test_the_codec_sparse_knows_the_sent_coordinates_in_every_layout() -> None:
     rng = torch.Generator().manual_seed(0)
     normal = torch.randn(20, 400, generator=rng)
     update = {
@@ -274,7 +274,7 @@ def test_sparse_tells_which_coordinates_were_sent_however_they_were_packed() -> 
     }  # fmt: skip
 
 
-def test_bits_of_a_tensor_are_its_own_memory() -> None:
+def test_the_bits_of_a_tensor_are_a_view_of_its_memory() -> None:
     w = torch.zeros(3)
     to_bits(w)[1] = 0x3F800000
     assert w.tolist() == [0, 1, 0]

@@ -1,4 +1,4 @@
-"""Whatever becomes of a recording's bytes and values, it gives what was written, or says what is damaged; never anything else."""
+"""Tests with random damage: a recording gives the tensors that were written or reports damage, but never other tensors."""
 
 import itertools
 import shutil
@@ -28,7 +28,7 @@ Check = Callable[[Path], None]
 
 @pytest.fixture
 def copy(recorded: Path) -> Copy:
-    """A fresh copy of the recording, the one before it gone."""
+    """A function that makes a new copy of the recording and removes the copy before."""
     numbers = itertools.count()
 
     def fresh() -> Path:
@@ -40,7 +40,7 @@ def copy(recorded: Path) -> Copy:
 
 
 def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Payload and weights of each observation that can be read. Asks for everything else as well."""
+    """Return payload and weights of each observation that can be read, and collect errors, also of all other queries."""
     try:
         recording = Recording(folder)
     except ValueError as error:
@@ -62,7 +62,7 @@ def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str
 
 @pytest.fixture
 def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
-    """Whether all that can be read of a harmed copy is what was written."""
+    """A function that checks that all tensors that can be read from a damaged copy are those that were written."""
     written = tensors(recorded, [])
     assert len(written) == 4
 
@@ -76,7 +76,7 @@ def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
 
 @st.composite
 def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Flips a bit, overwrites, cuts out, inserts or truncates, up to three times."""
+    """Draw a function that flips a bit, overwrites, removes, inserts or truncates bytes, up to three times."""
     steps = draw(
         st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
     )
@@ -102,7 +102,7 @@ def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 @FUZZ
 @given(named=st.sampled_from(FILES), harmed=harm())
-def test_bytes_that_change_never_change_a_tensor(copy: Copy, check: Check, named: str, harmed: Callable[[bytes], bytes]) -> None:
+def test_damaged_files_never_change_a_tensor(copy: Copy, check: Check, named: str, harmed: Callable[[bytes], bytes]) -> None:
     folder = copy()
     path = folder / named
     path.write_bytes(harmed(path.read_bytes()))
@@ -111,10 +111,8 @@ def test_bytes_that_change_never_change_a_tensor(copy: Copy, check: Check, named
 
 @FUZZ
 @given(harmed=harm(), at=st.floats(0, 1))
-def test_bytes_that_change_in_a_header_never_change_a_tensor(
-    copy: Copy, check: Check, harmed: Callable[[bytes], bytes], at: float
-) -> None:
-    """In the pages of the index that say how it is to be read, and with a checksum that agrees with the harm."""
+def test_a_damaged_header_never_changes_a_shape(copy: Copy, check: Check, harmed: Callable[[bytes], bytes], at: float) -> None:
+    """The header of a tensor file is damaged and the checksum adjusted, so that only checks of the header can find it."""
     import hashlib
 
     folder = copy()
@@ -159,7 +157,7 @@ COLUMNS = {
     value=VALUES,
     number=st.integers(1, 3),
 )
-def test_values_that_change_in_the_index_never_change_a_tensor(
+def test_changed_values_in_the_index_never_change_a_tensor(
     copy: Copy, check: Check, where: tuple[str, str], value: Any, number: int
 ) -> None:
     folder = copy()
@@ -188,7 +186,7 @@ os._exit(9)
 
 @settings(FUZZ, max_examples=30)
 @given(harmed=harm(), named=st.sampled_from(["index.sqlite", "index.sqlite-journal"]))
-def test_bytes_that_change_in_a_journal_never_change_a_tensor(
+def test_a_damaged_index_with_a_journal_never_changes_a_tensor(
     recorded: Path, copy: Copy, check: Check, harmed: Callable[[bytes], bytes], named: str
 ) -> None:
     if not (recorded / "index.sqlite-journal").exists():

@@ -1,4 +1,4 @@
-"""A recording may come from anywhere: one that means harm is refused by name, and nothing of it is run, followed or believed."""
+"""Tests of malicious recordings: they are refused with the file's name; no code is run, no link followed, no size trusted."""
 
 import hashlib
 import json
@@ -27,14 +27,14 @@ WEIGHTS = "rounds/00001/global.safetensors"
 
 
 def forbid_memory(monkeypatch: pytest.MonkeyPatch, most: int = 0) -> None:
-    """Let no more than `most` bytes be taken for tensors."""
+    """Make the test fail if more than `most` bytes are allocated for tensors."""
     room = tensors_module._allocate
     monkeypatch.setattr(
         tensors_module, "_allocate", lambda size: room(size) if size <= most else pytest.fail(f"takes {size} bytes")
     )
 
 
-# --- where files lie ---
+# --- paths ---
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_an_index_cannot_choose_what_is_read(recorded: Path, change_index: Chang
     digest = hashlib.sha256(secret.read_bytes()).hexdigest()
     change_index(recorded, "UPDATE observations SET file = ?, sha256 = ? WHERE client = 'anna' AND round < 3", file, digest)
     refused(recorded, "index.sqlite", "row 1, 'anna': .* is not a valid value of file")
-    told: list[DamagedFile] = []
-    assert [o.client for o in Recording(recorded).read_observations(on_damage=told.append)] == ["bert", "bert"]
-    assert len(told) == 2
+    errors: list[DamagedFile] = []
+    assert [o.client for o in Recording(recorded).read_observations(on_damage=errors.append)] == ["bert", "bert"]
+    assert len(errors) == 2
 
 
 def test_global_weights_cannot_be_chosen_either(recorded: Path, change_index: Change, refused: Refused) -> None:
@@ -74,7 +74,7 @@ def test_no_link_is_followed_inside(recorded: Path, named: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret", "rounds/../../secret", "..", "", "/etc/hostname", "rounds//00001", "./manifest.json"]
 )
-def test_no_name_leads_out_of_its_folder(recorded: Path, name: str) -> None:
+def test_no_path_leads_out_of_its_folder(recorded: Path, name: str) -> None:
     (recorded.parent / "secret").write_text("told")
     with pytest.raises(DamagedFile, match="not a plain path below its folder"), safe.open_file(recorded, name, limit=100):
         pass
@@ -87,7 +87,9 @@ def test_a_recording_may_be_reached_through_a_link(recorded: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
 @pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", "index.sqlite-journal", ANNA, WEIGHTS])
-def test_what_is_no_file_is_not_waited_for(recorded: Path, named: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_folders_and_sockets_are_refused_without_waiting(
+    recorded: Path, named: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = recorded / named
     path.unlink(missing_ok=True)
     if kind == "pipe":
@@ -108,7 +110,7 @@ def test_what_is_no_file_is_not_waited_for(recorded: Path, named: str, kind: str
 
 
 @pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", ANNA, WEIGHTS])
-def test_a_terabyte_of_holes_is_not_read(recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sparse_file_of_a_terabyte_is_not_read(recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_memory(monkeypatch, 16)
     os.truncate(recorded / named, 2**40)
     with pytest.raises(ValueError, match=r"1099511627776 bytes, but at most") as error:
@@ -126,7 +128,7 @@ def entry(shape: Any, start: Any, end: Any, dtype: Any = "F32") -> dict[str, Any
 
 
 @pytest.mark.parametrize("named", [WEIGHTS, ANNA])
-def test_a_file_of_holes_with_a_header_that_fits_is_not_read(
+def test_a_sparse_file_with_a_matching_header_is_not_read(
     recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     forbid_memory(monkeypatch, 16)
@@ -176,7 +178,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("name", HEADERS)
 @pytest.mark.parametrize("named", [ANNA, WEIGHTS])
-def test_a_header_that_lies_is_refused_before_memory_is_taken(
+def test_a_false_header_is_refused_before_memory_is_allocated(
     recorded: Path, named: str, name: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge(recorded, named, HEADERS[name])
@@ -213,7 +215,7 @@ def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
         recording.read_observation(recording.read_rows()[0])
 
 
-def test_whole_weights_that_are_no_weights_are_refused(
+def test_returned_weights_of_another_type_are_refused(
     recorded: Path, forge: Forge, change_index: Change, refused: Refused
 ) -> None:
     files.write_tensors(recorded / "made", {"w": torch.ones(3, dtype=torch.bool), "b": torch.tensor(0.0)})
@@ -222,7 +224,7 @@ def test_whole_weights_that_are_no_weights_are_refused(
     refused(recorded, ANNA, r"'w' has type torch\.bool, but the weight that was sent has torch\.float32")
 
 
-def test_truth_values_that_are_neither_are_refused(recorded: Path) -> None:
+def test_booleans_that_are_neither_0_nor_1_are_refused(recorded: Path) -> None:
     described = {"w": entry([3], 0, 3, "BOOL"), "b": entry([], 3, 7)}
     wrong, right = (tensor_file(described, bytes([0, 1, value, 0, 0, 0, 0])) for value in (2, 1))
     (recorded / "t").write_bytes(wrong)
@@ -231,17 +233,17 @@ def test_truth_values_that_are_neither_are_refused(recorded: Path) -> None:
     (recorded / "t").write_bytes(right)
     read = tensors_module.read_tensors(recorded, "t", hashlib.sha256(right).hexdigest())
     assert read["w"].tolist() == [False, True, True]
-    assert read["b"].item() == 0  # though it begins at an odd byte
+    assert read["b"].item() == 0  # although it begins at an odd byte
 
 
-def test_numbers_that_are_none_are_data(recorded: Path, forge: Forge) -> None:
-    """An update may hold NaN: that is what the client sent."""
+def test_nan_in_an_update_is_no_damage(recorded: Path, forge: Forge) -> None:
+    """An update with NaN is not damage: the client sent it."""
     files.write_tensors(recorded / "made", {"w": torch.tensor([float("nan"), float("inf"), 0]), "b": torch.tensor(0.0)})
     forge(recorded, ANNA, (recorded / "made").read_bytes())
     assert next(iter(Recording(recorded).read_observations())).update["w"].isnan().tolist() == [True, False, False]
 
 
-# --- what would be run ---
+# --- code and commands ---
 
 
 class Bomb:
@@ -278,12 +280,12 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
     (recorded / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match=r"unknown name|not part of this project|is not a valid name of a model"):
         models.build(Recording(recorded).manifest.model, manifest.data)
-    with pytest.raises(ValueError, match=r"unknown name|not part of this project"):  # also where it comes past the manifest
+    with pytest.raises(ValueError, match=r"unknown name|not part of this project"):  # also without a manifest
         models.build(ModelSpec(name=name), manifest.data)
     assert "evil" not in sys.modules
 
 
-def test_whole_numbers_in_place_of_an_update_are_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
+def test_an_integer_tensor_in_place_of_an_update_is_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
     from safetensors.torch import save
 
     sent = dict(next(Recording(recorded).read_observations()).payload.tensors)
@@ -292,7 +294,7 @@ def test_whole_numbers_in_place_of_an_update_are_refused(recorded: Path, forge: 
 
 
 @pytest.mark.parametrize("key", ["batch_size", "steps"])
-def test_training_without_measure_is_refused(recorded: Path, key: str) -> None:
+def test_excessive_training_settings_are_refused(recorded: Path, key: str) -> None:
     raw = json.loads((recorded / "manifest.json").read_text())
     raw["training"][key] = 10**15
     (recorded / "manifest.json").write_text(json.dumps(raw))
@@ -314,14 +316,14 @@ def test_training_without_measure_is_refused(recorded: Path, key: str) -> None:
         ("software", {"a b": "1"}),
     ],
 )
-def test_texts_that_a_shell_would_take_for_commands_are_refused(recorded: Path, key: str, value: Any) -> None:
+def test_texts_with_shell_syntax_are_refused(recorded: Path, key: str, value: Any) -> None:
     raw = json.loads((recorded / "manifest.json").read_text()) | {key: value}
     (recorded / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match=r"manifest\.json: .* is (no|neither)"):
         Recording(recorded)
 
 
-def test_any_folder_makes_a_name_that_is_read_again(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_name_made_from_any_folder_can_be_read_again(manifest: Manifest, tmp_path: Path) -> None:
     for text in ("bob's run", "a/b", "", "$(id)", "größe 3", "\n"):
         replace(manifest, name=make_name(text)).write(tmp_path / "manifest.json")
         assert Manifest.read(tmp_path / "manifest.json").name

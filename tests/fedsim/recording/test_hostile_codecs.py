@@ -1,4 +1,4 @@
-"""Codecs believe nothing that they are sent: what no encoder makes is refused, and takes no memory."""
+"""Tests of malicious payloads: codecs refuse what no encoder produces, and allocate little memory for it."""
 
 import tracemalloc
 
@@ -32,7 +32,7 @@ def index(*values: int) -> Tensor:
 
 
 HIGH = pack(np.array([1, 1, 0, 0, 0, 0, 1]), 1)
-"""Gaps of 3 positions among 4096: 10 lower bits each."""
+"""The upper parts, in unary, of 3 positions among 4096, which have 10 lower bits each."""
 
 FORGED: dict[str, tuple[str, Tensors, str]] = {
     "nothing": ("levels", {}, "has the parts"),
@@ -80,7 +80,7 @@ FORGED: dict[str, tuple[str, Tensors, str]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_what_no_encoder_makes_is_refused_in_a_line(name: str) -> None:
+def test_a_payload_that_no_encoder_produces_is_refused_with_a_short_message(name: str) -> None:
     codec, tensors, words = FORGED[name]
     whole = {**tensors, "b/dense": torch.zeros(())} if tensors else {"w/": zeros(1), "b/dense": torch.zeros(())}
     with pytest.raises(ValueError, match=words) as error:
@@ -89,7 +89,7 @@ def test_what_no_encoder_makes_is_refused_in_a_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("codec", PACKING)
-def test_names_are_those_of_the_weights(codec: str) -> None:
+def test_payloads_with_missing_or_additional_names_are_refused(codec: str) -> None:
     for update in ({"w": torch.zeros(64, 64)}, {**START, "x": torch.zeros(1)}):
         with pytest.raises(ValueError, match="its tensors differ from the round's weights"):
             decode(encode(update, codec), START)
@@ -106,8 +106,8 @@ def test_an_update_of_another_size_is_refused(codec: str, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
-def test_what_is_too_large_is_refused_by_its_description_alone(codec: str) -> None:
-    """As a header describes it, before any of it is in memory."""
+def test_a_payload_that_is_too_large_is_refused_by_its_shapes(codec: str) -> None:
+    """Only names, types and shapes are given, as in the header of a file; no values are in memory."""
     at = torch.arange(N)
     updates = {
         "dense": torch.ones(N),
@@ -132,7 +132,7 @@ def test_what_is_too_large_is_refused_by_its_description_alone(codec: str) -> No
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_bytes_at_random_are_refused_or_give_tensors_of_the_right_shapes(data: st.DataObject) -> None:
+def test_random_bytes_are_refused_or_give_tensors_of_the_right_shapes(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from(PACKING))
     fair = encode({"w": (torch.arange(N) % 40 == 0).float().reshape(64, 64), "b": torch.zeros(())}, codec).tensors
     tensors = {name: t.clone() for name, t in fair.items()}

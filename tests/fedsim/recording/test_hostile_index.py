@@ -1,4 +1,4 @@
-"""An index that means harm: SQLite runs nothing out of it, deletes nothing for it, and no value in it is believed unseen."""
+"""Tests of malicious indexes: SQLite runs no code from them, deletes no files for them, and all values are checked."""
 
 import sqlite3
 import subprocess
@@ -43,7 +43,7 @@ def test_an_index_with_anything_but_our_tables_is_refused(recorded: Path, statem
 
 
 def test_an_index_in_another_journal_mode_is_refused_and_left_alone(recorded: Path, refused: Refused) -> None:
-    """SQLite would write beside it, even to read it."""
+    """SQLite would write files beside an index in write-ahead mode even to read it."""
     with closing(sqlite3.connect(recorded / "index.sqlite")) as index:
         index.execute("PRAGMA journal_mode = WAL")
     before = sorted(path.name for path in recorded.iterdir())
@@ -52,7 +52,7 @@ def test_an_index_in_another_journal_mode_is_refused_and_left_alone(recorded: Pa
 
 
 @pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm"])
-def test_changes_beside_an_index_are_refused(recorded: Path, name: str, refused: Refused) -> None:
+def test_an_index_with_a_write_ahead_file_is_refused(recorded: Path, name: str, refused: Refused) -> None:
     (recorded / name).write_bytes(b"")
     refused(recorded, "index.sqlite", "write-ahead mode")
     assert (recorded / name).exists()
@@ -90,23 +90,23 @@ def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
         where = "AND client = 'anna'" if table == "observations" else ""
         index.execute(f"UPDATE {table} SET {column} = ? WHERE round = 1 {where}", (value,))
     error = refused(recorded, "index.sqlite")
-    missing = table == "rounds" and column == "round"  # of a round with another number nothing is asked
+    missing = table == "rounds" and column == "round"  # the row of the round is not found
     assert "no global weights of round 1" in error.reason if missing else f"is not a valid value of {column}" in error.reason
-    told: list[DamagedFile] = []
-    left = {o.key for o in Recording(recorded).read_observations(on_damage=told.append)}
+    errors: list[DamagedFile] = []
+    left = {o.key for o in Recording(recorded).read_observations(on_damage=errors.append)}
     assert {"00002-anna", "00002-bert"} <= left
     assert ("00001-bert" in left) is (table == "observations")
-    assert told
+    assert errors
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "'x'", "9e999", "9223372036854775807"])
-def test_counts_are_numbers(recorded: Path, value: str, change_index: Change) -> None:
+def test_invalid_counts_are_refused(recorded: Path, value: str, change_index: Change) -> None:
     change_index(recorded, f"UPDATE observations SET bytes = {value}")
     with pytest.raises(DamagedFile, match=r"index\.sqlite"):
         Recording(recorded).count_replies()
 
 
-def test_names_of_clients_are_names(recorded: Path, change_index: Change) -> None:
+def test_invalid_names_of_clients_are_refused(recorded: Path, change_index: Change) -> None:
     change_index(recorded, "UPDATE observations SET client = '../' || client")
     with pytest.raises(DamagedFile, match="is not a valid name of a client"):
         Recording(recorded).list_clients()
@@ -118,7 +118,7 @@ def test_a_value_of_many_megabytes_is_not_read(recorded: Path, change_index: Cha
 
 
 def test_a_query_that_does_not_end_is_stopped(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one over pages that lie in a circle would be."""
+    """An index whose pages form a cycle could make a query endless."""
     monkeypatch.setattr(index_module, "PROGRESS_INSTRUCTIONS", 1000)
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     with pytest.raises(DamagedFile, match="interrupted"):
@@ -140,14 +140,14 @@ os._exit(9)
 
 @pytest.fixture
 def interrupted(recorded: Path) -> Path:
-    """A recording whose writer was killed amid a commit."""
+    """A recording whose writer was killed during a commit, so that a journal is left."""
     subprocess.run([sys.executable, "-c", CUT_OFF, recorded / "index.sqlite"], check=False)
     assert len(Recording(recorded).read_rows()) == 6
     return recorded
 
 
 def super_journal(name: str) -> bytes:
-    """What SQLite writes at the end of a journal to name another one, which it deletes after undoing."""
+    """Return the bytes with which a journal names another file, which SQLite deletes after undoing the commit."""
     text = name.encode()
     return (
         (2**30 // 4096 + 1).to_bytes(4, "big")
@@ -167,8 +167,8 @@ def test_a_journal_cannot_have_other_files_deleted(interrupted: Path, tmp_path: 
     assert victim.read_bytes() == b"precious"
 
 
-def test_that_guard_is_needed(interrupted: Path, tmp_path: Path) -> None:
-    """SQLite by itself deletes the file: were that to change, the guard could go."""
+def test_without_the_guard_sqlite_deletes_the_file(interrupted: Path, tmp_path: Path) -> None:
+    """SQLite alone deletes the named file. If this test fails, SQLite has changed and the guard is no longer needed."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     journal = interrupted / "index.sqlite-journal"

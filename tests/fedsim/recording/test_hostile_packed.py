@@ -1,4 +1,4 @@
-"""A recording of packed updates may come from anywhere too: what does not unpack is a damaged file, and named."""
+"""Tests of malicious recordings of packed updates: a payload that cannot be unpacked is reported as a damaged file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ ANNA = "rounds/00001/anna.safetensors"
 N = 4096
 UPDATE = {"w": torch.where(torch.arange(N) % 20 == 0, 1.0, 0.0).reshape(64, 64), "b": torch.tensor(0.5), "codes": torch.ones(9)}
 BUFFERS = {"w": torch.tensor(3.0), "codes": torch.tensor([1, 2])}
-"""Named like weights, and like a part."""
+"""Buffers with the names of a weight and of a part of a packed weight."""
 
 
 @pytest.fixture(params=["sparse", "bits", "levels"])
@@ -50,7 +50,7 @@ def forged(folder: Path, forge: Forge, tensors: dict[str, Tensor]) -> None:
     (folder / "made").unlink()
 
 
-def test_a_packed_update_is_read_back_and_buffers_beside_it(packed: Path, codec: str) -> None:
+def test_a_packed_update_and_its_buffers_are_read_unchanged(packed: Path, codec: str) -> None:
     seen = list(Recording(packed).read_observations())
     assert [o.payload.codec for o in seen] == [codec, codec]
     for number, o in enumerate(seen):
@@ -91,7 +91,9 @@ def test_a_payload_that_does_not_fit_is_refused_before_it_is_read(
     assert len(str(error.value)) < 1000
 
 
-def test_what_fits_and_does_not_unpack_is_a_damaged_file_too(packed: Path, codec: str, forge: Forge, refused: Refused) -> None:
+def test_parts_of_the_right_shapes_that_cannot_be_unpacked_are_damage(
+    packed: Path, codec: str, forge: Forge, refused: Refused
+) -> None:
     tensors = tensors_of(packed)
     if codec == "sparse":
         tensors["w/high"] = torch.zeros_like(tensors["w/high"])
@@ -102,13 +104,15 @@ def test_what_fits_and_does_not_unpack_is_a_damaged_file_too(packed: Path, codec
         words = "'w' has (code 3 in a palette of 3|palette of shape)"
     forged(packed, forge, tensors)
     refused(packed, ANNA, words)
-    told: list[DamagedFile] = []
-    assert [o.client for o in Recording(packed).read_observations(on_damage=told.append)] == ["bert"]
-    assert [error.path for error in told] == [packed / ANNA]
+    errors: list[DamagedFile] = []
+    assert [o.client for o in Recording(packed).read_observations(on_damage=errors.append)] == ["bert"]
+    assert [error.path for error in errors] == [packed / ANNA]
 
 
 @pytest.mark.parametrize("claimed", ["dense", "weights", "sparse", "bits", "levels"])
-def test_another_codec_in_the_index_than_in_the_file(packed: Path, codec: str, claimed: str, change_index: Any) -> None:
+def test_an_index_that_names_another_codec_than_the_files_is_damage(
+    packed: Path, codec: str, claimed: str, change_index: Any
+) -> None:
     change_index(packed, "UPDATE observations SET codec = ? WHERE client = 'anna'", claimed)
     if claimed == codec or {claimed, codec} == {"bits", "levels"}:
         assert len(list(Recording(packed).read_observations())) == 2

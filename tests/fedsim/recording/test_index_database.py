@@ -1,4 +1,4 @@
-"""No file that is exchanged between a check and its use is read or written: SQLite itself opens by path."""
+"""Tests of safe access to the index: SQLite opens files by path, so that a file could be exchanged after it was checked."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ def fresh() -> None:
     close_images()
 
 
-def test_a_reader_has_sqlite_open_nothing_below_the_recording(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_lets_sqlite_open_no_file_of_the_recording(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def connect(path: str, **given: object) -> sqlite3.Connection:
@@ -89,7 +89,9 @@ def test_a_writer_refuses_a_folder_that_others_may_change(recorded: Path, mode: 
     assert len(Recording(recorded).read_rows()) == 6
 
 
-def test_an_image_is_kept_until_the_index_changes(recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_readers_copy_of_the_index_is_kept_until_the_index_changes(
+    recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied: list[Path] = []
     real = index_database._copy_index
 
@@ -105,7 +107,7 @@ def test_an_image_is_kept_until_the_index_changes(recorded: Path, manifest: Mani
     assert len(copied) == 2
 
 
-def test_a_large_index_is_read_from_a_private_file(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_too_large_for_memory_is_read_as_well(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_database, "MAX_MEMORY_BYTES", 1)
     assert [len(Recording(recorded).read_rows()) for _ in range(2)] == [6, 6]
 
@@ -122,7 +124,7 @@ index.execute("COMMIT")
 
 
 def test_a_reader_waits_for_a_commit(recorded: Path) -> None:
-    """Half of a commit is no state of the index."""
+    """Otherwise, it could read an index in the middle of a commit."""
     import subprocess
     import sys
 
@@ -135,7 +137,7 @@ def test_a_reader_waits_for_a_commit(recorded: Path) -> None:
         assert len(Recording(recorded).read_rows()) == 4
 
 
-def test_a_reader_gives_up_on_a_writer_without_an_end(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_gives_up_if_the_index_stays_locked(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_database, "LOCK_SECONDS", 0.05)
 
     def busy(*given: object) -> None:

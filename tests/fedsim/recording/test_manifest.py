@@ -1,4 +1,4 @@
-"""The manifest reads back as it was written, and says what is wrong when it cannot be read."""
+"""Tests of the manifest, which describes a recording: it is read as it was written, and errors name the wrong key."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ def written(manifest: Manifest, folder: Path) -> Path:
         },
     ],
 )
-def test_it_reads_back_as_it_was_written(manifest: Manifest, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_manifest_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path, changes: dict[str, Any]) -> None:
     given_ = replace(manifest, **changes)
     assert Manifest.read(written(given_, tmp_path)) == given_
 
@@ -64,7 +64,7 @@ def test_numbers_read_back_exactly(
     assert Manifest.read(written(given_, tmp_path)) == given_
 
 
-def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_is_plain_json_with_a_version_and_no_secrets(manifest: Manifest, tmp_path: Path) -> None:
     raw = json.loads(written(manifest, tmp_path).read_text())
     assert raw["format_version"] == 3
     assert raw["defense"] == "clip(4.5) | gaussian(0.1)"
@@ -115,7 +115,7 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
         (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments must be at most"),
     ],
 )
-def test_what_it_does_not_understand_is_refused_and_named(
+def test_unknown_keys_and_wrong_values_are_refused_and_named(
     manifest: Manifest, tmp_path: Path, at: tuple[str, ...], value: Any, words: str
 ) -> None:
     path = written(manifest, tmp_path)
@@ -144,7 +144,7 @@ FULL = {
 
 
 def texts_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of all texts in parsed JSON; the place of a key ends with "key"."""
+    """Yield the places of all texts in parsed JSON as tuples of keys and positions; the place of a key itself ends with "key"."""
     match value:
         case str():
             yield at
@@ -181,7 +181,7 @@ def test_no_text_of_a_manifest_may_steer_a_terminal_or_forge_a_line(manifest: Ma
 
 
 def test_every_field_of_a_manifest_that_holds_text_is_filled_above(manifest: Manifest, tmp_path: Path) -> None:
-    """A field that is added later must be in `FULL`, so that its texts are tried."""
+    """A text field that is added to the manifest must be added to `FULL`, so that the test above checks it."""
     raw = json.loads(written(replace(manifest, **FULL), tmp_path).read_text())
     with_text = {tuple(step for step in at if isinstance(step, str)) for at in texts_in(raw) if at[-1] != "key"}
 
@@ -223,13 +223,13 @@ FAIRLY_DEEP = (
     ],
     ids=lambda content: repr(content[:30]),
 )
-def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"manifest\.json: "):
         Manifest.read(tmp_path / "manifest.json")
 
 
-def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(ValueError, match=f"{folder} is not a recording"):

@@ -1,4 +1,4 @@
-"""The contract: a closed set of fields, and settings that are refused when they make no sense."""
+"""Tests of what a server knows: the fields are fixed, invalid settings are refused, and rounding errors are bounded."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
@@ -41,8 +41,8 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
-def test_what_the_server_knows_is_a_closed_set(kind: type) -> None:
-    """Adding a field means saying here that no truth gets in through it."""
+def test_the_fields_that_a_server_knows_are_fixed(kind: type) -> None:
+    """A new field must be added here, after checking that it reveals nothing that only clients know."""
     assert {field.name for field in fields(kind)} == PUBLIC[kind]
 
 
@@ -64,7 +64,7 @@ def observation(**changes: Any) -> Observation:
     )
 
 
-def test_an_observation_cannot_be_given_anything_else() -> None:
+def test_an_observation_has_no_other_fields_and_is_frozen() -> None:
     with pytest.raises(TypeError, match="labels"):
         observation(labels=torch.zeros(1))
     made = observation()
@@ -82,8 +82,8 @@ def test_the_update_is_decoded_from_the_payload() -> None:
         _ = observation(payload=Payload(tensors={}, codec="zip")).update
 
 
-def test_of_whole_weights_the_rounding_is_told() -> None:
-    """Between 1 and 2 neighbouring float32 numbers are 2^-23 apart: what is sent is wrong by half of that at most."""
+def test_the_rounding_error_of_returned_weights_is_bounded() -> None:
+    """From 1 to 2, float32 numbers are 2^-23 apart, so that a weight is rounded by at most half of that."""
     sent_back = {"w": torch.tensor([1.0, -1.5, 3.0]), "n": torch.tensor([1])}
     start = {name: torch.zeros_like(t) for name, t in sent_back.items()}
     made = observation(weights=start, payload=Payload(tensors=sent_back, codec="weights"))
@@ -121,7 +121,7 @@ def test_denormalise_is_the_inverse_of_normalise(mean: list[float], std: list[fl
     assert spec.normalise(x).dtype == torch.float64
 
 
-def test_normalise_goes_by_channel() -> None:
+def test_normalise_uses_the_mean_and_deviation_of_each_channel() -> None:
     spec = DataSpec(shape=(2, 1, 1), num_classes=2, mean=(1.0, 2.0), std=(2.0, 4.0))
     assert spec.normalise(torch.tensor([5.0, 6.0]).reshape(1, 2, 1, 1)).flatten().tolist() == [2, 1]
     rows = DataSpec(shape=(3,), num_classes=2, mean=(1.0,), std=(2.0,))
@@ -130,7 +130,7 @@ def test_normalise_goes_by_channel() -> None:
     assert torch.equal(plain.normalise(torch.tensor([0.1, 0.2, 0.3])), torch.tensor([0.1, 0.2, 0.3]))
 
 
-def test_images_and_rows_are_told_apart() -> None:
+def test_images_and_rows_are_distinguished() -> None:
     assert DataSpec(shape=(3, 4, 5), num_classes=2).is_image
     assert DataSpec(shape=(3, 4, 5), num_classes=2).size == 60
     assert not DataSpec(shape=(7,), num_classes=2).is_image
@@ -150,7 +150,7 @@ def test_images_and_rows_are_told_apart() -> None:
         ({"shape": (3,), "columns": (Column(name="age"),)}, "1 columns for 3 features"),
     ],
 )
-def test_a_shape_that_is_none_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_invalid_data_specifications_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataSpec(**{"shape": (3, 4, 4), "num_classes": 2, **changes})
 
@@ -177,7 +177,7 @@ def test_a_shape_that_is_none_is_refused(changes: dict[str, Any], words: str) ->
         ({"buffers": "global"}, "'global'"),
     ],
 )
-def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_invalid_training_settings_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Training(**{"learning_rate": 0.1, "batch_size": 2, "steps": 1, **changes})
 
@@ -186,9 +186,9 @@ def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words:
     ("settings_", "num_examples", "sizes"),
     [
         ({"steps": 1}, 4, (4,)),
-        ({"steps": 1}, 3, (3,)),  # a client with three examples, or the end of its epoch
+        ({"steps": 1}, 3, (3,)),  # a client with only three examples
         ({"steps": 3}, 12, (4, 4, 4)),
-        ({"steps": 3}, 11, None),  # one of the three was short, and the server cannot tell which
+        ({"steps": 3}, 11, None),  # one of the three batches was smaller, and the server cannot know which
         ({"epochs": 1}, 8, (4, 4)),
         ({"epochs": 1}, 10, (4, 4, 2)),
         ({"epochs": 2}, 10, (4, 4, 2, 4, 4, 2)),
@@ -196,11 +196,13 @@ def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words:
         ({"epochs": 2, "drop_last": True}, 8, (4, 4, 4, 4)),
     ],
 )
-def test_batch_sizes_that_the_server_can_tell(settings_: dict[str, Any], num_examples: int, sizes: tuple[int, ...]) -> None:
+def test_batch_sizes_are_known_only_if_they_follow_from_the_number_of_examples(
+    settings_: dict[str, Any], num_examples: int, sizes: tuple[int, ...]
+) -> None:
     assert Training(learning_rate=1, batch_size=4, **settings_).count_step_examples(num_examples) == sizes
 
 
-def test_the_fixture_of_a_manifest_is_one(manifest: Manifest, same_bits: Callable[..., bool]) -> None:
+def test_the_fixtures_compare_bits_and_describe_images(manifest: Manifest, same_bits: Callable[..., bool]) -> None:
     assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor(-0.0)})
     assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor([0.0])})
     assert manifest.data.is_image

@@ -1,4 +1,4 @@
-"""Federations whose updates are packed: what is recorded, counted and aggregated is that of an update sent as it is."""
+"""Tests of federations with packed updates: recordings, byte counts and weights agree with those of unpacked updates."""
 
 from collections.abc import Callable
 from math import ceil
@@ -33,7 +33,7 @@ DEFENSES = {
 
 
 def updates(run: FederationRun) -> dict[str, bytes]:
-    """Of all observations, and the weights that came of them, bit for bit."""
+    """Return the bytes of the updates and weights of all observations."""
     found = {}
     for o in Recording(run.out / "recording").read_observations():
         found |= {
@@ -42,8 +42,8 @@ def updates(run: FederationRun) -> dict[str, bytes]:
     return found
 
 
-def as_it_is(monkeypatch: pytest.MonkeyPatch, federate: Federate, name: str = "dense", **changes: Any) -> FederationRun:
-    """The same federation, packing nothing."""
+def federate_unpacked(monkeypatch: pytest.MonkeyPatch, federate: Federate, name: str = "dense", **changes: Any) -> FederationRun:
+    """Run the same federation without packing."""
     with monkeypatch.context() as patched:
         patched.setattr(DefenseSpec, "choose_codec", lambda spec: "dense")
         return federate(name, **changes)
@@ -54,7 +54,7 @@ def test_packed_updates_are_recorded_and_aggregated_bit_for_bit(
     defense: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {**MODEL, "rounds": 3, "defense": defense}
-    packed, plain = federate("packed", **changes), as_it_is(monkeypatch, federate, **changes)
+    packed, plain = federate("packed", **changes), federate_unpacked(monkeypatch, federate, **changes)
     assert updates(packed) == updates(plain)
     for run, codec in ((packed, DEFENSES[defense]), (plain, "dense")):
         recording = Recording(run.out / "recording")
@@ -65,7 +65,7 @@ def test_packed_updates_are_recorded_and_aggregated_bit_for_bit(
     assert sizes[0] < 0.5 * sizes[1]
 
 
-def test_the_mask_of_what_was_sent_is_read_from_a_recording(federate: Federate) -> None:
+def test_the_mask_of_sent_coordinates_is_read_from_a_recording(federate: Federate) -> None:
     run = federate(**MODEL, defense="top_k(0.05)")
     for o in Recording(run.out / "recording").read_observations():
         assert {name: (mask.dtype, mask.shape) for name, mask in o.sent.items()} == {
@@ -76,7 +76,7 @@ def test_the_mask_of_what_was_sent_is_read_from_a_recording(federate: Federate) 
     assert next(Recording(federate("plain", **MODEL).out / "recording").read_observations()).sent == {}
 
 
-def test_a_federation_with_packed_updates_goes_on_after_a_stop(federate: Federate) -> None:
+def test_a_federation_with_packed_updates_can_be_resumed(federate: Federate) -> None:
     changes = {**MODEL, "rounds": 3, "defense": "sign('mean', error_feedback=True)"}
     whole = federate("whole", **changes)
 
@@ -97,7 +97,7 @@ def test_a_federation_with_packed_updates_goes_on_after_a_stop(federate: Federat
     assert kept[0] == kept[1]
 
 
-def test_clients_of_other_apps_may_pack_too(tmp_path: Any) -> None:
+def test_a_recorded_strategy_accepts_a_defense_that_packs(tmp_path: Any) -> None:
     from flwr.serverapp.strategy import FedAvg
 
     facts = {"model": "mlp", "training": Training(learning_rate=0.1, batch_size=1, steps=1)}
@@ -109,8 +109,8 @@ def test_clients_of_other_apps_may_pack_too(tmp_path: Any) -> None:
 # --- bytes ---
 
 
-def test_bytes_of_every_client_stand_in_the_metrics(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Flower counts them, packed, under the name that the recording knows; who did not answer sent none."""
+def test_metrics_have_the_bytes_of_every_client(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed bytes, as Flower counts them, are listed by client; a client that did not answer has sent none."""
     seen: list[tuple[int, dict[int, int], dict[int, int]]] = []
 
     class Counting(engine.LocalGrid):
@@ -138,12 +138,12 @@ def test_bytes_of_every_client_stand_in_the_metrics(federate: Federate, monkeypa
         assert sum(one["up"] == 0 for one in counted.values()) == (number == 2)
 
 
-# --- what clients may send ---
+# --- malformed replies ---
 
 
 @pytest.fixture
 def spoiled(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., Recording]:
-    """The recording of a federation in which client 1 does something to its reply of round 2."""
+    """A function that runs a federation in which `spoil` changes one client's reply of round 2; it returns the recording."""
 
     def go(spoil: Callable[[Message], None], **changes: Any) -> Recording:
         real = engine.make_client_app
@@ -166,7 +166,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[...
 
 
 def repacked(codec: str) -> Callable[[Message], None]:
-    """Sends the same update by another codec than the one that was agreed on."""
+    """Return a change of a reply that sends the same update by another codec than the agreed one."""
 
     def spoil(reply: Message) -> None:
         payload = records.take_payload(reply.content)
@@ -177,14 +177,14 @@ def repacked(codec: str) -> Callable[[Message], None]:
 
 
 @pytest.mark.parametrize("codec", ["sparse", "bits", "levels"])
-def test_a_reply_by_another_codec_than_was_agreed_on_is_read_all_the_same(codec: str, spoiled: Any, federate: Federate) -> None:
+def test_a_reply_by_another_codec_than_the_agreed_one_is_accepted(codec: str, spoiled: Any, federate: Federate) -> None:
     recording = spoiled(repacked(codec), defense="clip(0.1)")
     assert sorted(row.codec for row in recording.read_rows()) == sorted(["dense"] * 8 + [codec])
     assert recording.manifest.codec == "dense"
 
 
 def part(name: str, values: Any) -> Callable[[Message], None]:
-    """Puts `values` in the place of a part of the first weight, or takes it away."""
+    """Return a change of a reply that replaces a part of a packed weight by `values`, or removes it."""
 
     def spoil(reply: Message) -> None:
         payload = reply.content["payload"]
@@ -228,6 +228,6 @@ def test_a_packed_reply_that_cannot_be_read_is_a_failed_row(name: str, spoiled: 
     assert len(list(recording.read_observations())) == 8
 
 
-def test_the_codec_is_part_of_the_public_facts(manifest: Manifest, federate: Federate) -> None:
+def test_the_manifest_names_the_codec(manifest: Manifest, federate: Federate) -> None:
     assert Recording(federate(**MODEL, rounds=1, defense="sign()").out / "recording").manifest.codec == "bits"
     assert manifest.codec == "dense"

@@ -1,4 +1,4 @@
-"""A recording gives back what was written, survives a crash, and names what is damaged."""
+"""Tests that a recording is read as it was written, that damaged files are named, and that clients cannot choose paths."""
 
 import shutil
 import sqlite3
@@ -24,7 +24,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_was_written_reads_back_bit_for_bit(tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Same) -> None:
+def test_an_observation_is_read_bit_for_bit_as_it_was_written(
+    tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Same
+) -> None:
     weights = {name: t.flip(0) if t.dim() else t for name, t in awkward.items()}
     buffers = {"mean": torch.tensor([1.5, -2.0]), "seen": torch.tensor(3)}
     after = {"mean": torch.tensor([1.25, -2.5]), "seen": torch.tensor(4)}
@@ -61,8 +63,8 @@ def test_each_observation_has_the_weights_of_its_own_round(recorded: Path) -> No
     assert [round(o.update["w"][0].item(), 3) for o in seen] == [1, 1.1, 2, 2.1]
 
 
-def test_whole_weights_are_read_against_the_ones_that_were_sent(tmp_path: Path, manifest: Manifest) -> None:
-    """Some strategies send float64; a client starts from what float32 holds of it."""
+def test_updates_of_returned_weights_are_differences_in_float32(tmp_path: Path, manifest: Manifest) -> None:
+    """Some strategies send float64 weights, which clients round to float32 before training."""
     recorder = Recorder(tmp_path / "r", manifest)
     start = torch.tensor([1.0 + 1e-12, 3.0], dtype=torch.float64)
     recorder.record_sent(1, {"w": start})
@@ -75,8 +77,8 @@ def test_whole_weights_are_read_against_the_ones_that_were_sent(tmp_path: Path, 
     assert seen.update["w"].dtype == seen.weights["w"].dtype == torch.float32
 
 
-def test_what_is_read_may_be_changed_and_stands_on_its_own(recorded: Path, same_bits: Same) -> None:
-    """All tensors of a file share memory, and none of them a byte with another."""
+def test_tensors_can_be_changed_without_effect_on_others(recorded: Path, same_bits: Same) -> None:
+    """The tensors of a file are parts of one buffer that do not overlap, and each read has a buffer of its own."""
     recording = Recording(recorded)
     first, again = (recording.read_observation(recording.read_rows()[0]) for _ in range(2))
     first.payload.tensors["w"].fill_(7)
@@ -85,7 +87,7 @@ def test_what_is_read_may_be_changed_and_stands_on_its_own(recorded: Path, same_
     assert all(t.data_ptr() % t.element_size() == 0 for t in first.payload.tensors.values())
 
 
-def test_rounds_and_clients_are_chosen(recorded: Path) -> None:
+def test_rounds_and_clients_can_be_chosen(recorded: Path) -> None:
     recording = Recording(recorded)
     assert [(r.round, r.client) for r in recording.read_rows(rounds={2, 3}, clients={"bert"})] == [(2, "bert"), (3, "bert")]
     assert [o.key for o in recording.read_observations(rounds={2, 3})] == ["00002-anna", "00002-bert"]
@@ -94,7 +96,7 @@ def test_rounds_and_clients_are_chosen(recorded: Path) -> None:
     assert len(recording.read_rows()) == 6
 
 
-def test_a_recording_is_counted_without_reading_it(recorded: Path) -> None:
+def test_rounds_clients_and_replies_are_counted_without_reading_tensors(recorded: Path) -> None:
     recording = Recording(recorded)
     shutil.rmtree(recorded / "rounds")
     assert recording.list_clients() == ["anna", "bert"]
@@ -106,7 +108,7 @@ def test_a_recording_is_counted_without_reading_it(recorded: Path) -> None:
     ]
 
 
-def test_who_sent_nothing_is_a_row_with_its_reason_and_no_observation(recorded: Path) -> None:
+def test_a_missing_reply_is_a_row_with_its_reason_and_no_observation(recorded: Path) -> None:
     recording = Recording(recorded)
     failed, late = recording.read_rows(rounds={3})
     assert (failed.status, failed.reason, failed.file) == ("failed", "out of memory", None)
@@ -116,20 +118,20 @@ def test_who_sent_nothing_is_a_row_with_its_reason_and_no_observation(recorded: 
     assert not isinstance(refused.value, DamagedFile)
 
 
-def test_a_fingerprint_tells_recordings_apart(recorded: Path, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_manifest_and_first_weights(recorded: Path, manifest: Manifest, tmp_path: Path) -> None:
     def other(name: str, weight: float, created: str = manifest.created) -> str:
         recorder = Recorder(tmp_path / name, replace(manifest, created=created))
         recorder.record_sent(1, {"w": torch.full((3,), weight), "b": torch.tensor(0.0)})
         recorder.commit(1, ())
         return Recording(tmp_path / name).compute_fingerprint()
 
-    assert other("same", 1.0) == Recording(recorded).compute_fingerprint()  # whatever came later
+    assert other("same", 1.0) == Recording(recorded).compute_fingerprint()  # later rounds do not count
     assert (
         len({Recording(recorded).compute_fingerprint(), other("weights", 2.0), other("time", 1.0, "2026-01-02T03:04:06Z")}) == 3
     )
 
 
-def test_everything_belongs_to_its_owner_only(recorded: Path) -> None:
+def test_files_and_folders_are_closed_to_other_users(recorded: Path) -> None:
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o700
     found = list(recorded.rglob("*"))
     assert len(found) == 13  # manifest, index, rounds and three of them, three weights, four replies
@@ -137,7 +139,7 @@ def test_everything_belongs_to_its_owner_only(recorded: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_nothing_in_it_is_a_pickle(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_a_pickle(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 
     for name in ("load", "loads", "Unpickler"):
@@ -173,20 +175,18 @@ def damage(path: Path, kind: str) -> None:
 def test_a_damaged_file_is_named_and_the_others_stay_readable(recorded: Path, kind: str) -> None:
     path = recorded / "rounds" / "00001" / "bert.safetensors"
     damage(path, kind)
-    told: list[DamagedFile] = []
-    good = [o.key for o in Recording(recorded).read_observations(on_damage=told.append)]
+    errors: list[DamagedFile] = []
+    good = [o.key for o in Recording(recorded).read_observations(on_damage=errors.append)]
     assert good == ["00001-anna", "00002-anna", "00002-bert"]
-    assert [error.path for error in told] == [path]
-    assert str(told[0]) == f"{path}: {told[0].reason}"
+    assert [error.path for error in errors] == [path]
+    assert str(errors[0]) == f"{path}: {errors[0].reason}"
     seen = Recording(recorded).read_observations()
     assert next(seen).key == "00001-anna"
     with pytest.raises(DamagedFile, match=str(path)):
         next(seen)
 
 
-def test_damaged_weights_take_only_their_own_round_along_and_are_read_once(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_weights_affect_only_their_own_round_and_are_read_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.recording import reader as module
 
     path = recorded / "rounds" / "00002" / "global.safetensors"
@@ -194,17 +194,17 @@ def test_damaged_weights_take_only_their_own_round_along_and_are_read_once(
     reads: list[str] = []
     read = module.read_tensors
     monkeypatch.setattr(module, "read_tensors", lambda folder, name, *rest: (reads.append(name), read(folder, name, *rest))[1])
-    told: list[DamagedFile] = []
-    good = [o.key for o in Recording(recorded).read_observations(on_damage=told.append)]
+    errors: list[DamagedFile] = []
+    good = [o.key for o in Recording(recorded).read_observations(on_damage=errors.append)]
     assert good == ["00001-anna", "00001-bert"]
-    assert [error.path for error in told] == [path, path]  # once for each observation that is lost
+    assert [error.path for error in errors] == [path, path]  # once for each lost observation
     assert reads.count("rounds/00002/global.safetensors") == 1
     with pytest.raises(DamagedFile, match=str(path)):
         Recording(recorded).read_sent(2)
     assert Recording(recorded).read_sent(1).cohort == ("anna", "bert")
 
 
-def test_an_error_can_travel_between_processes() -> None:
+def test_an_error_can_be_pickled() -> None:
     import pickle
 
     error = pickle.loads(pickle.dumps(DamagedFile(Path("a/b"), "is gone")))
@@ -233,12 +233,12 @@ def test_missing_weights_of_a_round_are_named(recorded: Path, change_index: Chan
         list(Recording(recorded).read_observations(rounds={1}))
 
 
-# --- what a client calls itself ---
+# --- names of clients ---
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/b", "/absolute", "global", "", ".", "..", "a" * 65, "a\n", "ä", "a.b", "a b"])
 def test_a_name_that_could_write_elsewhere_is_refused(tmp_path: Path, manifest: Manifest, name: str) -> None:
-    """The pseudonym comes from the client: it must not choose the server's files."""
+    """Clients choose their pseudonyms, which must not decide where the server writes."""
     recorder = Recorder(tmp_path / "r", manifest)
     recorder.record_sent(1, {"w": torch.zeros(1)})
     before = sorted(tmp_path.rglob("*"))
@@ -247,7 +247,7 @@ def test_a_name_that_could_write_elsewhere_is_refused(tmp_path: Path, manifest: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_round_holds_one_reply_of_a_client(recorded: Path, manifest: Manifest) -> None:
+def test_a_second_reply_of_a_client_in_a_round_is_refused(recorded: Path, manifest: Manifest) -> None:
     recorder = Recorder(recorded, manifest)
     recorder.record_reply(1, Reply(client="anna", node="1", status="late"))
     with pytest.raises(sqlite3.IntegrityError):
@@ -256,7 +256,7 @@ def test_one_round_holds_one_reply_of_a_client(recorded: Path, manifest: Manifes
 
 
 def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkward: Tensors, same_bits: Same) -> None:
-    """Two implementations, both ways: theirs sorts tensors, ours keeps their order."""
+    """Both implementations read each other's files; that of the package sorts tensors, ours keeps their order."""
     import hashlib
 
     from safetensors.torch import load_file, save_file

@@ -1,4 +1,4 @@
-"""A round is part of a recording as a whole or not at all, whenever its writer dies."""
+"""Tests of writers that crash: a round is recorded completely or not at all."""
 
 import os
 import sqlite3
@@ -23,10 +23,10 @@ class PowerCut(Exception):
 
 
 @pytest.mark.parametrize("at", range(1, 13))
-def test_a_round_is_there_as_a_whole_or_not_at_all(
+def test_a_round_is_recorded_completely_or_not_at_all(
     recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Cut off before each flush and each renaming of its files in turn; three files take at least six of them."""
+    """The writer stops before a flush or renaming of a file; three files take at least six of these."""
     recorder = Recorder(recorded, manifest)
     before = [row.key for row in Recording(recorded).read_rows()]
     done = 0
@@ -63,7 +63,7 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(
     assert not list(recorded.rglob("*.partial"))
 
 
-def test_no_row_is_there_before_its_round_is_committed(tmp_path: Path, manifest: Manifest) -> None:
+def test_no_row_is_visible_before_its_round_is_committed(tmp_path: Path, manifest: Manifest) -> None:
     recorder = Recorder(tmp_path / "r", manifest)
     recorder.record_sent(1, {"w": torch.ones(1)})
     for number in range(3):
@@ -74,7 +74,7 @@ def test_no_row_is_there_before_its_round_is_committed(tmp_path: Path, manifest:
     assert len(Recording(tmp_path / "r").read_rows()) == 3
 
 
-def test_rolling_back_forgets_rounds_and_their_files(recorded: Path, manifest: Manifest) -> None:
+def test_rolling_back_removes_rounds_and_their_files(recorded: Path, manifest: Manifest) -> None:
     Recorder(recorded, manifest).roll_back(1)
     assert [row.key for row in Recording(recorded).read_rows()] == ["00001-anna", "00001-bert"]
     assert Recording(recorded).list_rounds() == [1]
@@ -84,7 +84,7 @@ def test_rolling_back_forgets_rounds_and_their_files(recorded: Path, manifest: M
 KILLED = """
 import os, sqlite3, sys
 index = sqlite3.connect(sys.argv[1])
-index.execute("PRAGMA cache_size = 1")  # pages go to the file before the commit, what they held to the journal
+index.execute("PRAGMA cache_size = 1")  # changed pages are written before the commit, and their old content to the journal
 index.execute("UPDATE observations SET num_examples = 99")
 row = "INSERT INTO observations SELECT round + ?, client, node, 1, 'late', ?, 1, NULL, NULL, NULL, 0, '{}', 0.0 FROM observations"
 for number in range(5):
@@ -95,33 +95,35 @@ os._exit(9)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_before(recorded: Path, sealed: bool) -> None:
+def test_an_index_whose_writer_was_killed_in_a_commit_is_read_as_before_it(recorded: Path, sealed: bool) -> None:
     before = Recording(recorded).read_rows()
-    told = contents(recorded)[recorded / "index.sqlite"]
+    index_before = contents(recorded)[recorded / "index.sqlite"]
     assert subprocess.run([sys.executable, "-c", KILLED, recorded / "index.sqlite"], check=False).returncode == 9
     spoilt = contents(recorded)
-    assert spoilt[recorded / "index.sqlite"] != told
+    assert spoilt[recorded / "index.sqlite"] != index_before
     assert recorded / "index.sqlite-journal" in spoilt
     if sealed:
         recorded.chmod(0o500)
     try:
         recording = Recording(recorded)
         assert recording.read_rows() == before
-        assert [o.num_examples for o in recording.read_observations()] == [6] * 4  # of 7 reported, what the prescribed steps use
-        assert contents(recorded) == spoilt  # what the writer must undo is left to the writer
+        assert [o.num_examples for o in recording.read_observations()] == [
+            6
+        ] * 4  # the prescribed steps use 6 of the 7 reported examples
+        assert contents(recorded) == spoilt  # a reader does not undo the commit in the file
     finally:
         recorded.chmod(0o700)
-    with sqlite3.connect(recorded / "index.sqlite") as index:  # which does
+    with sqlite3.connect(recorded / "index.sqlite") as index:  # a writer does
         assert index.execute("SELECT count(*) FROM observations").fetchone() == (6,)
     index.close()
     assert Recording(recorded).read_rows() == before
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-def test_an_index_is_there_as_a_whole_or_not_at_all(
+def test_an_index_is_made_completely_or_not_at_all(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Cut off before SQLite writes, before the flush, and before the renaming; what is left over does not disturb the next."""
+    """The writer stops before SQLite writes, before the flush or before the renaming; a second one then makes the index."""
     done = 0
 
     def cut(function: Callable[..., object]) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` may have been changed by anybody: what does not count is named, with its row and key."""
+"""Tests of reading `metrics.jsonl`, which anybody may have changed: invalid values are reported with row and key."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The check of a run for links and devices: what was put into a folder after an earlier check is found, too."""
+"""Tests of the check of a run's folder for links and devices, also for those that appear after an earlier check."""
 
 import os
 import time
@@ -17,7 +17,7 @@ def run(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         (folder / "attack.json").write_text("{}")
     (tmp_path / "run" / "recording").mkdir()
-    time.sleep(0.05)  # times of changes are rounded to some milliseconds
+    time.sleep(0.05)  # modification times are rounded to some milliseconds
     return tmp_path / "run"
 
 
@@ -33,14 +33,14 @@ def test_a_link_that_is_planted_after_a_check_is_found(age: float, run: Path, mo
     assert list(find_foreign(run)) == []
 
 
-def test_a_folder_that_holds_a_link_is_never_remembered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_a_link_is_reported_by_every_check(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_check, "SETTLED_SECONDS", 0.0)
     (run / "reconstructions" / "cpl-1" / "x").symlink_to("/dev/null")
     assert [len(list(find_foreign(run))) for _ in range(3)] == [1, 1, 1]
 
 
 def test_folders_that_did_not_change_are_not_listed_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service checks a run with the results of all its earlier jobs for every job."""
+    """A service checks the whole run before every job, and earlier jobs have added many folders."""
     monkeypatch.setattr(run_check, "SETTLED_SECONDS", -1.0)
     listed: list[object] = []
     list_folder = os.listdir
@@ -48,4 +48,7 @@ def test_folders_that_did_not_change_are_not_listed_again(run: Path, monkeypatch
     assert list(find_foreign(run)) == []
     first = len(listed)
     assert list(find_foreign(run)) == []
-    assert (first, len(listed) - first) == (6, 2)  # the run, recording, reconstructions and 3 of it; then the first and third
+    assert (first, len(listed) - first) == (
+        6,
+        2,
+    )  # run, recording, reconstructions and its 3 folders; then run and reconstructions

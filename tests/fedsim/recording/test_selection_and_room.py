@@ -1,4 +1,4 @@
-"""What is recorded, and that there is room for it."""
+"""Tests of the choice of recorded rounds and clients, of full disks, and of sets of rounds."""
 
 import errno
 import itertools
@@ -40,17 +40,17 @@ def test_clients_are_a_number_or_names(text: str, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "", "../x", "a,,b", "global", "a b"])
-def test_what_names_no_client_is_refused(text: str) -> None:
+def test_invalid_choices_of_clients_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="clients"):
         parse_clients(text)
 
 
-def test_the_first_so_many_clients_are_recorded_and_stay_the_same(federate: Federate) -> None:
+def test_the_first_clients_up_to_a_number_are_recorded_in_all_rounds(federate: Federate) -> None:
     run = federate(rounds=6, clients={"count": 5, "fraction": 0.6}, record={"clients": 2})
     recording = Recording(run.out / "recording")
     assert len(recording.list_clients()) == 2
     assert len({row.round for row in recording.read_rows()}) > 2
-    assert all(len(o.cohort) == 3 for o in recording.read_observations())  # the others are known to have been there
+    assert all(len(o.cohort) == 3 for o in recording.read_observations())  # other participants are known by name
 
 
 def test_named_clients_are_recorded(federate: Federate) -> None:
@@ -71,8 +71,8 @@ def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, mo
         check_room(tmp_path, 1_600_000, "it takes", "do less")
 
 
-def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it goes on, to the end of one that never stopped."""
+def test_a_disk_that_fills_up_stops_the_run_after_complete_rounds(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After resuming, the recording equals that of an uninterrupted run."""
     plain = Recording(federate("plain", rounds=4).out / "recording")
     real, writes = os.fsync, []
 
@@ -105,7 +105,7 @@ def _experiment(out: Path) -> Any:
     return read(out / "experiment.toml")
 
 
-def test_a_full_disk_is_told_in_our_words_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_errors_of_a_full_disk_are_explained(tmp_path: Path) -> None:
     for error in (OSError(errno.ENOSPC, "x"), OSError(errno.EDQUOT, "x"), sqlite3.OperationalError("database or disk is full")):
         with pytest.raises(DiskFull), explain_full_disk(tmp_path):
             raise error
@@ -113,7 +113,7 @@ def test_a_full_disk_is_told_in_our_words_and_nothing_else_is(tmp_path: Path) ->
         raise PermissionError(errno.EACCES, "x")
 
 
-def test_the_unique_beginning_of_a_client_s_name_stands_for_it() -> None:
+def test_a_unique_prefix_of_a_clients_name_is_completed() -> None:
     known = {"3f2a77", "3f2b00", "77b0", "77"}
     assert complete_names(["3f2a", "77"], known) == {"3f2a77", "77"}
     assert complete_names(["nobody"], known) == {"nobody"}
@@ -131,7 +131,7 @@ numbers = st.sets(st.integers(1, 60))
 
 @settings(deadline=None, max_examples=100)
 @given(numbers, numbers)
-def test_rounds_are_a_set(some: set[int], others: set[int]) -> None:
+def test_rounds_behave_like_a_set(some: set[int], others: set[int]) -> None:
     rounds = Rounds.of(some)
     assert (rounds == some, list(rounds), len(rounds)) == (True, sorted(some), len(some))
     assert (rounds & others, others & rounds, rounds - others, others - rounds) == (
@@ -142,7 +142,7 @@ def test_rounds_are_a_set(some: set[int], others: set[int]) -> None:
     assert all(one.stop < other.start for one, other in itertools.pairwise(rounds.ranges))
 
 
-def test_a_range_of_any_length_takes_no_time(recorded: Path) -> None:
+def test_operations_on_ranges_of_any_length_are_fast(recorded: Path) -> None:
     rounds = parse_rounds("1-10000000000,20000000000-30000000000")
     assert rounds is not None
     assert (len(rounds), 10**10 in rounds, 10**10 + 1 in rounds) == (2 * 10**10 + 1, True, False)

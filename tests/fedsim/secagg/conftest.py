@@ -1,4 +1,4 @@
-"""Small federations with secure aggregation."""
+"""Fixtures for small federations with secure aggregation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from fedsim.secagg.protocol.masks import Words
 
 @pytest.fixture
 def some_words() -> Callable[[int], dict[int, Words]]:
-    """For so many clients, 50 words each."""
+    """A function that draws a vector of 50 random 32-bit words for each of a number of clients, counted from 1."""
 
     def make(clients: int) -> dict[int, Words]:
         rng = np.random.default_rng(0)
@@ -25,11 +25,11 @@ SECURE: dict[str, Any] = {"clients": {"count": 5}, "secure_aggregation": True}
 
 @pytest.fixture
 def experiment(tiny: Callable[..., Any]) -> Callable[..., Any]:
-    """Of five clients with digits, some top-level keys replaced."""
+    """A function that returns an experiment of five clients with secure aggregation, with the given keys replaced."""
     return lambda **changes: tiny(**{**SECURE, **changes})
 
 
 @pytest.fixture
 def federate(federate: Callable[..., Any]) -> Callable[..., Any]:
-    """Run that experiment in this process; returns the `FederationRun`."""
+    """A function that runs the experiment with secure aggregation in this process and returns the `FederationRun`."""
     return lambda *name, **changes: federate(*name, **{**SECURE, **changes})

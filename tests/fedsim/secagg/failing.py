@@ -1,4 +1,4 @@
-"""A grid on which clients fail as they are told to."""
+"""A grid (Flower's connection to the clients) on which chosen clients fail in chosen messages."""
 
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
@@ -10,13 +10,14 @@ from fedsim.flower import records
 from fedsim.secagg import messages
 
 Fails = Mapping[tuple[int, str], Iterable[int]]
-"""By round and exchange, the partitions of the clients that fail there."""
+"""Partition numbers of the failing clients, by round and exchange; an exchange is one of the four steps of the protocol."""
 
 
 class Failing(engine.LocalGrid):
-    """fails: answer with an error. late: never get the message. lost: answer, and the answer does not come in time.
+    """A grid with failures. fails: clients that answer with an error. late: those that never get the message. lost: those whose
+    answer is dropped.
 
-    seen: all that passed, by exchange: (partition, message, answer).
+    seen: all messages as (exchange, partition, message, answer).
     """
 
     fails: ClassVar[Fails] = {}

@@ -21,7 +21,7 @@ def agreed(clients: int, **changes: Any) -> Agreement:
 
 @dataclass
 class Round:
-    """One round of clients 1, 2, ... with words of their own. fails: by exchange, who does not answer it and none after."""
+    """One round of clients 1, 2, ..., with a vector of words for each. fails: by exchange, clients that stop answering there."""
 
     agreement: Agreement
     words: Mapping[int, Words]

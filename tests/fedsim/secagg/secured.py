@@ -1,4 +1,4 @@
-"""What tests ask of a federation with secure aggregation."""
+"""Functions with which tests read and check a federation with secure aggregation."""
 
 import json
 
@@ -13,7 +13,7 @@ EPOCH = {
     "partition": {"name": "dirichlet", "alpha": 1.0},
     "training": {"learning_rate": 0.1, "batch_size": 64, "epochs": 1, "momentum": 0.5},
 }
-"""Clients with different numbers of examples."""
+"""Settings that give clients different numbers of examples."""
 
 
 def recorded(run: FederationRun) -> Recording:
@@ -27,7 +27,7 @@ def weights_after(run: FederationRun) -> dict[str, Tensor]:
 
 
 def mean_of(updates: list[Observation]) -> dict[str, Tensor]:
-    """By the definition, in double precision."""
+    """Compute the mean of updates, weighted by examples, in double precision."""
     total = sum(o.num_examples or 0 for o in updates)
     return {
         name: torch.stack([(o.num_examples or 0) / total * o.update[name].double() for o in updates]).sum(dim=0)
@@ -42,13 +42,13 @@ def half_a_step(run: FederationRun) -> float:
 
 
 def assert_is_mean(run: FederationRun, observation: Observation, updates: list[Observation]) -> None:
-    """Within quantisation, and the rounding of float32."""
+    """Check that an observed mean is that of the updates, up to quantisation and rounding to float32."""
     for name, expected in mean_of(updates).items():
         error = (observation.update[name].double() - expected).abs()
         assert bool((error <= half_a_step(run) + 1e-7 * expected.abs()).all()), name
 
 
 def of_partitions(run: FederationRun) -> list[str]:
-    """Pseudonyms by partition."""
+    """Return the clients' pseudonyms in the order of their partitions."""
     folders = sorted((run.out / "clients").glob("partition-*"))
     return [json.loads((folder / "identity.json").read_text())["pseudonym"] for folder in folders]

@@ -1,4 +1,4 @@
-"""Clients that drop out of a round at any exchange, in any way."""
+"""Tests of clients that drop out of a round of secure aggregation at any exchange, in any way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def rows_of(run: FederationRun, number: int) -> dict[str, Row]:
 
 @pytest.mark.parametrize("kind", ["fails", "late", "lost"])
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
-def test_the_mean_is_that_of_the_clients_whose_vectors_came(
+def test_the_mean_is_that_of_the_clients_whose_vectors_arrived(
     stage: str, kind: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
@@ -49,12 +49,12 @@ def test_the_mean_is_that_of_the_clients_whose_vectors_came(
         known = rows.get(names[partition]) or next(row for row in rows.values() if row.client.isdigit())
         assert reason.format(stage) in known.reason
         assert known.status == ("masked" if stage == "unmask" else "failed" if kind == "fails" else "late")
-    again = next(iter(recorded(secure).read_observations(rounds={2})))  # who failed is back in the next round
+    again = next(iter(recorded(secure).read_observations(rounds={2})))  # clients that failed take part in the next round
     assert len(again.cohort) == 5
 
 
 @pytest.mark.parametrize(("kind", "errors"), [("fails", 2), ("late", 0)])
-def test_the_strategy_gets_errors_and_nothing_of_who_is_late(
+def test_the_strategy_gets_errors_of_failed_clients_and_nothing_of_late_ones(
     kind: str, errors: int, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[list[bool]] = []
@@ -70,7 +70,7 @@ def test_the_strategy_gets_errors_and_nothing_of_who_is_late(
     assert sorted(got[0]) == [False] * 3 + [True] * errors
 
 
-def test_one_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mean_is_right_if_a_client_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1, clients={"count": 7})
     failing(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
     secure = federate("secure", **EPOCH, rounds=1, clients={"count": 7}, secure_aggregation={"threshold": 3})
@@ -82,17 +82,17 @@ def test_one_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
-def test_below_the_threshold_the_round_is_lost_and_the_run_goes_on(
+def test_below_the_threshold_the_round_is_lost_and_the_run_continues(
     stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing(monkeypatch, "fails", {(1, stage): (0, 1, 2)})
     run = federate(rounds=2)
-    told = f"2 of 5 clients answered at exchange '{stage}', and the threshold is 3"
-    assert told in caplog.text
+    expected = f"2 of 5 clients answered at exchange '{stage}', and the threshold is 3"
+    assert expected in caplog.text
     rows = rows_of(run, 1)
     assert "sum" not in rows
     assert [row.status for row in rows.values()] == ["failed"] * 5
-    assert sum(told in row.reason for row in rows.values()) == 2
+    assert sum(expected in row.reason for row in rows.values()) == 2
     one, two = (recorded(run).read_sent(number).weights for number in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     metrics = read_json_lines(run.out / "metrics.jsonl")
@@ -101,7 +101,7 @@ def test_below_the_threshold_the_round_is_lost_and_the_run_goes_on(
     assert verify(run.out).damaged == ()
 
 
-def test_no_share_leaves_a_client_where_the_round_is_lost_before(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_is_asked_for_shares_if_the_round_is_lost_before(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "fails", {(1, "collect"): (0, 1, 2)})
     with pytest.raises(EngineError, match="no client ever answered: 5 of 5 replies are missing"):
         federate(rounds=1)

@@ -1,4 +1,4 @@
-"""Rows of masked vectors and sums that no recorder writes, and files that are no masked vector."""
+"""Tests of recorded masked vectors: they are read as written, and invalid rows and files are reported as damage."""
 
 import sqlite3
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def read(tensors: dict[str, torch.Tensor]) -> Masked:
 
 
 @pytest.mark.parametrize("changes", [{}, {"words": None, "up": {}, "sealed": ()}])
-def test_a_masked_vector_comes_back_as_it_was(changes: dict[str, Any]) -> None:
+def test_a_masked_vector_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
     masked = made(**changes)
     tensors = masked.to_tensors()
     found = read(tensors)
@@ -52,7 +52,7 @@ def test_a_masked_vector_comes_back_as_it_was(changes: dict[str, Any]) -> None:
         ("up", torch.tensor([1, -1, 0, 0])),
     ],
 )
-def test_what_is_none_is_refused(name: str, tensor: torch.Tensor | None) -> None:
+def test_tensors_that_are_no_masked_vector_are_refused(name: str, tensor: torch.Tensor | None) -> None:
     tensors = made().to_tensors()
     tensors.pop(name, None)
     if tensor is not None:
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
         recording.read_masked(row)
 
 
-def test_no_client_is_called_sum(run: FederationRun, tmp_path: Path) -> None:
+def test_no_client_can_be_named_sum(run: FederationRun, tmp_path: Path) -> None:
     assert not is_plain("sum")
     recorder = Recorder(tmp_path / "recording", Recording(run.out / "recording").manifest)
     with pytest.raises(ValueError, match="not the names 'global' and 'sum'"):

@@ -1,4 +1,4 @@
-"""One masked vector alone looks like words drawn uniformly; what is not masked does not."""
+"""Tests that a single masked vector looks like uniform random words, and that the statistical tests detect weaker masks."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from fedsim.secagg.protocol.masks import CHUNK_WORDS, Words, add_mask, subtract_
 
 SIZE = 200_000
 SANE = 1e-4
-"""Of some twenty fixed draws, one would be below this by chance once in five hundred choices of seeds."""
+"""Limit for p-values. With some twenty fixed draws, one is below it for one in five hundred choices of seeds."""
 
 Seen = dict[int, Words]
 
@@ -31,8 +31,11 @@ def masked() -> Seen:
 
 
 def p_values(words: Words) -> dict[str, float]:
-    """Chi-square over the values of each byte, over bits, over pairs of neighbouring bytes' low nibbles, and a test of the words'
-    distribution and of their order."""
+    """Return p-values of the hypothesis that words are uniform and independent.
+
+    Chi-square tests of each byte, of bits, and of the low four bits of adjacent words; tests of the distribution and of the
+    correlation of adjacent words.
+    """
     as_bytes = words.view(np.uint8).reshape(-1, 4)
     found = {f"byte {i}": _chi_square(np.bincount(as_bytes[:, i], minlength=256)) for i in range(4)}
     ones = np.unpackbits(words.view(np.uint8)).reshape(-1, 32).sum(axis=0)
@@ -50,13 +53,13 @@ def _chi_square(counts: NDArray[np.int64]) -> float:
 
 
 @pytest.mark.parametrize("client", [1, 2, 3])
-def test_a_masked_vector_is_not_told_from_uniform_words(client: int, masked: Seen) -> None:
+def test_a_masked_vector_looks_like_uniform_words(client: int, masked: Seen) -> None:
     found = p_values(masked[client])
     assert min(found.values()) > SANE, found
 
 
-def test_the_test_can_fail() -> None:
-    """An update that is quantised and not masked fails it, but for its finest bits; so do words with one bit a little off."""
+def test_unmasked_and_biased_words_are_detected() -> None:
+    """An unmasked update is detected, except in its lowest byte, and so are random words of which one bit is slightly biased."""
     plain = p_values(quantised(7))
     assert max(plain[name] for name in ("byte 1", "byte 2", "byte 3", "words")) < 1e-9, plain
     words = np.random.default_rng(0).integers(0, 2**32, SIZE, dtype=np.uint32)
@@ -66,8 +69,8 @@ def test_the_test_can_fail() -> None:
     assert min(p_values(biased).values()) < SANE
 
 
-def test_half_a_mask_is_not_enough() -> None:
-    """A mask of 31 bits, and masks that repeat after some words, are found out."""
+def test_weaker_masks_are_detected() -> None:
+    """Masks of 31 bits and masks that repeat after 1000 words are detected."""
     words = quantised(7)
     rng = np.random.default_rng(1)
     assert min(p_values(words + rng.integers(0, 2**31, len(words), dtype=np.uint32)).values()) < SANE
@@ -75,21 +78,21 @@ def test_half_a_mask_is_not_enough() -> None:
     assert min(p_values(words + repeated).values()) < SANE
 
 
-def test_the_same_update_masked_twice_gives_vectors_that_have_nothing_in_common(masked: Seen) -> None:
+def test_masked_vectors_of_the_same_update_are_independent(masked: Seen) -> None:
     for a, b in ((1, 2), (1, 3), (2, 3)):
         assert np.mean(masked[a] == masked[b]) < 1e-4
         together = np.corrcoef(masked[a] / 2**32, masked[b] / 2**32)[0, 1]
         assert abs(together) * np.sqrt(SIZE) < 4
-        assert min(p_values(masked[a] - masked[b]).values()) > SANE  # else a difference would tell of the updates
+        assert min(p_values(masked[a] - masked[b]).values()) > SANE  # a common mask would cancel in the difference
 
 
-def test_masks_cancel_over_everyone_and_over_nobody_else(masked: Seen) -> None:
-    """Without unmasking even the sum over all is random: each has a mask of its own."""
+def test_the_sum_of_all_masked_vectors_is_random(masked: Seen) -> None:
+    """Each client adds a mask of its own to the pairwise ones, so that even the sum of all vectors is random."""
     assert min(p_values(masked[1] + masked[2] + masked[3]).values()) > SANE
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_WORDS, CHUNK_WORDS + 3])
-def test_a_mask_goes_as_it_came(size: int) -> None:
+def test_subtracting_a_mask_undoes_adding_it(size: int) -> None:
     words = np.arange(size, dtype=np.uint32)
     masked = words.copy()
     add_mask(masked, bytes(32))
@@ -106,10 +109,10 @@ def test_the_key_stream_is_chacha20() -> None:
     assert words.astype("<u4").tobytes().hex().startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
 
 
-def test_one_bit_of_a_seed_changes_all(some_words: Callable[[int], Seen]) -> None:
+def test_one_bit_of_a_seed_changes_the_whole_mask(some_words: Callable[[int], Seen]) -> None:
     one, two = np.zeros(1000, np.uint32), np.zeros(1000, np.uint32)
     add_mask(one, bytes(32))
-    for place in range(0, 256, 37):  # also in the upper half: no seed is folded
+    for place in range(0, 256, 37):  # bits in the whole seed, since it must not be folded
         seed = bytearray(32)
         seed[place // 8] = 1 << place % 8
         two[:] = 0

@@ -1,4 +1,4 @@
-"""What a client refuses, whatever a server asks for."""
+"""Tests of what a client refuses to a malicious server in secure aggregation."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ Sealed = dict[int, dict[int, bytes]]
 
 
 def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
-    """Members that have shared their secrets, and what each is to get."""
+    """Return members after the exchange of shares, and the encrypted shares that each of them is to receive."""
     begun = {i: participant.setup(CONTEXT, threshold, draw_bytes) for i in range(1, count + 1)}
     publics = {i: me.publics for i, me in begun.items()}
     members, given = {}, {}
@@ -34,7 +34,7 @@ def test_both_kinds_of_shares_of_one_peer_are_never_given() -> None:
         participant.unmask(collected()[1], [1, 2, 3], [2, 4])
 
 
-def test_nor_one_after_the_other() -> None:
+def test_a_second_request_for_shares_is_refused() -> None:
     me, opened = participant.unmask(collected()[1], [1, 2, 3], [4])
     assert (set(opened.seeds), set(opened.keys)) == ({1, 2, 3}, {4})
     with pytest.raises(ValueError, match=r"'unmask' .* after 'unmask'"):
@@ -42,12 +42,12 @@ def test_nor_one_after_the_other() -> None:
     assert (me.mask_key, me.share_key, me.seed, me.shares) == (b"", b"", b"", {})
 
 
-def test_too_few_in_the_sum_are_not_unmasked() -> None:
+def test_a_sum_of_too_few_members_is_not_unmasked() -> None:
     with pytest.raises(ValueError, match="2 members take part in exchange 'unmask', and the threshold is 3"):
         participant.unmask(collected()[1], [1, 2], [3, 4])
 
 
-def test_a_client_whose_vector_was_sent_stays_in_the_sum() -> None:
+def test_a_client_cannot_be_left_out_of_the_sum_after_it_sent_its_vector() -> None:
     with pytest.raises(ValueError, match="leaves it out of the sum"):
         participant.unmask(collected()[1], [2, 3, 4], [])
 
@@ -58,7 +58,7 @@ def test_shares_of_strangers_are_not_given() -> None:
 
 
 def test_a_second_vector_under_the_same_keys_is_refused() -> None:
-    """The difference of the two would be the difference of two updates, in clear."""
+    """Under the same masks, the difference of two vectors is that of two updates, in clear."""
     members, given = shared()
     me, _ = participant.mask(participant.receive(members[1], given[1]), np.zeros(4, np.uint32))
     with pytest.raises(ValueError, match=r"'collect' .* after 'collect'"):
@@ -96,7 +96,7 @@ def test_numbers_of_members_are_distinct_and_from_one(number: int) -> None:
 
 
 def test_too_few_neighbours_are_refused() -> None:
-    """Below the threshold shares would be useless; and a mask shared with one peer hides nothing from it."""
+    """With fewer members than the threshold, nothing could be unmasked, and a mask shared with one peer hides nothing from it."""
     me, peer = (participant.setup(CONTEXT, 3, draw_bytes) for _ in range(2))
     with pytest.raises(ValueError, match="2 members take part in exchange 'share', and the threshold is 3"):
         participant.share(me, 1, {2: peer.publics}, draw_bytes)
@@ -105,7 +105,7 @@ def test_too_few_neighbours_are_refused() -> None:
         participant.receive(members[1], {2: given[1][2]})
 
 
-def test_shares_for_another_or_from_another_do_not_open() -> None:
+def test_shares_for_or_from_another_member_cannot_be_decrypted() -> None:
     members, given = shared()
     for wrong in ({2: given[1][3], 3: given[1][3]}, {2: given[3][2], 3: given[1][3]}, {2: given[1][2][:-1], 3: given[1][3]}):
         with pytest.raises(ValueError, match="cannot be decrypted"):
@@ -118,7 +118,7 @@ def test_shares_for_another_or_from_another_do_not_open() -> None:
 
 
 def test_a_key_of_small_order_is_refused() -> None:
-    """All would agree with it on the same key."""
+    """With such a public key, every client would derive the same shared key."""
     for public in (bytes(32), (1).to_bytes(32, "little")):
         with pytest.raises(ValueError, match="small order"):
             agree(draw_bytes(32), public, "mask", CONTEXT)
@@ -140,10 +140,10 @@ def test_keys_are_bound_to_purpose_round_and_both_ends() -> None:
     assert all(len(seed) == 32 for seed in seeds)
 
 
-def test_the_way_there_and_the_way_back_have_keys_of_their_own() -> None:
+def test_each_direction_between_two_members_has_its_own_key() -> None:
     me, peer = (participant.setup(CONTEXT, 2, draw_bytes) for _ in range(2))
     me, sealed = participant.share(me, 1, {2: peer.publics}, draw_bytes)
-    with pytest.raises(ValueError, match="cannot be decrypted"):  # a ciphertext sent back to its sender, relabelled
+    with pytest.raises(ValueError, match="cannot be decrypted"):  # its own ciphertext, sent back as if from member 2
         participant.receive(me, {2: sealed[2]})
 
 
@@ -159,7 +159,7 @@ def test_shares_are_bound_to_the_numbers_of_both_ends() -> None:
     )
 
 
-def test_what_is_sealed_is_authenticated_with_what_it_is_about() -> None:
+def test_an_encrypted_text_is_authenticated_with_its_context() -> None:
     key = draw_bytes(32)
     sealed = seal(key, b"text", "from 1 to 2", draw_bytes)
     assert unseal(key, sealed, "from 1 to 2") == b"text"

@@ -1,4 +1,4 @@
-"""A whole round without Flower: the sum over those that are left, whoever drops out, and when."""
+"""Tests of a complete round without Flower: the sum over the remaining clients is exact, or the round is lost."""
 
 from collections.abc import Callable
 from random import Random
@@ -33,24 +33,26 @@ def test_the_sum_over_a_graph_of_neighbours_is_exact(neighbours: int, some_words
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect"])
 @pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
-def test_who_drops_out_before_its_vector_is_not_in_the_sum(stage: str, gone: tuple[int, ...], some_words: MakeWords) -> None:
+def test_a_client_that_drops_out_before_its_vector_is_not_in_the_sum(
+    stage: str, gone: tuple[int, ...], some_words: MakeWords
+) -> None:
     words = some_words(5)
     assert Round(agreed(5), words, {stage: gone}).run().tolist() == total(words, *gone)
 
 
 @pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
-def test_who_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int, ...], some_words: MakeWords) -> None:
+def test_a_client_that_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int, ...], some_words: MakeWords) -> None:
     words = some_words(5)
     assert Round(agreed(5), words, {"unmask": gone}).run().tolist() == total(words)
 
 
-def test_one_drops_out_at_each_exchange(some_words: MakeWords) -> None:
+def test_the_sum_is_exact_if_a_client_drops_out_at_each_exchange(some_words: MakeWords) -> None:
     words = some_words(9)
     fails = {"setup": (4,), "share": (9,), "collect": (1,), "unmask": (6,)}
     assert Round(agreed(9), words, fails).run().tolist() == total(words, 4, 9, 1)
 
 
-def test_dropouts_in_a_graph_of_neighbours(some_words: MakeWords) -> None:
+def test_the_sum_over_a_graph_with_dropouts_is_exact(some_words: MakeWords) -> None:
     words = some_words(20)
     fails = {"share": (3,), "collect": (7, 16), "unmask": (5,)}
     found = Round(agreed(20, neighbours=8, threshold=4), words, fails).run()
@@ -75,7 +77,7 @@ def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_word
 
 
 def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
-    """In a ring, whoever has lost a neighbour has two of three shares left."""
+    """In a ring, three clients hold shares of a member; if one of them drops out, two shares are left, below the threshold."""
     with pytest.raises(
         Lost,
         match=r"only 2 of the 3 clients that are member \d+ or its neighbours answered at exchange 'collect', and",
@@ -85,8 +87,8 @@ def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"unmask": (5,)}).run()
 
 
-def test_a_sum_that_would_come_in_parts_is_not_unmasked(some_words: MakeWords) -> None:
-    """A ring without two members that are no neighbours: masks cancel within each arc."""
+def test_a_sum_is_not_unmasked_if_the_graph_is_disconnected(some_words: MakeWords) -> None:
+    """A ring without two members that are not adjacent has two arcs; masks cancel within each, which would reveal two sums."""
     rounds = [Round(agreed(8, neighbours=2, threshold=2), some_words(8), {"collect": (1, i)}) for i in range(2, 9)]
     lost = 0
     for one in rounds:
@@ -103,15 +105,15 @@ def test_two_clients_under_one_key_end_the_round() -> None:
         Aggregator(agreed(3), CONTEXT, Random(0)).draw_rosters({1: one, 2: two, 3: one})
 
 
-def test_wrong_shares_are_found_out(some_words: MakeWords, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not subtracted as if they were a mask."""
+def test_wrong_shares_are_detected(some_words: MakeWords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the server would subtract a wrong mask and get a wrong sum."""
     real = shamir.combine
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: real({**shares, min(shares): bytes(66)}, threshold))
     with pytest.raises(Lost, match="cannot be unmasked at exchange 'unmask': the shares belong to different secrets"):
         Round(agreed(5), some_words(5)).run()
 
 
-def test_shares_of_another_key_than_the_advertised_one_are_found_out(
+def test_shares_of_another_key_than_the_advertised_one_are_detected(
     some_words: MakeWords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: bytes(32))

@@ -1,4 +1,4 @@
-"""Updates as 32-bit words: the mean that comes out, what is clipped, and what could overflow."""
+"""Tests of updates as 32-bit words: accuracy of the mean, clipping, and overflow."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ def drawn(seed: int, scale: float = 0.3) -> Update:
     return {name: rng.normal(0, scale, shape).astype(np.float32).reshape(shape) for name, shape in SHAPES.items()}
 
 
-def test_by_hand() -> None:
+def test_words_and_mean_are_those_of_a_hand_example() -> None:
     """Clip 2, range 4: a step is 0.5. Weight 3, tensors in order of their names."""
     quantiser = Quantiser(clip=2.0, target_range=4, clients=2, max_weight=3)
     words = quantiser.encode({"b": np.array(-0.5), "a": np.array([1.0, 0.1])}, {"b": (), "a": (2,)}, 3)
     assert words.dtype == np.uint32
-    assert words.tolist() == [3, 0, 0, 6, 1, 2**32 - 3]  # 3 * 0.1 / 0.5 = 0.6, to the nearest
+    assert words.tolist() == [3, 0, 0, 6, 1, 2**32 - 3]  # 3 * 0.1 / 0.5 = 0.6 is rounded to 1
     total = words + quantiser.encode({"b": np.array(2.0), "a": np.array([-1.0, 9.0])}, {"b": (), "a": (2,)}, 1)
     revealed = quantiser.decode(total, {"b": (), "a": (2,)}, 2)
     assert (revealed.num_examples, revealed.clipped, revealed.clipped_clients) == (4, 1, 1)
@@ -55,7 +55,7 @@ def test_the_largest_sum_does_not_overflow_and_one_more_is_refused() -> None:
         Quantiser(clip=1.0, target_range=largest + 1, clients=7, max_weight=30)
 
 
-def test_what_is_beyond_the_range_is_cut_off_and_counted() -> None:
+def test_values_outside_the_range_are_clipped_and_counted() -> None:
     quantiser = Quantiser(clip=0.5, target_range=100, clients=3, max_weight=1)
     beyond = {"a": np.array([0.5, -0.5, 0.51, -7.0, 1e30, 0.0])}
     shapes = {"a": (6,)}
@@ -78,15 +78,15 @@ def test_a_weight_out_of_range_is_refused(weight: int) -> None:
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, weight)
 
 
-def test_a_refused_weight_is_not_told() -> None:
-    """The words go to the server, in an error reply."""
+def test_a_refused_weight_is_not_in_the_message() -> None:
+    """The server gets the message in an error reply, and must not learn the number of examples."""
     with pytest.raises(ValueError, match="max_weight") as error:
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, 7351)
     assert "7351" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_refused(value: float) -> None:
+def test_nan_and_infinity_are_refused(value: float) -> None:
     update = {**drawn(0), "b": np.array(value)}
     with pytest.raises(ValueError, match="1 values of the update's tensor 'b' are NaN or infinite"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(update, SHAPES, 1)
@@ -100,8 +100,8 @@ def test_other_shapes_and_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("header", [(1, 0, 0), (21, 0, 0), (5, 0, 3)])
-def test_a_sum_that_makes_no_sense_is_refused(header: tuple[int, int, int]) -> None:
-    """What is left of a mask is a random number: its header fits with a chance of one in ten million."""
+def test_a_sum_with_an_invalid_header_is_refused(header: tuple[int, int, int]) -> None:
+    """A sum with a remaining mask has a random header, which is valid with a probability of one in ten million."""
     quantiser = Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10)
     total = np.array([*header, 1, 2], np.uint32)
     with pytest.raises(ValueError, match="is out of range"):

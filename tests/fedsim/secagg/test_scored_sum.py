@@ -1,4 +1,4 @@
-"""An attack on the sum is scored against the examples of everyone in it."""
+"""Tests that an attack on a secure sum is scored against the examples of all clients in the sum."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def run(federate: Federate) -> FederationRun:
     return federate(**SETTINGS)
 
 
-def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
+def test_every_example_of_the_clients_in_a_sum_has_a_row(run: FederationRun) -> None:
     recording = Recording(run.out / "recording")
     spec = AttackSpec(name="dlg", arguments={"steps": 3, "restarts": 1})
     done = Replay(recording=recording, spec=spec, out=run.out / "reconstructions").run()
@@ -47,7 +47,7 @@ def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
 
 
 def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: FederationRun) -> None:
-    """What an attack on the sum goes by: one batch, made of all clients' ones."""
+    """Attacks on a sum rely on this: it is the update of one batch with all clients' examples."""
     observation = next(Recording(run.out / "recording").read_observations())
     scorer = Scorer(run.out, [run.out / "truth"])
     _, x, y = scorer.read_originals(1, 1, "sum", observation.cohort)
@@ -62,14 +62,14 @@ def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: P
     run = federate("epochs", clients={"count": 3}, rounds=1, training={"learning_rate": 0.1, "batch_size": 64, "epochs": 2})
     recording, scorer = Recording(run.out / "recording"), Scorer(run.out, [run.out / "truth"])
     row = next(row for row in recording.read_rows() if row.client == "sum")
-    told = read_true_labels(scorer, row, recording.list_summed(1))
+    known = read_true_labels(scorer, row, recording.list_summed(1))
     _, _, labels = scorer.read_originals(1, 1, "sum", recording.list_summed(1))
-    assert told.tolist() == sorted(labels.tolist())
-    assert len(told) == row.num_examples
+    assert known.tolist() == sorted(labels.tolist())
+    assert len(known) == row.num_examples
 
 
-def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> None:
-    """One batch each, so one step each, and not one for each client: the gradient is not taken for a third of itself."""
+def test_the_number_of_steps_of_a_sum_is_that_of_each_client(federate: Federate) -> None:
+    """Each client takes one step on one batch. Three steps for three clients would divide the gradient by three."""
     training = {"learning_rate": 0.1, "batch_size": 600, "epochs": 1}
     run = federate("epochs", clients={"count": 3}, rounds=1, training=training)
     observation = next(Recording(run.out / "recording").read_observations())

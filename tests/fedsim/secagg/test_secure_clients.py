@@ -1,4 +1,4 @@
-"""What a client keeps and refuses, and what becomes of messages that make no sense."""
+"""Tests of clients under secure aggregation: deleted keys, malformed messages, repeated exchanges, and resumed servers."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from fedsim.secagg.protocol.aggregator import Lost
 Federate = Callable[..., FederationRun]
 
 
-def test_no_key_is_left_when_a_round_is_over(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_deleted_after_a_round(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     grids: list[Failing] = []
 
     class Kept(Failing):
@@ -47,7 +47,7 @@ def test_no_key_is_left_when_a_round_is_over(federate: Federate, monkeypatch: py
 
 
 def tampered(monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[Any, int], None], *, answers: bool) -> None:
-    """Change a message, or an answer, of partition 2 in round 1."""
+    """Make `change` modify the message to, or the answer of, partition 2 in round 1 at the given exchange."""
 
     class Between(Failing):
         def _one(self, message: Any) -> Any:
@@ -84,7 +84,7 @@ def strange(content: Any, _: int) -> None:
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
 def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second vector under the same keys would give away a difference."""
+    """A second vector under the same keys would reveal the difference of two updates."""
     again: list[Any] = []
 
     class Twice(Failing):
@@ -103,12 +103,12 @@ def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypat
     )
     assert len(next(recorded(run).read_observations()).cohort) == 5
     trained = [path.read_text().splitlines() for path in (run.out / "truth").glob("*.jsonl")]
-    assert [len(lines) for lines in trained] == [1] * 5  # and nobody trained twice
+    assert [len(lines) for lines in trained] == [1] * 5  # no client trained twice
 
 
 @pytest.mark.parametrize("change", [empty, strange])
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
-def test_an_answer_that_makes_no_sense_is_that_of_one_client(
+def test_a_malformed_answer_affects_only_its_client(
     stage: str, change: Callable[[Any, int], None], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tampered(monkeypatch, stage, change, answers=True)
@@ -130,7 +130,7 @@ def one_key(content: Any, _: int) -> None:
 @pytest.mark.parametrize(
     ("change", "words"), [(small_order, "small order"), (one_key, "the same public key was sent for masks and for shares")]
 )
-def test_public_keys_that_are_none_cost_their_owner_the_round_and_nobody_else(
+def test_invalid_public_keys_exclude_only_their_owner(
     change: Callable[[Any, int], None], words: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tampered(monkeypatch, "setup", change, answers=True)
@@ -143,9 +143,7 @@ def test_public_keys_that_are_none_cost_their_owner_the_round_and_nobody_else(
 
 
 @pytest.mark.parametrize("stage", ["setup", "share", "unmask"])
-def test_a_question_that_makes_no_sense_is_answered_with_an_error(
-    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_malformed_message_excludes_only_its_client(stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, stage, strange if stage != "setup" else empty, answers=False)
     run = federate(rounds=1)
     (found,) = recorded(run).read_observations()
@@ -153,7 +151,7 @@ def test_a_question_that_makes_no_sense_is_answered_with_an_error(
 
 
 def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., Any], tmp_path: Path) -> None:
-    """The server of another experiment asks for it, and the other way round."""
+    """A server without secure aggregation is refused by clients with it, and the other way round."""
 
     def run_of(name: str, secure: bool) -> FederationRun:
         return FederationRun(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
@@ -168,7 +166,7 @@ def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., An
         assert not list((clients.out / "truth").glob("*.jsonl"))  # nobody trained
 
 
-def test_the_same_client_seed_repeats_all_but_the_masks(federate: Federate) -> None:
+def test_a_client_seed_repeats_all_but_the_masks(federate: Federate) -> None:
     one, two = federate("one"), federate("two")
     contents = [
         {path.name: path.read_bytes() for path in sorted((run.out / "recording" / "rounds").rglob("*.safetensors"))}
@@ -188,7 +186,7 @@ def test_two_runs_with_one_client_seed_have_no_mask_in_common(
 ) -> None:
     """Under the same masks, the difference of a client's two vectors would be that of its updates, in clear."""
     one = federate("one", rounds=1)
-    if changed == "the data":  # under the same text of the experiment
+    if changed == "the data":  # the experiment's text is the same
         data = FederationRun.load_data
 
         def inverted(run: FederationRun) -> Any:
@@ -209,10 +207,10 @@ def test_two_runs_with_one_client_seed_have_no_mask_in_common(
 
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
-def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
+def test_a_server_that_stops_in_a_round_resumes_with_new_keys(
     stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same weights, bit for bit, as one that was left alone: masks cancel exactly."""
+    """The weights equal those of an uninterrupted run bit for bit, since masks cancel exactly."""
     changes = {"rounds": 3, "defense": "clip(0.5) | gaussian(0.01)"}
     reference = federate("reference", **changes)
 
@@ -242,10 +240,10 @@ def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
 
 @pytest.mark.parametrize("stage", ["collect", "unmask"])
 @pytest.mark.parametrize("missing", ["none", "one less", "one more"])
-def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_all(
+def test_a_repeated_round_is_summed_over_the_same_clients_or_not_at_all(
     stage: str, missing: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops once it can know the sum; the second sum must not differ from the first by one client."""
+    """The server stops when it can know the sum. A second sum without one client would reveal that client's update."""
 
     class Stops(Failing):
         fails: ClassVar[Any] = {(2, "setup"): [3]} if missing == "one more" else {}
@@ -268,7 +266,7 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
     sums = {found.round: found for found in recorded(run).read_observations()}
     rows = [row for row in recorded(run).read_rows(rounds={2}) if row.client != "sum"]
     assert len(sums[3].cohort) == 5, "the federation goes on"
-    if stage == "collect":  # nobody was asked to unmask, so that there is no first sum
+    if stage == "collect":  # no client was asked to unmask, so that no first sum is known
         assert len(sums[2].cohort) == (4 if missing == "one less" else 5)
     elif missing == "one less":
         assert 2 not in sums
@@ -278,7 +276,7 @@ def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_a
         assert sum("was not in its sum before" in row.reason for row in rows) == (missing == "one more")
 
 
-def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
+def test_the_stored_members_of_a_sum_are_respected_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     cohorts = Cohorts(tmp_path / "cohort.json")
     cohorts.store(2, ["a", "b"])
     again = Cohorts(tmp_path / "cohort.json")
@@ -296,7 +294,7 @@ def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
         Cohorts(tmp_path / "cohort.json")
 
 
-def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate, tmp_path: Path) -> None:
+def test_an_update_with_nan_is_not_sent(federate: Federate, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no client ever answered: .* are NaN or infinite"):
         federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
     rows = Recording(tmp_path / "run" / "recording").read_rows()

@@ -1,4 +1,4 @@
-"""Federations with secure aggregation, beside the same ones without: what comes out, and what is recorded."""
+"""Tests of federations with secure aggregation against the same ones without: weights, messages and recordings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def test_the_secure_mean_is_the_weighted_mean_within_quantisation(bits: int | No
     assert found.cohort == tuple(o.client for o in updates)
     assert found.num_examples == sum(o.num_examples or 0 for o in updates)
     assert_is_mean(secure, found, updates)
-    if bits:  # coarse enough for the bound to be felt: an error in the sign, or in the weights, would be far outside
+    if bits:  # 12 bits are so coarse that the bound above is not trivial
         worst = max(float((found.update[n].double() - m).abs().max()) for n, m in mean_of(updates).items())
         assert worst > 1e-3 * half_a_step(secure)
     after = weights_after(secure)
@@ -41,7 +41,7 @@ def test_the_secure_mean_is_the_weighted_mean_within_quantisation(bits: int | No
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
-def test_any_strategy_that_averages_ends_where_it_ends_without(name: str, federate: Federate) -> None:
+def test_averaging_strategies_reach_the_same_weights_as_without(name: str, federate: Federate) -> None:
     changes = {**EPOCH, "strategy": name, "rounds": 3, "clients": {"count": 4, "fraction": 0.75}}
     plain, secure = federate("plain", **changes, secure_aggregation=False), federate("secure", **changes)
     before, after = weights_after(plain), weights_after(secure)
@@ -60,8 +60,10 @@ def test_a_defense_acts_before_the_mask(federate: Federate) -> None:
 
 
 @pytest.mark.parametrize("defense", ["", "clip(0.5)"])
-def test_what_is_on_the_wire(defense: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four exchanges, of which one carries the weights; nothing of a client's own is in clear, and words have 32 bits."""
+def test_answers_carry_only_masked_words_keys_and_shares(
+    defense: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends the weights in one of four exchanges; answers have only masked 32-bit words, or keys and shares."""
     monkeypatch.setattr(engine, "LocalGrid", Failing)
     run = federate(rounds=1, defense=defense)
     size = sum(w.numel() for w in next(recorded(run).read_observations()).weights.values())
@@ -77,7 +79,7 @@ def test_what_is_on_the_wire(defense: str, federate: Federate, monkeypatch: pyte
             assert records.count_bytes(answer.content) < 4 * size + 300
 
 
-def test_numbers_and_metrics_are_in_clear_only_where_that_is_asked_for(federate: Federate) -> None:
+def test_numbers_of_examples_are_hidden_unless_reveal_is_set(federate: Federate) -> None:
     hidden, shown = federate("hidden", **EPOCH), federate("shown", **EPOCH, secure_aggregation={"reveal": True})
     rows = {name: recorded(run).read_rows() for name, run in (("hidden", hidden), ("shown", shown))}
     for row in rows["hidden"]:
@@ -128,8 +130,8 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
     assert checked.damaged == checked.unexpected == ()
 
 
-def test_masked_words_add_up_to_the_sum_only_without_the_masks(federate: Federate) -> None:
-    """The server's own sum over what it recorded says nothing: each client's own mask is in it."""
+def test_the_sum_of_masked_words_cannot_be_decoded(federate: Federate) -> None:
+    """The server cannot decode the sum of recorded vectors, since each client has added a mask of its own."""
     run = federate(rounds=1)
     recording = recorded(run)
     words = [recording.read_masked(row).words for row in recording.read_rows() if row.status == "masked"]
@@ -141,7 +143,7 @@ def test_masked_words_add_up_to_the_sum_only_without_the_masks(federate: Federat
 
 
 @pytest.mark.parametrize("clients", ["2", "all"])
-def test_the_cohort_is_known_also_where_few_clients_are_recorded(clients: str, federate: Federate) -> None:
+def test_the_members_of_a_sum_are_known_even_if_few_clients_are_recorded(clients: str, federate: Federate) -> None:
     run = federate(record={"clients": clients})
     recording = recorded(run)
     assert all(len(o.cohort) == 5 for o in recording.read_observations())
@@ -160,7 +162,7 @@ def test_a_masked_vector_that_is_damaged_is_named(federate: Federate) -> None:
     assert len(list(recorded(run).read_observations())) == 1
 
 
-def test_what_is_clipped_is_counted_and_reported(federate: Federate) -> None:
+def test_clipped_values_are_counted_and_reported(federate: Federate) -> None:
     plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
     secure = federate("secure", **EPOCH, secure_aggregation={"clip": 0.01}, rounds=1)
     beyond = [sum(int((t.abs() > 0.01).sum()) for t in o.update.values()) for o in recorded(plain).read_observations()]

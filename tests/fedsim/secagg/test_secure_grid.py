@@ -1,4 +1,4 @@
-"""What the grid refuses before it asks anybody."""
+"""Test of the number of clients that the grid for secure aggregation accepts."""
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -9,8 +9,8 @@ from fedsim.engine.engines import LocalGrid
 from fedsim.secagg.grid import SecureGrid
 
 
-def test_more_clients_than_the_words_have_room_for_are_not_asked() -> None:
-    """Their sum could go once around 32 bits, unseen."""
+def test_more_clients_than_agreed_are_refused() -> None:
+    """The sum of more clients than agreed could overflow 32 bits unnoticed."""
     grid = LocalGrid(ClientApp(), 6)
     messages = [Message(RecordDict(), dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
     with pytest.raises(ValueError, match="6 clients are asked in one round, but secure aggregation was agreed for 5"):

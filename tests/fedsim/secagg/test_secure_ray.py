@@ -1,4 +1,4 @@
-"""Ray aggregates securely as one process does."""
+"""Test that secure aggregation on Ray gives the same sum as in one process."""
 
 import json
 import subprocess
@@ -24,9 +24,7 @@ secure_aggregation = { threshold = 3 }
 """
 
 
-def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sum_on_ray_is_bit_for_bit_that_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("e.toml").write_text(EXPERIMENT)
     found = []
@@ -36,10 +34,10 @@ def test_ray_masks_and_sums_and_its_sum_is_bit_for_bit_that_of_one_process(
             program = [sys.executable, "-c", "from fedsim.cli import main; main()"]
             done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
-            told = json.loads(done.stdout)
+            result = json.loads(done.stdout)
         else:
-            told = json.loads(CliRunner().invoke(app, words).stdout)
-        assert told["complete"] == 1
+            result = json.loads(CliRunner().invoke(app, words).stdout)
+        assert result["complete"] == 1
         found.append({path.name: path.read_bytes() for path in sorted((tmp_path / engine / "recording/rounds").rglob("*.*"))})
     assert len(found[0]) == 3 + 1 + 1
     assert found[0].keys() == found[1].keys()

@@ -1,4 +1,4 @@
-"""How secure aggregation is configured, and what is refused before any work."""
+"""Tests of the configuration of secure aggregation: defaults, and settings that are refused before any work."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ def settled(clients: int = 5, training: Training = STEPS, strategy: str = "FedAv
     return Terms(**table).settle(clients=clients, training=training, strategy=strategy)
 
 
-def test_what_is_left_out_follows_from_the_federation() -> None:
+def test_defaults_follow_from_the_federation() -> None:
     assert settled() == Agreement(
         clients=5, threshold=3, neighbours=64, clip=3.0, target_range=MAX_SUM // (5 * 24), max_weight=24, reveal=False
     )
@@ -76,18 +76,18 @@ def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> No
         *(({"strategy": name}, f"strategy {name} acts on each client's own") for name in ("FedTrimmedAvg", "Bulyan", "QFedAvg")),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settled(**settings)
 
 
-def test_the_range_is_used_up_and_not_exceeded() -> None:
+def test_the_default_range_is_the_largest_that_cannot_overflow() -> None:
     found = settled(clients=7, max_weight=30)
     assert 7 * 30 * found.target_range <= MAX_SUM < 7 * 30 * (found.target_range + 1)
 
 
 @pytest.mark.parametrize("value", [True, {"threshold": 4, "clip": 0.5, "bits": 16, "reveal": True}])
-def test_an_experiment_reads_back_what_it_prints(value: Any, experiment: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_printed_experiment_is_read_as_the_same(value: Any, experiment: Callable[..., Any], tmp_path: Path) -> None:
     made = experiment(secure_aggregation=value)
     (tmp_path / "e.toml").write_text(made.to_toml())
     assert read(tmp_path / "e.toml") == made
@@ -126,7 +126,7 @@ def test_an_experiment_that_cannot_work_is_refused(changes: dict[str, Any], word
         experiment(**changes)
 
 
-def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_work(
+def test_a_client_with_more_examples_than_the_largest_weight_is_refused_before_any_work(
     experiment: Callable[..., Any], tmp_path: Path
 ) -> None:
     training = {"learning_rate": 0.1, "batch_size": 8, "epochs": 1}
@@ -137,7 +137,7 @@ def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_
         FederationRun(experiment=made, out=tmp_path / "run", device="cpu").check()
 
 
-def test_what_secure_aggregation_does_not_protect_against_is_said() -> None:
+def test_warnings_state_the_limits_of_secure_aggregation() -> None:
     settings = {"clients": 10, "neighbours": 64, "clip": 1.0, "target_range": 2**20, "max_weight": 10}
     usual, low = (Agreement(threshold=threshold, **settings).list_warnings() for threshold in (6, 5))
     assert len(usual) == 1

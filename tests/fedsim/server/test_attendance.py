@@ -1,4 +1,4 @@
-"""Clients that are gone between two rounds are waited for: not in silence, not for ever, and not where all are there."""
+"""Tests that a server waits, with a warning and for a limited time, for clients that disconnect between rounds."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ Federate = Callable[..., FederationRun]
 
 
 class Clock:
-    """Time that only passes where somebody sleeps."""
+    """A clock whose time passes only in `sleep`."""
 
     def __init__(self) -> None:
         self.now, self.slept = 1000.0, 0
@@ -32,7 +32,7 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.slept += 1
-        if self.slept > 10_000:  # pytest is told instead of hanging
+        if self.slept > 10_000:  # fail instead of hanging
             raise AssertionError("waits without end")
 
 
@@ -54,7 +54,7 @@ def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Leaving(LocalGrid):
-    """After the first round a client is gone, until it has been looked for so often."""
+    """A grid in which a client is missing after each round until `get_node_ids` was called `away` times."""
 
     away = 0
 
@@ -80,7 +80,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"secure_aggregation": {"threshold": 2}}])
-def test_one_that_does_not_come_back_ends_the_federation_with_the_mend_and_resuming_goes_on(
+def test_a_client_that_does_not_come_back_ends_the_run_which_can_be_resumed(
     changes: dict[str, Any],
     federate: Federate,
     leave: Callable[[int], None],
@@ -95,14 +95,14 @@ def test_one_that_does_not_come_back_ends_the_federation_with_the_mend_and_resum
         federate(rounds=2, timeout=90, **changes)
     assert 90 <= clock.now - 1000 <= 91
     waiting = "2 of 3 clients are connected; start the others again, they are waited for up to 90 seconds"
-    assert warnings() == [waiting]  # once, however long it waits
+    assert warnings() == [waiting]  # only once
     assert [row["round"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
     monkeypatch.setattr(engine, "LocalGrid", LocalGrid)
     run = federate(rounds=2, timeout=90, resume=True, **changes)
     assert [row["missing"] for row in read_json_lines(run.out / "metrics.jsonl")[1:]] == [0, 0]
 
 
-def test_one_that_comes_back_in_time_is_asked_as_if_it_had_never_been_away(
+def test_a_client_that_comes_back_in_time_takes_part_in_all_rounds(
     federate: Federate, leave: Callable[[int], None], clock: Clock, warnings: Callable[[], list[str]]
 ) -> None:
     leave(20)
@@ -112,14 +112,14 @@ def test_one_that_comes_back_in_time_is_asked_as_if_it_had_never_been_away(
     assert [row.status for row in Recording(run.out / "recording").read_rows()] == ["complete"] * 6
 
 
-def test_where_all_are_there_nobody_sleeps_and_nothing_is_said(
+def test_with_all_clients_connected_the_server_does_not_wait_or_warn(
     federate: Federate, clock: Clock, warnings: Callable[[], list[str]]
 ) -> None:
     federate(rounds=3)
     assert (clock.slept, warnings()) == (0, [])
 
 
-def test_more_than_enough_are_enough() -> None:
+def test_more_clients_than_needed_are_accepted() -> None:
     class Many(LocalGrid):
         def __init__(self) -> None:
             pass
@@ -130,8 +130,8 @@ def test_more_than_enough_are_enough() -> None:
     assert list(Attended(Many(), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
 
 
-def test_it_looks_several_times_a_second_so_that_a_round_begins_when_all_are_back() -> None:
-    """With the system's own clock."""
+def test_a_round_begins_within_a_second_after_the_last_client_connects() -> None:
+    """This test uses the system's clock."""
     back = threading.Event()
 
     class Coming(LocalGrid):

@@ -1,4 +1,4 @@
-"""What the server keeps between rounds: whatever a strategy of Flower's holds comes back as it was."""
+"""Tests of server checkpoints: attributes of Flower's strategies, random generators and weights are restored exactly."""
 
 import random
 from pathlib import Path
@@ -27,15 +27,15 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def through_a_file(memory: StrategyMemory, folder: Path) -> StrategyMemory:
+def write_and_read(memory: StrategyMemory, folder: Path) -> StrategyMemory:
     ServerCheckpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.read_generators()).write(folder)
     found = ServerCheckpoint.read(folder)
     assert found is not None
     return found.memory
 
 
-def worn(strategy: Any) -> Any:
-    """A strategy that has been through a round or two, as far as its attributes go."""
+def age(strategy: Any) -> Any:
+    """Give a strategy attributes as it has after some rounds, and return it."""
     rng = np.random.default_rng(0)
     arrays = {"w": rng.normal(size=(2, 3)).astype(np.float32), "b": np.float64(rng.normal())}
     strategy.current_arrays = arrays if isinstance(strategy, FedAdam) else ArrayRecord({"w": Array(arrays["w"])})
@@ -47,27 +47,27 @@ def worn(strategy: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", [FedAvg, FedAdam, lambda: FedAvgM(server_momentum=0.9)])
-def test_a_fresh_strategy_is_brought_to_where_the_old_one_was(make: Any, tmp_path: Path) -> None:
-    old, new = worn(make()), make()
-    restore_strategy(new, through_a_file(read_strategy(old), tmp_path))
+def test_a_new_strategy_gets_the_attributes_of_the_old_one(make: Any, tmp_path: Path) -> None:
+    old, new = age(make()), make()
+    restore_strategy(new, write_and_read(read_strategy(old), tmp_path))
     for name, value in vars(old).items():
         assert callable(value) or same(getattr(new, name), value), name
 
 
-def test_the_strategy_inside_a_wrapper_is_kept_as_well(tmp_path: Path) -> None:
+def test_the_strategy_inside_a_wrapper_is_restored_as_well(tmp_path: Path) -> None:
     def make() -> Any:
         return flower.DifferentialPrivacyServerSideFixedClipping(FedAdam(), 0.5, 1.0, 3)
 
     old, new = make(), make()
-    worn(old.strategy)
-    restore_strategy(new, through_a_file(read_strategy(old), tmp_path))
+    age(old.strategy)
+    restore_strategy(new, write_and_read(read_strategy(old), tmp_path))
     assert same(new.strategy.m_t, old.strategy.m_t)
 
 
-def test_a_strategy_that_keeps_something_else_is_not_resumed_as_if_it_did_not(tmp_path: Path) -> None:
+def test_a_strategy_with_an_attribute_that_cannot_be_saved_is_not_resumed(tmp_path: Path) -> None:
     odd = FedAvg()
     odd.history = {"losses": object()}  # type: ignore[attr-defined]
-    memory = through_a_file(read_strategy(odd), tmp_path)
+    memory = write_and_read(read_strategy(odd), tmp_path)
     with pytest.raises(ValueError, match="cannot be resumed: its attribute history, of type dict"):
         restore_strategy(FedAvg(), memory)
 
@@ -79,13 +79,13 @@ def test_every_strategy_that_an_experiment_may_name_can_be_resumed() -> None:
         assert read_strategy(strategies.build(name, clients=4, fraction=1.0)).unsaved == (), name
 
 
-def test_generators_go_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_restored_generators_draw_the_same_numbers(tmp_path: Path) -> None:
     before = np.random.get_state()
     try:
         random.seed(1)
         np.random.seed(2)
         random.gauss(0, 1)
-        np.random.normal()  # leaves a second number waiting
+        np.random.normal()  # NumPy draws two numbers and keeps the second
         ServerCheckpoint(round=0, attempt=1, arrays={}, generators=checkpoint.read_generators()).write(tmp_path)
         expected = [random.random(), random.gauss(0, 1), np.random.normal(), np.random.normal()]
         random.seed(9)
@@ -115,7 +115,7 @@ def test_names_order_types_and_bits_of_the_weights_are_kept(tmp_path: Path) -> N
     assert count_rounds(tmp_path) == 7
 
 
-def test_no_checkpoint_is_none_and_a_bad_one_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_gives_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     assert ServerCheckpoint.read(tmp_path) is None
     assert count_rounds(tmp_path) is None
     (tmp_path / "server.safetensors").write_bytes(b"rubbish")

@@ -1,4 +1,4 @@
-"""A run without a single answer has failed, for the server itself and for whoever asks later."""
+"""Tests of the end of a run: without any answer it has failed, and missing replies are reported."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ CLEARED = "correct the cause, then fedsim delete {folder}, and run again: no rou
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Clients fail in these calls of theirs, counted from 1; in all of them without any."""
+    """Make training fail in the given calls, counted from 1 over all clients, or in every call if none is given."""
     import fedsim.client.app as client_side
 
     real, done = client_side.train, []
@@ -36,12 +36,12 @@ def unplug(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
 
 
 def end(folder: Path) -> list[str]:
-    told: list[str] = []
-    check_end(folder, told.append)
-    return told
+    messages: list[str] = []
+    check_end(folder, messages.append)
+    return messages
 
 
-def test_a_federation_that_nobody_answered_fails_by_itself_with_the_reason_and_the_mend(
+def test_a_federation_without_any_answer_fails_with_the_reason_and_advice(
     federate: Federate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unplug(monkeypatch)
@@ -50,7 +50,11 @@ def test_a_federation_that_nobody_answered_fails_by_itself_with_the_reason_and_t
     with pytest.raises(EngineError) as failed:
         federate(rounds=2)
     assert str(failed.value) == expected
-    assert [row["round"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]  # all of it is kept
+    assert [row["round"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")] == [
+        0,
+        1,
+        2,
+    ]  # the run itself is complete
     with pytest.raises(EmptyRunError) as later:
         end(tmp_path / "run")
     assert str(later.value) == expected
@@ -66,19 +70,21 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     words = "5 of 6 replies are missing, the first: OSError: sensor unplugged"
     assert [record.message for record in caplog.records if "replies are missing, " in record.message] == [words]
     assert end(run.out) == [words]
-    (told,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
-    assert told.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} lists the rounds"
-    heard = WARNING_LINE.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
+    (messages,) = [record for record in caplog.records if record.message.startswith(FAILURE_PREFIX)]
+    assert messages.message == f"{FAILURE_PREFIX}5 replies are missing; fedsim show {run.out} lists the rounds"
+    heard = WARNING_LINE.match(
+        f"{messages.levelname} :     {messages.message}"
+    )  # the line of the server's log that a runner on another machine reads
     assert heard is not None
-    assert heard[1] == told.message
+    assert heard[1] == messages.message
 
 
-def test_a_whole_run_has_nothing_to_tell(federate: Federate) -> None:
+def test_a_complete_run_has_nothing_to_report(federate: Federate) -> None:
     assert end(federate(rounds=1).out) == []
 
 
-def test_resuming_where_no_round_is_left_fails_as_well(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server looks back at all rounds, and not only at those that it ran itself."""
+def test_resuming_a_run_without_any_answer_fails_as_well(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server checks all rounds, also those of earlier attempts."""
     unplug(monkeypatch)
     monkeypatch.setattr(FederationRun, "is_done", lambda run: False)
     for _ in range(2):
@@ -94,7 +100,7 @@ def test_a_run_that_recorded_nothing_has_failed(federate: Federate) -> None:
         federate(rounds=1, record={"clients": "3f2a"})
 
 
-def test_where_the_reason_is_not_recorded_it_says_so(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_that_is_not_recorded_is_reported_as_unknown(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
     with pytest.raises(
         EngineError, match="3 of 3 replies are missing, why is not recorded: see the clients' logs; correct the cause"
@@ -102,16 +108,18 @@ def test_where_the_reason_is_not_recorded_it_says_so(federate: Federate, monkeyp
         federate(rounds=1, record={"clients": "2"})
 
 
-def test_under_secure_aggregation_it_is_the_same(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_secure_aggregation_a_run_without_any_answer_fails_as_well(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unplug(monkeypatch)
     with pytest.raises(EngineError, match=r"no client ever answered: 3 of 3 replies are missing, the first: .*unplugged"):
         federate(rounds=1, secure_aggregation={"threshold": 2})
 
 
-def test_the_folders_of_a_deployment_are_emptied_and_stay(
+def test_a_failed_deployment_can_be_repeated_after_following_the_advice(
     federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Doing as it says there, the next run is recorded where the attacker looks."""
+    """After following the advice, the next run is recorded in the folder that the attacker sees."""
     run, seen = tmp_path / "server" / "run", tmp_path / "attacks" / "run" / "recording"
     run.mkdir(parents=True)
     seen.mkdir(parents=True)

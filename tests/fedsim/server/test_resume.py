@@ -1,4 +1,4 @@
-"""A federation that is killed, at any instant, and goes on: its end is that of one that never was."""
+"""Tests that a federation which is killed at any time and resumed gives the same results as an uninterrupted one."""
 
 import json
 import multiprocessing
@@ -49,7 +49,7 @@ def finish(out: Path, changes: dict[str, Any], *, crash_at: int | None = None) -
 
 
 def everything(out: Path) -> dict[str, Any]:
-    """All that a run leaves behind, apart from times and the number of the attempt."""
+    """Return all results of a run except times and the numbers of attempts."""
     found: dict[str, Any] = {}
     recording, truth = Recording(out / "recording"), TruthReader(out / "truth")
     for row in recording.read_rows():
@@ -77,7 +77,7 @@ def everything(out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=STRATEGIES)
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], float]:
-    """Folder, changes of the experiment, and seconds, of a run that nobody disturbs."""
+    """An uninterrupted run: its folder, changes of the experiment, and duration in seconds."""
     out, changes = tmp_path_factory.mktemp(request.param) / "run", STRATEGIES[request.param]
     process, began = start(out, changes)
     began.recv()
@@ -88,13 +88,13 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def intact(out: Path) -> None:
-    """Whatever the index names can be read."""
+    """Check that all observations in the index of a killed run can be read."""
     if (out / "recording" / "manifest.json").exists() and (out / "recording" / "index.sqlite").exists():
         list(Recording(out / "recording").read_observations())
 
 
-def test_killed_at_ten_random_instants(uninterrupted: Any, tmp_path: Path) -> None:
-    """Ten kills for each of two strategies; a run that ends before its next kill gives way to a fresh one."""
+def test_a_run_killed_at_ten_random_times_gives_the_same_results(uninterrupted: Any, tmp_path: Path) -> None:
+    """Ten kills for each of two strategies; if a run ends before its next kill, a new one is started."""
     reference, changes, seconds = uninterrupted
     expected, draw = everything(reference), random.Random(0)
     kills = number = 0
@@ -114,8 +114,8 @@ def test_killed_at_ten_random_instants(uninterrupted: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("uninterrupted", ["FedAdam"], indirect=True)
-def test_killed_before_any_write(uninterrupted: Any, tmp_path: Path) -> None:
-    """A flush or a renaming, each a place to die at: all of the first round's, then some of each round."""
+def test_a_run_killed_before_any_write_gives_the_same_results(uninterrupted: Any, tmp_path: Path) -> None:
+    """The process exits before a given flush or renaming: each of the first round's, then some of later rounds."""
     reference, changes, _ = uninterrupted
     expected = everything(reference)
     first = 1
@@ -130,8 +130,8 @@ def test_killed_before_any_write(uninterrupted: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fate", ["shared", "local"])
-def test_what_a_network_keeps_and_draws_comes_back(fate: str, tmp_path: Path) -> None:
-    """Batch-norm statistics, with the server or with the clients, and dropout; only two clients are recorded."""
+def test_batch_norm_statistics_and_dropout_are_restored(fate: str, tmp_path: Path) -> None:
+    """Batch-norm statistics, kept by the server or by the clients, and dropout are restored; only two clients are recorded."""
     changes = {**WITH_CHANCE, "training": {**WITH_CHANCE["training"], "buffers": fate}, "record": {"clients": 2}}  # type: ignore[dict-item]
     for name in ("one", "two"):
         assert finish(tmp_path / name, changes) == 0
@@ -144,7 +144,7 @@ def test_what_a_network_keeps_and_draws_comes_back(fate: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_noise_on_the_server_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+def test_noise_and_clipping_norm_of_the_server_are_restored(kind: str, tmp_path: Path) -> None:
     central = {"kind": kind, "noise_multiplier": 0.1, "clipping_norm": 0.2}
     changes = {"strategy": {"name": "FedAvg", "central": central}, "clients": {"count": 4, "fraction": 0.5}}
     assert finish(tmp_path / "whole", changes) == 0
@@ -164,7 +164,7 @@ def test_a_client_that_failed_keeps_its_name(tmp_path: Path) -> None:
     assert {row.client for row in failed} <= {row.client for row in rows if row.status == "complete"}
 
 
-def test_killed_again_and_again_in_the_same_round(tmp_path: Path) -> None:
+def test_a_run_killed_repeatedly_in_one_round_gives_the_same_results(tmp_path: Path) -> None:
     changes = STRATEGIES["FedAvg"]
     assert finish(tmp_path / "reference", changes) == 0
     for _ in range(4):
@@ -175,7 +175,7 @@ def test_killed_again_and_again_in_the_same_round(tmp_path: Path) -> None:
     assert max(attempts) > 1
 
 
-def test_truth_of_a_round_that_was_rolled_back_keeps_its_attempt_and_is_never_joined(tmp_path: Path) -> None:
+def test_truth_of_a_discarded_attempt_is_kept_but_matches_no_recorded_row(tmp_path: Path) -> None:
     changes = STRATEGIES["FedAvg"]
     finish(tmp_path / "run", changes, crash_at=40)
     finish(tmp_path / "run", changes)
@@ -189,15 +189,15 @@ def test_truth_of_a_round_that_was_rolled_back_keeps_its_attempt_and_is_never_jo
     assert joined < written
 
 
-def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_no_file(tmp_path: Path) -> None:
     finish(tmp_path / "run", STRATEGIES["FedAvg"])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert finish(tmp_path / "run", STRATEGIES["FedAvg"]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_the_toy_defense_remembers(tmp_path: Path) -> None:
-    """Else the tests above would say nothing of a defense's state."""
+def test_the_toy_defense_has_a_state(tmp_path: Path) -> None:
+    """Otherwise the tests above would not test the state of a defense."""
     finish(tmp_path / "run", {"defense": "total()"})
     finish(tmp_path / "plain", {"defense": ""})
     sent, plain = (Recording(tmp_path / name / "recording") for name in ("run", "plain"))

@@ -1,4 +1,4 @@
-"""The server aggregates honestly, and what it writes down is what clients computed: against independent sums and gradients."""
+"""Tests of aggregation and recorded updates against independently computed means and gradients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def by_round(run: FederationRun) -> dict[int, list[Observation]]:
 
 
 def gradient(o: Observation, indices: tuple[int, ...]) -> dict[str, Tensor]:
-    """dL/dw at the weights that were sent, on examples of the data set itself."""
+    """Compute the gradient at the weights that the server sent, on the given examples of the data set."""
     data = datasets.load("digits")
     model = models.build(o.model, o.data)
     model.load_state_dict(dict(o.weights))
@@ -57,7 +57,7 @@ def test_fedavg_is_the_mean_of_the_clients_weights_by_their_examples(federate: F
             weighted = sum(n * w for n, w in zip(sizes, local, strict=True)) / sum(sizes)
             after = rounds[number + 1][0].weights[name].double()
             assert torch.allclose(weighted, after, rtol=0, atol=1e-6)
-            assert not torch.allclose(sum(local) / 3, after, rtol=0, atol=1e-4)  # a plain mean would show
+            assert not torch.allclose(sum(local) / 3, after, rtol=0, atol=1e-4)  # an unweighted mean would differ
 
 
 def test_the_first_round_starts_from_the_public_seed(federate: Federate) -> None:
@@ -80,7 +80,7 @@ def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_
                 assert g.abs().max() > 1e-4
 
 
-def test_two_epochs_use_every_example_twice_and_only_ones_own(federate: Federate) -> None:
+def test_two_epochs_use_every_example_of_a_client_twice_and_no_others(federate: Federate) -> None:
     run = federate(rounds=1, clients={"count": 5}, training={"learning_rate": 0.1, "batch_size": 100, "epochs": 2})
     truth, size, everyones = TruthReader(run.out / "truth"), len(run.load_data().train), []
     for o in by_round(run)[1]:
@@ -90,13 +90,13 @@ def test_two_epochs_use_every_example_twice_and_only_ones_own(federate: Federate
         flat = [index for step in steps for index in step]
         first, second = flat[: o.num_examples], flat[o.num_examples :]
         assert sorted(first) == sorted(second)
-        assert first != second  # a fresh order
+        assert first != second  # a new order
         assert len(set(first)) == o.num_examples
         everyones += first
     assert sorted(everyones) == list(range(size))
 
 
-def test_steps_go_on_through_the_epoch_from_round_to_round(federate: Federate) -> None:
+def test_steps_of_later_rounds_continue_the_epoch(federate: Federate) -> None:
     run = federate(rounds=4, clients={"count": 7}, training={"learning_rate": 0.1, "batch_size": 70, "steps": 1})
     truth = TruthReader(run.out / "truth")
     for client in {o.client for o in by_round(run)[1]}:
@@ -107,13 +107,13 @@ def test_steps_go_on_through_the_epoch_from_round_to_round(federate: Federate) -
         assert set(used[3]) <= set(epoch)
 
 
-# --- wrapping changes nothing ---
+# --- recording does not change the strategy ---
 
 
 def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
-    """The weights after each round of Flower's own strategy, unwatched: clients answer with weights.
+    """Return the weights after each round of Flower's own strategy without recording; clients answer with weights.
 
-    Replies come in the order of pseudonyms, for sums in floating point, and weights stay in their type.
+    Replies are sorted by pseudonym, since floating-point sums depend on the order, and weights stay float32.
     """
 
     class Plain(strategy):  # type: ignore[misc, valid-type]
@@ -148,7 +148,7 @@ def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[s
     ("name", "arguments"),
     [("FedAvg", {}), ("FedAdam", {"eta": 0.05, "tau": 0.01}), ("FedAvgM", {"server_momentum": 0.9}), ("FedMedian", {})],
 )
-def test_a_wrapped_strategy_trains_bit_for_bit_as_it_does_alone(
+def test_a_recorded_strategy_trains_bit_for_bit_as_without_recording(
     name: str, arguments: dict[str, float], federate: Federate, tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     changes = {
@@ -183,6 +183,6 @@ def test_every_strategy_runs_and_keeps_the_type_of_the_weights(name: str, federa
         ("FedAvg", {"fraction_train": 0.1}, r"strategy\.fraction_train follows from clients\.count and clients\.fraction"),
     ],
 )
-def test_what_is_no_strategy_is_refused(name: str, arguments: dict[str, float], words: str) -> None:
+def test_unknown_strategies_and_arguments_are_refused(name: str, arguments: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         strategies.build(name, clients=3, fraction=1.0, **arguments)

@@ -1,4 +1,4 @@
-"""Batch-norm statistics under any strategy: averaged beside the weights, integers included, and types that stay."""
+"""Tests of batch-norm statistics: they are averaged beside the weights under any strategy, and keep their types."""
 
 from typing import Any
 
@@ -46,10 +46,10 @@ def one_round(strategy: Strategy, grid: Any, replies: list[tuple[ArrayRecord, in
 
 
 @pytest.mark.parametrize("inner", [FedAvg, FedMedian, FedAdam])
-def test_buffers_are_means_by_examples_whatever_becomes_of_the_weights(inner: Any, grid: engine.LocalGrid) -> None:
+def test_buffers_are_means_weighted_by_examples_under_any_strategy(inner: Any, grid: engine.LocalGrid) -> None:
     made = inner(fraction_evaluate=0.0, min_available_nodes=2)
     messages, found = one_round(Averaging(made, BUFFERS), grid, [(arrays(1.0, 2.0, 3), 1), (arrays(5.0, 6.0, 4), 3)])
-    assert all(set(m.content["arrays"]) == set(arrays(0, 0, 0)) for m in messages)  # clients get all of it
+    assert all(set(m.content["arrays"]) == set(arrays(0, 0, 0)) for m in messages)  # clients get weights and buffers
     tensors = records.to_tensors(found)
     assert torch.equal(tensors["bn.running_var"], torch.full((2,), 5.0))  # (2 + 3 * 6) / 4
     assert tensors["bn.num_batches_tracked"].dtype == torch.int64
@@ -59,7 +59,7 @@ def test_buffers_are_means_by_examples_whatever_becomes_of_the_weights(inner: An
     assert expected is None or torch.equal(tensors["fc.weight"], torch.full((2,), expected))
 
 
-def test_without_buffers_the_strategy_is_as_it_was(grid: engine.LocalGrid) -> None:
+def test_without_buffers_the_strategy_is_unchanged(grid: engine.LocalGrid) -> None:
     replies = [(ArrayRecord({"w": Array(np.float32([0.1, 0.7]))}), 3), (ArrayRecord({"w": Array(np.float32([0.3, 0.2]))}), 5)]
     results = []
     for strategy in (FedAvg(fraction_evaluate=0.0), Averaging(FedAvg(fraction_evaluate=0.0))):
@@ -75,7 +75,7 @@ def test_without_buffers_the_strategy_is_as_it_was(grid: engine.LocalGrid) -> No
     assert results[0]["w"].data == results[1]["w"].data  # type: ignore[index]
 
 
-def test_an_average_keeps_the_type_and_counts_shares() -> None:
+def test_an_average_is_weighted_and_keeps_the_type() -> None:
     assert torch.equal(average([(1, torch.tensor([2.0])), (3, torch.tensor([6.0]))], torch.float32), torch.tensor([5.0]))
     rounded = average([(1, torch.tensor(2)), (3, torch.tensor(5))], torch.int64)
     assert (rounded.dtype, int(rounded)) == (torch.int64, 4)  # 4.25
@@ -92,7 +92,7 @@ BATCH_NORM = {
 }
 
 
-def test_shared_statistics_are_what_clients_made_of_them(federate: Any) -> None:
+def test_shared_statistics_are_the_mean_of_the_clients_statistics(federate: Any) -> None:
     run = federate(**BATCH_NORM)
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
     model = models.build(run.make_model_spec(), data.spec)
@@ -115,7 +115,7 @@ def test_shared_statistics_are_what_clients_made_of_them(federate: Any) -> None:
     assert int(second.buffers[tracked]) == 2
 
 
-def test_local_statistics_stay_with_the_client_from_round_to_round(federate: Any) -> None:
+def test_local_statistics_are_kept_by_the_client_and_not_sent(federate: Any) -> None:
     training = {**BATCH_NORM["training"], "buffers": "local"}  # type: ignore[dict-item]
     run = federate(**{**BATCH_NORM, "training": training})
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()

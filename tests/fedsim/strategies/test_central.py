@@ -1,4 +1,4 @@
-"""Noise on the server: what it does to the mean, what is written down, and what a strategy under it keeps between rounds."""
+"""Tests of clipping and noise on the server: the mean, the recorded updates, and the state that is kept between rounds."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NOISELESS = {"noise_multiplier": 0.0, "clipping_norm": 1e6}
 
 
 @pytest.fixture(autouse=True)
-def _noise_is_put_back() -> Any:
+def _seeded_noise() -> Any:
     state = np.random.get_state()
     np.random.seed(7)
     yield
@@ -42,7 +42,7 @@ def weights(values: Any) -> ArrayRecord:
 def one_round(
     server: Any, updates: list[Any], *, examples: list[int] | None = None, failed: int = 0, start: Any = None, number: int = 1
 ) -> Any:
-    """The weights after one round of `updates`, by name, in which `failed` more clients failed."""
+    """Run one round in which clients send `updates` and `failed` more clients fail; return the weights by name."""
     count = len(updates) + failed
     begun = np.zeros(SIZE, np.float32) if start is None else start
     grid: Any = engine.LocalGrid(lambda message, context: message, count)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def along(axis: int, length: float) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_the_mean_is_of_clipped_updates_with_equal_shares(kind: str) -> None:
+def test_the_mean_is_that_of_clipped_updates_with_equal_weights(kind: str) -> None:
     server = strategy(3, kind=kind, noise_multiplier=0.0, clipping_norm=1.0)
     after = one_round(server, [along(0, 50.0), along(1, -0.5), along(2, 2.0)], examples=[1, 1000, 5])
     assert after["w"][:3] == pytest.approx(np.array([1.0, -0.5, 1.0]) / 3, abs=1e-6)
@@ -81,7 +81,7 @@ def test_the_mean_is_of_clipped_updates_with_equal_shares(kind: str) -> None:
 
 @pytest.mark.parametrize("failed", [0, 2])
 def test_the_noise_on_the_mean_has_the_deviation_that_is_accounted_for(failed: int) -> None:
-    """z * S / m, with m those who answered; each client weighs S / m at most."""
+    """The deviation is z * S / m for noise multiplier z, norm S and m answers, as a client changes the mean by S / m at most."""
     server = strategy(4 + failed, noise_multiplier=3.0, clipping_norm=0.5)
     after = one_round(server, [along(0, 9.0), along(1, 9.0), along(2, 9.0), along(3, 9.0)], failed=failed)
     noise = after["w"][4:]
@@ -96,26 +96,26 @@ def test_every_round_has_fresh_noise() -> None:
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 4 / math.sqrt(SIZE)
 
 
-def test_a_round_of_failures_leaves_the_model_as_it_is() -> None:
+def test_a_round_of_failures_gives_no_new_weights() -> None:
     assert one_round(strategy(2, noise_multiplier=1.0, clipping_norm=1.0), [], failed=2) is None
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 @pytest.mark.parametrize("start", [0.0, 0.37])
-def test_a_client_that_changes_nothing_does_not_end_the_run(kind: str, start: float) -> None:
+def test_an_update_of_zero_is_averaged_without_an_error(kind: str, start: float) -> None:
     begun = np.full(SIZE, start, np.float32)
     server = strategy(2, kind=kind, noise_multiplier=0.0, clipping_norm=1.0)
     after = one_round(server, [along(0, 0.5), along(0, 0.0)], start=begun)
     assert after["w"][0] == pytest.approx(start + 0.25, abs=1e-6)
     assert after["w"][1:] == pytest.approx(begun[1:], abs=1e-6)
-    tiny = one_round(server, [along(0, 0.5), along(1, 1e-30)], start=np.zeros(SIZE, np.float32))  # squared, nothing in float32
+    tiny = one_round(server, [along(0, 0.5), along(1, 1e-30)], start=np.zeros(SIZE, np.float32))  # its square is 0 in float32
     assert tiny["w"][0] == pytest.approx(0.25, abs=1e-6)
 
 
-# --- the norm that adapts ---
+# --- the adaptive norm ---
 
 
-def test_the_norm_goes_to_the_median_of_the_lengths() -> None:
+def test_the_adaptive_norm_approaches_the_median_of_the_norms() -> None:
     lengths = [0.5, 1.0, 2.0, 4.0, 8.0]
     for first in (0.01, 100.0):
         server = strategy(5, kind="adaptive", noise_multiplier=0.0, clipping_norm=first, norm_learning_rate=0.5)
@@ -125,13 +125,13 @@ def test_the_norm_goes_to_the_median_of_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("first", [0.01, 100.0])
-def test_the_noise_is_for_the_norm_that_was_clipped_to_also_where_it_falls(first: float) -> None:
+def test_the_noise_suffices_for_the_norm_before_and_after_its_change(first: float) -> None:
     server = strategy(100, kind="adaptive", noise_multiplier=2.0, clipping_norm=first, norm_learning_rate=2.0)
     noise = one_round(server, [along(0, 1.0)] * 100)["w"][1:]
     after, on_the_mean = server.inner.clipping_norm, server.inner.noise_multiplier
     assert (after > 2 * first) if first < 1 else (after < first / 2)
     assert float(noise.std()) == pytest.approx(on_the_mean * max(first, after) / 100, rel=0.03)
-    # the noise on the mean and on the count, with half a client's weight each way, together hide as much as was asked for
+    # the noise on the mean and on the count of clipped updates, to which a client adds +-1/2, together give multiplier 2
     assert on_the_mean**-2 + (2 * server.inner.clipped_count_stddev) ** -2 == pytest.approx(2.0**-2)
 
 
@@ -143,8 +143,8 @@ def trained(run: Any) -> dict[str, Tensor]:
     return dict(last.weights)
 
 
-def test_without_noise_and_with_a_wide_norm_it_trains_as_without_it(federate: Federate) -> None:
-    """Every client takes as many steps, so that their shares are equal anyway."""
+def test_without_noise_and_with_a_large_norm_training_is_unchanged(federate: Federate) -> None:
+    """All clients use the same number of examples, so that their weights are equal in both runs."""
     plain = trained(federate("plain", rounds=3))
     for kind in ("fixed", "adaptive"):
         central = trained(federate(kind, rounds=3, strategy={"name": "FedAvg", "central": {"kind": kind, **NOISELESS}}))
@@ -154,8 +154,8 @@ def test_without_noise_and_with_a_wide_norm_it_trains_as_without_it(federate: Fe
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_what_clients_sent_is_recorded_before_clip_and_noise(federate: Federate, kind: str) -> None:
-    """In the first round, updates are those of a plain run, bit for bit; the model that comes of them is another."""
+def test_updates_are_recorded_before_clipping_and_noise(federate: Federate, kind: str) -> None:
+    """Updates of the first round equal those of a run without noise bit for bit, but the resulting model differs."""
     central = {"kind": kind, "noise_multiplier": 0.1, "clipping_norm": 1e-3}
     runs = [
         federate(name, rounds=2, strategy=s)
@@ -193,7 +193,7 @@ def test_shared_statistics_are_averaged_by_examples_and_get_no_noise() -> None:
 
 @pytest.mark.parametrize("name", strategies.STRATEGY_NAMES)
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, kind: str) -> None:
+def test_every_strategy_under_noise_can_be_restored(name: str, kind: str) -> None:
     old, new = (strategy(4, name, kind=kind, noise_multiplier=0.1, clipping_norm=0.5) for _ in range(2))
     for number in (1, 2):
         assert one_round(old, [along(i, 1.0 + i) for i in range(4)], number=number) is not None
@@ -208,7 +208,7 @@ def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, ki
     assert torch.equal(*again)
 
 
-# --- what is refused ---
+# --- invalid settings ---
 
 
 @pytest.mark.parametrize(
@@ -224,16 +224,16 @@ def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, ki
         ({"kind": "adaptive", "noise_multiplier": 1.0, "norm_learning_rate": 0}, "norm_learning_rate must be positive"),
     ],
 )
-def test_what_is_out_of_range_is_refused(central: dict[str, Any], words: str) -> None:
+def test_arguments_out_of_range_are_refused(central: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         strategy(40, **central)
 
 
-def test_what_is_no_table_is_refused() -> None:
+def test_a_value_that_is_no_table_is_refused() -> None:
     with pytest.raises(ValueError, match=r"strategy\.central must be a table"):
         strategies.build("FedAvg", clients=2, fraction=1.0, central=1.0)
 
 
-def test_with_secure_aggregation_there_is_nothing_to_clip(tiny: Callable[..., Any]) -> None:
+def test_secure_aggregation_is_refused_with_clipping_on_the_server(tiny: Callable[..., Any]) -> None:
     with pytest.raises(ExperimentError, match=r"strategy\.central clips each client's own update"):
         tiny(strategy={"name": "FedAvg", "central": NOISELESS}, secure_aggregation=True)

@@ -1,4 +1,4 @@
-"""A client may send anything: it is a failed row with a reason, and the federation goes on with the others."""
+"""Tests of malicious replies: each is recorded as failed with a reason, and the federation continues with the others."""
 
 import struct
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Federate = Callable[..., FederationRun]
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., FederationRun]:
-    """Run a federation in which client 1 does something to its reply of round 2."""
+    """A function that runs a federation in which `spoil` changes the reply of one client in round 2."""
 
     def go(spoil: Callable[[Message], None], **changes: Any) -> FederationRun:
         real = engine.make_client_app
@@ -56,7 +56,7 @@ def first(change: Callable[[Array], Array]) -> Callable[[Message], None]:
 
 
 def claiming(values: int) -> Callable[[Array], Array]:
-    """A header that announces so many numbers, and none behind it."""
+    """Return a change of an array to a header that announces `values` numbers, without data."""
 
     def change(array: Array) -> Array:
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({values},), }}\n".encode()
@@ -93,7 +93,7 @@ SPOILED: dict[str, Callable[[Message], None]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
-def test_one_reply_never_ends_the_federation(spoil: Any, hostile: Any) -> None:
+def test_a_malformed_reply_is_recorded_as_failed_and_left_out_of_the_mean(spoil: Any, hostile: Any) -> None:
     recording = Recording(hostile(spoil).out / "recording")
     (failed,) = [row for row in recording.read_rows() if row.status != "complete"]
     assert (failed.round, failed.status, failed.file) == (2, "failed", None)
@@ -107,8 +107,8 @@ def test_one_reply_never_ends_the_federation(spoil: Any, hostile: Any) -> None:
         assert torch.allclose(mean, third[name], rtol=0, atol=1e-6)
 
 
-def test_more_metrics_and_records_than_the_others_end_nothing(hostile: Any) -> None:
-    """Flower's own strategies refuse replies that differ."""
+def test_additional_metrics_and_records_do_not_end_the_federation(hostile: Any) -> None:
+    """Flower's own strategies fail if replies have different keys."""
 
     def spoil(reply: Message) -> None:
         reply.content["metrics"]["mine"] = 3.5
@@ -121,7 +121,7 @@ def test_more_metrics_and_records_than_the_others_end_nothing(hostile: Any) -> N
     assert [str(row.metrics) for row in recording.read_rows() if row.metrics] == ["{'mine': 3.5, 'odd': nan}"]
 
 
-def test_megabytes_of_metrics_and_of_reasons_leave_the_index_readable(hostile: Any) -> None:
+def test_megabytes_of_metrics_leave_the_index_readable(hostile: Any) -> None:
     def spoil(reply: Message) -> None:
         for number in range(3000):
             reply.content["metrics"][f"{number:05d}" + "x" * 3000] = 1.0
@@ -132,7 +132,7 @@ def test_megabytes_of_metrics_and_of_reasons_leave_the_index_readable(hostile: A
     assert len(list(recording.read_observations())) == 9
 
 
-def test_an_update_in_half_precision_leaves_the_weights_in_theirs(hostile: Any) -> None:
+def test_an_update_in_half_precision_leaves_the_weights_in_float32(hostile: Any) -> None:
     def spoil(reply: Message) -> None:
         payload = reply.content["payload"]
         for name in payload:
@@ -144,7 +144,7 @@ def test_an_update_in_half_precision_leaves_the_weights_in_theirs(hostile: Any) 
     assert {w.dtype for w in recording.read_sent(3).weights.values()} == {torch.float32}
 
 
-def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_a_client_stops_the_run_which_can_be_resumed(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.client import app as client_side
 
     plain = Recording(federate("plain", rounds=3).out / "recording")
@@ -165,11 +165,11 @@ def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, mo
     assert len(Recording(out / "recording").read_rows()) == 3
     run = FederationRun(experiment=_read(out), out=out, device="cpu", resume=True)
     engine.run(run.settle(), engine="local")
-    told = [
+    updates = [
         {o.key: o.update["1.weight"].numpy().tobytes() for o in r.read_observations()}
         for r in (plain, Recording(out / "recording"))
     ]
-    assert told[0] == told[1]
+    assert updates[0] == updates[1]
 
 
 def _read(out: Any) -> Any:
@@ -184,7 +184,10 @@ def _read(out: Any) -> Any:
 def named(
     monkeypatch: pytest.MonkeyPatch, federate: Federate, name_of: Callable[[int, list[int]], str | None], **late: int
 ) -> Any:
-    """A federation whose clients send the names that `name_of` gives them by partition; node `late` loses its second reply."""
+    """Run a federation whose clients send the names that `name_of` returns; return its recording.
+
+    late: the position of a node whose reply of round 2 is dropped.
+    """
     real = engine.make_client_app
 
     class Grid(engine.LocalGrid):
@@ -215,13 +218,13 @@ def named(
     return Recording(federate(rounds=3).out / "recording")
 
 
-def test_two_clients_of_one_name_of_which_one_is_late(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+def test_two_clients_with_one_name_are_recorded_even_if_one_is_late(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
     recording = named(monkeypatch, federate, lambda partition, nodes: "same", late=1)
     assert len(recording.read_rows()) == 9
     assert [row.status for row in recording.read_rows(rounds={2})].count("late") == 1
 
 
-def test_nobody_goes_by_the_node_id_of_another(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+def test_a_client_cannot_use_the_node_id_of_another_as_its_name(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
     def name_of(partition: int, nodes: list[int]) -> str | None:
         return str(nodes[1]) if partition == 0 else None
 
@@ -230,7 +233,7 @@ def test_nobody_goes_by_the_node_id_of_another(monkeypatch: pytest.MonkeyPatch, 
     assert all(row.client == row.node for row in recording.read_rows())
 
 
-def test_clients_that_fail_take_nobodys_place_in_the_recording(hostile: Any) -> None:
+def test_failed_clients_do_not_count_towards_the_number_of_recorded_clients(hostile: Any) -> None:
     recording = Recording(hostile(count(0), record={"clients": 2}, clients={"count": 3}).out / "recording")
     complete = [row.client for row in recording.read_rows() if row.status == "complete"]
     assert len(set(complete)) == 2

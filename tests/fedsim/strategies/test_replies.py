@@ -1,4 +1,4 @@
-"""Clients that fail, are late, or answer oddly: a row with the reason, and the round goes on with the others."""
+"""Tests of clients that fail, are late or send malformed replies: a row has the reason, and the round continues without them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +20,7 @@ Answer = Callable[[Message, Any], Message]
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Message, Any, int], Message]], None]:
-    """Put something between server and clients: called with the app, message, context and round."""
+    """A function that puts a function between server and clients; it is called with the app, message, context and round."""
 
     def put(between: Callable[[Answer, Message, Any, int], Message]) -> None:
         real = engine.make_client_app
@@ -34,8 +34,8 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Mess
     return put
 
 
-def mean_of_the_others(run: FederationRun, round: int) -> None:
-    """The next weights are the mean over those who answered, all of them with as many examples."""
+def check_mean_of_the_others(run: FederationRun, round: int) -> None:
+    """Check that the next weights are the mean over the clients that answered, which all have equal numbers of examples."""
     recording = Recording(run.out / "recording")
     answered = list(recording.read_observations(rounds={round}))
     after = next(recording.read_observations(rounds={round + 1})).weights
@@ -45,7 +45,7 @@ def mean_of_the_others(run: FederationRun, round: int) -> None:
         assert not torch.equal(before, after[name])
 
 
-def test_a_client_that_raises_is_a_failed_row_and_the_round_goes_on(federate: Federate, clients: Any) -> None:
+def test_a_client_that_raises_is_recorded_as_failed_and_the_round_continues(federate: Federate, clients: Any) -> None:
     def between(app: Answer, message: Message, context: Any, round: int) -> Message:
         if round == 2 and context.node_config["partition-id"] == 1:
             raise MemoryError("3 GB too little")
@@ -58,9 +58,9 @@ def test_a_client_that_raises_is_a_failed_row_and_the_round_goes_on(federate: Fe
     (failed,) = [r for r in rows if r.status == "failed"]
     assert failed.reason == "MemoryError: 3 GB too little"
     assert (failed.file, failed.num_examples) == (None, None)
-    assert failed.client in {r.client for r in rows if r.round == 1}  # known by its pseudonym from the round before
+    assert failed.client in {r.client for r in rows if r.round == 1}  # its pseudonym is known from the round before
     assert {o.cohort for o in Recording(run.out / "recording").read_observations()} == {tuple(sorted({r.client for r in rows}))}
-    mean_of_the_others(run, 2)
+    check_mean_of_the_others(run, 2)
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(3, 0), (2, 1), (3, 0)]
 
@@ -85,8 +85,8 @@ def test_a_client_that_never_sent_a_pseudonym_is_known_by_its_node(federate: Fed
     assert later.client != later.node
 
 
-def test_what_a_failed_client_had_done_in_that_round_is_done_again(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It failed after its training: its place in the epoch is not lost."""
+def test_a_failed_client_repeats_the_steps_of_the_failed_round(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client failed after training; in the next round it uses the same examples again."""
     from fedsim.client import app as client_side
 
     real, calls = client_side.put_update, []
@@ -107,9 +107,9 @@ def test_what_a_failed_client_had_done_in_that_round_is_done_again(federate: Fed
     assert two == three
 
 
-def test_a_client_that_does_not_answer_is_a_late_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_answer_is_recorded_as_late(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(engine.LocalGrid):
-        """Loses the reply of one client in the second round."""
+        """A grid that drops the reply of one client in the second round."""
 
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
             sent = list(messages)
@@ -124,7 +124,7 @@ def test_a_client_that_does_not_answer_is_a_late_row(federate: Federate, monkeyp
     assert (late.round, late.status, late.reason, late.file) == (2, "late", "no answer in time", None)
     assert late.client in {r.client for r in rows if r.round == 1 and r.node == late.node}
     assert len({r.client for r in rows}) == 3
-    mean_of_the_others(run, 2)
+    check_mean_of_the_others(run, 2)
     assert find_failures(run.out) == f"1 reply is missing; fedsim show {run.out} lists the rounds"
 
 
@@ -144,7 +144,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, c
 
 
 @pytest.mark.parametrize("name", ["../../../outside", "global", ".", "a/b", "x" * 200])
-def test_a_pseudonym_that_could_name_other_files_is_none(name: str, federate: Federate, clients: Any) -> None:
+def test_an_invalid_pseudonym_is_replaced_by_the_node_id(name: str, federate: Federate, clients: Any) -> None:
     def between(app: Answer, message: Message, context: Any, round: int) -> Message:
         reply = app(message, context)
         if context.node_config["partition-id"] == 1:
@@ -159,8 +159,8 @@ def test_a_pseudonym_that_could_name_other_files_is_none(name: str, federate: Fe
     assert {path.name for path in run.out.parent.iterdir()} == {"run"}
 
 
-def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients: Any) -> None:
-    """A copied private folder must not end the federation."""
+def test_two_clients_with_one_pseudonym_get_different_names(federate: Federate, clients: Any) -> None:
+    """Two clients share a pseudonym if a private folder is copied, which must not end the federation."""
 
     def between(app: Answer, message: Message, context: Any, round: int) -> Message:
         reply = app(message, context)
@@ -183,7 +183,7 @@ def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients
 @pytest.mark.parametrize(
     "oddity", ["nothing", "a name is missing", "a shape broadcasts", "no number of examples", "unknown codec"]
 )
-def test_a_malformed_reply_is_a_failed_row_and_the_round_goes_on(federate: Federate, clients: Any, oddity: str) -> None:
+def test_a_malformed_reply_is_recorded_as_failed_and_the_round_continues(federate: Federate, clients: Any, oddity: str) -> None:
     def between(app: Answer, message: Message, context: Any, round: int) -> Message:
         reply = app(message, context)
         if round != 2 or context.node_config["partition-id"] != 1:
@@ -208,4 +208,4 @@ def test_a_malformed_reply_is_a_failed_row_and_the_round_goes_on(federate: Feder
     assert failed.round == 2
     assert failed.reason.startswith("malformed reply: ")
     assert failed.file is None
-    mean_of_the_others(run, 2)
+    check_mean_of_the_others(run, 2)

@@ -1,4 +1,4 @@
-"""A federation still learns under every defense, and no two messages hold the same noise."""
+"""Tests that a federation learns under every defense, and that no two messages have the same noise."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ MILD = {
     "uniform": "uniform(8)",
     "withhold": "withhold(['1.bias'])",
 }
-"""A setting of each that costs little."""
+"""A setting of each defense that lowers the accuracy little."""
 
 SETTINGS: dict[str, Any] = {
     "rounds": 10,
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def accuracy(federate: Callable[..., Any]) -> Callable[[str], float]:
-    """Held-out accuracy after ten rounds on digits."""
+    """A function that returns the held-out accuracy on digits after ten rounds under a defense."""
 
     def of(defense: str) -> float:
         run = federate("defended", defense=defense, **SETTINGS)
@@ -57,7 +57,7 @@ def accuracy(federate: Callable[..., Any]) -> Callable[[str], float]:
 
 
 UNDEFENDED = 0.9
-"""At least; tested below, so that nothing is compared with a federation that learns nothing."""
+"""A lower bound of the accuracy without a defense, which is tested below."""
 
 
 def test_there_is_a_mild_setting_of_every_defense() -> None:
@@ -75,7 +75,7 @@ def test_a_mild_setting_stays_within_five_points_of_no_defense(name: str, accura
 
 @pytest.mark.parametrize("name", sorted(name for name in MILD if DEFENSES[name].random))
 def test_noise_is_fresh_in_every_round_and_for_every_client(name: str) -> None:
-    """The same update, sent by two clients in two rounds, never leaves them as the same message."""
+    """If two clients send the same update in two rounds, the noise in the four messages is uncorrelated."""
     defense = DefenseSpec.parse(f"{name}({DEFENSES[name].example})", learning_rate=1.0).build()
     update = {"w": torch.linspace(-1, 1, 1000)}
     others = [ClientIdentity("a", f"other {i}").make_generator(1) for i in range(100)]

@@ -1,4 +1,4 @@
-"""What an experiment promises, round by round: which noise counts for whom, how often, and how it is written down."""
+"""Tests of the privacy accounts of an experiment by round: which noise counts, how often examples are used, and the output."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def row(tiny: Tiny, number: int, *, smallest: int = 40, buffers: bool = False, *
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 5, 7, 12])
 @pytest.mark.parametrize("how_long", [{"steps": 1}, {"steps": 2}, {"steps": 5}, {"epochs": 1}, {"epochs": 3}])
-def test_no_example_is_used_more_often_than_the_accounts_say_and_one_at_the_head_of_each_epoch_is_as_often(
+def test_no_example_is_used_more_often_than_the_accounts_say_and_the_first_of_each_epoch_is_as_often(
     how_long: dict[str, int], size: int, drop_last: bool
 ) -> None:
     training = Training(learning_rate=0.1, batch_size=4, drop_last=drop_last, **how_long)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def test_no_example_is_used_more_often_than_the_accounts_say_and_one_at_the_head
         pytest.skip("no batch at all")
     rng = np.random.default_rng(0)
     at_random = [rng.permutation(size) for _ in range(50)]
-    at_random[1::2] = [order[::-1] for order in at_random[::2]]  # what comes last in one epoch comes first in the next
+    at_random[1::2] = [order[::-1] for order in at_random[::2]]  # the last example of an epoch is the first of the next
     for orders in (at_random, [np.arange(size)] * 50):
         cursor, used = Cursor(), []
         for _ in range(7):
@@ -68,9 +68,7 @@ def test_noise_on_the_update_hides_a_client_and_rounds_add_up(tiny: Tiny) -> Non
         tiny, 3, defense="clip(0.5) | gaussian(1)", privacy={"delta": 1e-4, "prior": 0.2}, clients={"count": 8, "fraction": 0.25}
     )
     assert found == {
-        "epsilon": compute_epsilon(
-            Noise(2.0), delta=1e-4, times=3
-        ),  # the server knows whom it asked: drawing them changes nothing
+        "epsilon": compute_epsilon(Noise(2.0), delta=1e-4, times=3),  # no amplification: the server knows which clients it asked
         "epsilon_round": compute_epsilon(Noise(2.0), delta=1e-4),
         "delta": 1e-4,
         "unit": "client",
@@ -96,7 +94,7 @@ def test_laplace_noise_has_a_bound_of_its_own(tiny: Tiny) -> None:
         ("clip(1) | gaussian(snr_db=3)", "depends on the data"),
     ],
 )
-def test_no_guarantee_is_infinity_in_words_and_says_why(tiny: Tiny, defense: str, why: str) -> None:
+def test_without_a_guarantee_epsilon_is_infinite_and_the_reason_is_given(tiny: Tiny, defense: str, why: str) -> None:
     found = row(tiny, 2, defense=defense)
     assert (found["epsilon"], found["epsilon_round"], found["bound"]) == (INFINITY_TEXT, INFINITY_TEXT, 1.0)
     assert why in found["why"]
@@ -112,11 +110,11 @@ def test_noise_in_the_gradient_hides_an_example_as_often_as_it_is_used(tiny: Tin
     assert found["bound"] == pytest.approx(bound_reconstruction(0.01, math.sqrt(3) / 2))
     assert found["epsilon_if_poisson"] == compute_epsilon_poisson(Noise(2.0), delta=1e-5, times=30, rate=0.1)
     fewer = row(tiny, 6, gradient="dp_sgd(max_norm=3, noise=2)", training=training, smallest=10)
-    assert fewer["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three to an epoch
+    assert fewer["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three in an epoch
 
 
 def test_a_round_counts_for_the_client_that_uses_an_example_most_often_in_it(tiny: Tiny) -> None:
-    """Two steps are an epoch to a client with 8 examples; to one with 12, steps 3 and 4 end one epoch and begin the next."""
+    """For a client with 8 examples, two steps are an epoch. With 12, steps 3 and 4 belong to two epochs, which may repeat one."""
     rule, training = "dp_sgd(max_norm=3, noise=2)", {"learning_rate": 0.5, "batch_size": 4, "steps": 2}
     e = tiny(gradient=rule, training=training)
     found = make_accounts(e, tensors=4, smallest=8, others=frozenset({8, 12}), buffers=False).make_row(2)
@@ -125,7 +123,7 @@ def test_a_round_counts_for_the_client_that_uses_an_example_most_often_in_it(tin
     assert row(tiny, 2, smallest=8, gradient=rule, training=training)["epsilon_round"] == compute_epsilon(Noise(2.0), delta=1e-5)
 
 
-def test_what_comes_after_the_gradient_rule_is_post_processing_and_noise_on_the_update_hides_more(tiny: Tiny) -> None:
+def test_defenses_after_a_gradient_rule_do_not_change_its_epsilon_but_noise_on_the_update_does(tiny: Tiny) -> None:
     plain, after = (row(tiny, 2, gradient="dp_sgd(1, 2)", defense=defense) for defense in ("", "top_k(0.1, error_feedback=True)"))
     assert plain == after
     both = row(tiny, 2, gradient="dp_sgd(1, 2)", defense="clip(1) | gaussian(3)")
@@ -133,13 +131,13 @@ def test_what_comes_after_the_gradient_rule_is_post_processing_and_noise_on_the_
     assert both["unit"] == "client"
 
 
-def test_statistics_in_clear_and_mixed_examples_undo_it(tiny: Tiny) -> None:
+def test_shared_batch_norm_statistics_and_mixed_examples_remove_the_guarantee(tiny: Tiny) -> None:
     shared = {"learning_rate": 0.5, "batch_size": 4, "steps": 1, "buffers": "shared"}
     for changes in ({"defense": "clip(1) | gaussian(3)"}, {"gradient": "dp_sgd(1, 2)"}):
         leaking = row(tiny, 1, training=shared, buffers=True, **changes)
         assert leaking["epsilon"] == INFINITY_TEXT
         assert "batch-norm" in leaking["why"]
-        assert row(tiny, 1, training=shared, **changes)["epsilon"] != INFINITY_TEXT  # a network without any
+        assert row(tiny, 1, training=shared, **changes)["epsilon"] != INFINITY_TEXT  # without batch norm
     central = row(tiny, 1, training=shared, buffers=True, strategy=CENTRAL)["central"]
     assert central["epsilon"] == INFINITY_TEXT
     mixed = row(tiny, 1, gradient="dp_sgd(1, 2)", inputs="mixup(0.4)")
@@ -151,7 +149,7 @@ def test_statistics_in_clear_and_mixed_examples_undo_it(tiny: Tiny) -> None:
 CENTRAL = {"name": "FedAvg", "central": {"noise_multiplier": 2.0, "clipping_norm": 0.1}}
 
 
-def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
+def test_noise_on_the_server_does_not_protect_from_the_server(tiny: Tiny) -> None:
     found = row(tiny, 5, strategy=CENTRAL, clients={"count": 10, "fraction": 0.2})
     assert found["epsilon"] == INFINITY_TEXT
     central = found["central"]
@@ -163,7 +161,7 @@ def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
     assert everyone["epsilon"] == compute_epsilon(Noise(2.0), delta=1e-5, times=5) > central["epsilon"]
 
 
-def test_central_noise_is_made_for_the_mean_alone(tiny: Tiny) -> None:
+def test_noise_on_the_server_counts_only_for_averaging_strategies(tiny: Tiny) -> None:
     assert row(tiny, 1, strategy={**CENTRAL, "name": "FedAdam"})["central"]["epsilon"] == INFINITY_TEXT
     silent = {"name": "FedAvg", "central": {"noise_multiplier": 0, "clipping_norm": 0.1}}
     assert row(tiny, 1, strategy=silent)["central"]["epsilon"] == INFINITY_TEXT
@@ -182,7 +180,7 @@ def test_central_noise_is_made_for_the_mean_alone(tiny: Tiny) -> None:
         ({"epsilon": 2}, r"privacy\.epsilon: unknown key"),
     ],
 )
-def test_what_is_out_of_range_is_refused(tiny: Tiny, privacy: dict[str, float], words: str) -> None:
+def test_privacy_settings_out_of_range_are_refused(tiny: Tiny, privacy: dict[str, float], words: str) -> None:
     with pytest.raises(ExperimentError, match=words):
         tiny(privacy=privacy)
 
@@ -196,7 +194,7 @@ def strictly(line: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("defense", ["", "clip(0.5) | gaussian(0.1)"])
-def test_every_round_says_what_is_spent(federate: Callable[..., Any], defense: str) -> None:
+def test_the_metrics_of_every_round_have_its_epsilon(federate: Callable[..., Any], defense: str) -> None:
     run = federate(rounds=3, defense=defense, privacy={"prior": 0.1})
     first, *rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     assert "privacy" not in first
@@ -211,14 +209,14 @@ def test_the_smallest_client_and_the_networks_own_tensors_are_counted(federate: 
     run = federate(
         rounds=2, gradient="fed_cdp(max_norm=1, noise=2)", training={"learning_rate": 0.1, "batch_size": 100, "steps": 3}
     )
-    size = min(np.bincount(np.arange(len(run.load_data().train)) % 3))  # dealt out evenly
+    size = min(np.bincount(np.arange(len(run.load_data().train)) % 3))  # an even partition
     rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     uses = count_uses(run.experiment.training, int(size), 1, 2)
-    assert uses == 2  # six steps, five to an epoch
+    assert uses == 2  # six steps, five in an epoch
     assert rows[2]["privacy"]["epsilon"] == compute_epsilon(Noise(1.0), delta=1e-5, times=uses)  # weight and bias of two layers
 
 
-def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any]) -> None:
+def test_show_prints_a_column_only_for_a_finite_epsilon(federate: Callable[..., Any]) -> None:
     runner = CliRunner()
     for name, changes, shown, hidden in (
         ("plain", {}, [], ["epsilon"]),
@@ -226,9 +224,9 @@ def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any
         ("central", {"strategy": CENTRAL}, ["epsilon (global model)"], ["client)"]),
     ):
         run = federate(name, rounds=1, **changes)
-        told = runner.invoke(app, ["show", str(run.out)], env={"COLUMNS": "200"})
-        assert told.exit_code == 0, told.output
-        flat = " ".join(told.output.replace("┃", " ").split())
+        result = runner.invoke(app, ["show", str(run.out)], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        flat = " ".join(result.output.replace("┃", " ").split())
         assert all(words in flat for words in shown), flat
         assert not any(words in flat for words in hidden), flat
     measured = json.loads(runner.invoke(app, ["show", str(run.out), "--json"]).stdout)["per_round"][0]

@@ -1,4 +1,4 @@
-"""The walk through a client's epochs, against a generator that deals cards one by one."""
+"""Tests of the order of a client's batches over epochs and rounds, against a simple generator of all batches."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from fedsim.training.batches import Cursor, draw_batches
 
 
 def order_of(size: int):
-    """A different order for every epoch."""
+    """Return a function that gives a different order of examples for every epoch."""
     return lambda epoch: np.random.default_rng([9, epoch]).permutation(size)
 
 
 def naive(size: int, batch: int, drop_last: bool) -> Iterator[list[int]]:
-    """All batches of a client's life, epoch after epoch."""
+    """Yield all batches of a client, epoch after epoch."""
     epoch = 0
     while True:
         deck = order_of(size)(epoch).tolist()
@@ -37,7 +37,7 @@ def naive(size: int, batch: int, drop_last: bool) -> Iterator[list[int]]:
     drop_last=st.booleans(),
     rounds=st.integers(1, 6),
 )
-def test_rounds_deal_the_same_cards_as_the_naive_dealer(
+def test_rounds_draw_the_batches_of_the_simple_generator(
     size: int, batch: int, length: int, by_epochs: bool, drop_last: bool, rounds: int
 ) -> None:
     length = min(length, 3) if by_epochs else length
@@ -46,15 +46,15 @@ def test_rounds_deal_the_same_cards_as_the_naive_dealer(
         with pytest.raises(ValueError, match=f"{size} examples do not fill one batch of {batch}"):
             draw_batches(Cursor(), size, training, order_of(size))
         return
-    dealer, cursor = naive(size, batch, drop_last), Cursor()
+    expected, cursor = naive(size, batch, drop_last), Cursor()
     an_epoch = size // batch if drop_last else -(-size // batch)
     for _ in range(rounds):
         chosen, cursor = draw_batches(cursor, size, training, order_of(size))
         steps = length * an_epoch if by_epochs else length
-        assert [step.tolist() for step in chosen] == [next(dealer) for _ in range(steps)]
+        assert [step.tolist() for step in chosen] == [next(expected) for _ in range(steps)]
 
 
-def test_steps_go_on_through_the_epoch_and_end_it_with_a_short_batch() -> None:
+def test_steps_of_later_rounds_continue_the_epoch_which_ends_with_a_short_batch() -> None:
     training, cursor, seen = Training(learning_rate=1, batch_size=2, steps=1), Cursor(), []
     for _ in range(6):
         chosen, cursor = draw_batches(cursor, 5, training, lambda epoch: np.arange(5) + 10 * epoch)
@@ -62,7 +62,7 @@ def test_steps_go_on_through_the_epoch_and_end_it_with_a_short_batch() -> None:
     assert seen == [[0, 1], [2, 3], [4], [10, 11], [12, 13], [14]]
 
 
-def test_a_round_may_run_over_the_end_of_an_epoch() -> None:
+def test_a_round_can_end_one_epoch_and_begin_the_next() -> None:
     training = Training(learning_rate=1, batch_size=2, steps=4)
     chosen, cursor = draw_batches(Cursor(), 5, training, lambda epoch: np.arange(5) + 10 * epoch)
     assert [step.tolist() for step in chosen] == [[0, 1], [2, 3], [4], [10, 11]]
@@ -79,7 +79,7 @@ def test_dropping_leaves_out_other_examples_in_every_epoch() -> None:
     assert set(used) == set(range(5))  # 20 epochs of four out of five
 
 
-def test_epochs_use_every_example_as_often_and_never_leave_a_rest_for_the_next_round() -> None:
+def test_rounds_of_whole_epochs_use_every_example_equally_often() -> None:
     training, cursor = Training(learning_rate=1, batch_size=3, epochs=2), Cursor()
     orders = []
     for _ in range(3):
@@ -89,10 +89,10 @@ def test_epochs_use_every_example_as_often_and_never_leave_a_rest_for_the_next_r
         assert sorted(flat[:7]) == sorted(flat[7:]) == list(range(7))
         orders += [tuple(flat[:7]), tuple(flat[7:])]
         assert cursor.position == 0
-    assert len(set(orders)) == 6  # a fresh order each epoch
+    assert len(set(orders)) == 6  # a new order in each epoch
 
 
-def test_whole_epochs_start_afresh_where_steps_had_left_off() -> None:
+def test_whole_epochs_start_from_the_beginning_of_an_interrupted_epoch() -> None:
     chosen, cursor = draw_batches(Cursor(4, 3), 5, Training(learning_rate=1, batch_size=5, epochs=1), order_of(5))
     assert [step.tolist() for step in chosen] == [order_of(5)(4).tolist()]
     assert cursor == Cursor(5, 0)

@@ -1,4 +1,4 @@
-"""Local training against torch's own SGD, and to the last bit where one step is one gradient."""
+"""Tests of local training against torch.optim.SGD, and bit for bit against the gradient for a single step."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ def settings(**changes: Any) -> Training:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 def test_several_steps_are_those_of_torchs_own_sgd(name: str, momentum: float, weight_decay: float) -> None:
-    """Batches of unequal size, so that a mean over the wrong number shows."""
+    """Batches have unequal sizes, so that a mean over a wrong number of examples would be noticed."""
     model, sizes = network(name=name), (3, 1, 4, 2, 3)
     before = weights_of(model)
     reference = copy.deepcopy(model)
@@ -86,8 +86,8 @@ def test_one_step_is_minus_learning_rate_times_gradient_to_the_last_bit(learning
         assert torch.equal(update[name], -learning_rate * g)
 
 
-def test_the_difference_of_two_weights_would_have_lost_it() -> None:
-    """Where a step is about 1e-7 of the weight, `after - before` is rounding; this is why updates are added up apart."""
+def test_the_update_is_more_exact_than_the_difference_of_weights() -> None:
+    """If a step is about 1e-7 of the weight, `after - before` is rounding error; therefore steps are summed separately."""
     model, (batch,) = network(torch.float32), some_batches((3,), torch.float32)
     before = {name: torch.full_like(w, 1.0) + w for name, w in weights_of(model).items()}
     model.load_state_dict(before)
@@ -100,7 +100,7 @@ def test_the_difference_of_two_weights_would_have_lost_it() -> None:
     assert (difference - exact).norm() > 0.1 * exact.norm()
 
 
-def test_nothing_that_was_given_is_changed() -> None:
+def test_training_changes_none_of_its_arguments() -> None:
     model, given_batches = network(), some_batches((3, 2))
     weights, before = weights_of(model), weights_of(model)
     kept = copy.deepcopy(given_batches)
@@ -151,7 +151,7 @@ def test_the_reported_loss_is_the_mean_over_examples_each_before_its_own_step() 
     assert trained.loss == pytest.approx(cross_entropy(model(DATA.normalise(x)), y).item(), rel=1e-12)
 
 
-def test_momentum_starts_afresh_in_every_round() -> None:
+def test_momentum_starts_at_zero_in_every_round() -> None:
     model, given_batches = network(), some_batches((3,))
     first, second = (train(model, weights_of(model), given_batches, settings(momentum=0.9), DATA) for _ in range(2))
     plain = train(model, weights_of(model), given_batches, settings(), DATA)
@@ -171,8 +171,8 @@ def test_evaluation_is_mean_loss_and_share_of_hits_whatever_the_chunk(chunk: int
     assert set(found) == {"loss", "accuracy"}
 
 
-def test_a_sum_instead_of_a_mean_would_show() -> None:
-    """Doubling every example leaves loss and update as they are."""
+def test_loss_and_update_are_means_over_the_batch() -> None:
+    """Repeating every example in a batch changes neither loss nor update."""
     model, ((x, y),) = network(), some_batches((3,))
     once, twice = (train(model, weights_of(model), [(x.repeat(k, 1, 1, 1), y.repeat(k))], settings(), DATA) for k in (1, 2))
     assert isinstance(once, Trained)

@@ -1,4 +1,4 @@
-"""Local training of models that carry batch-norm statistics, against torch's own module and SGD."""
+"""Tests of local training of models with batch norm against PyTorch's own module and SGD."""
 
 import copy
 from typing import Any
@@ -16,7 +16,7 @@ DATA = DataSpec(shape=(2, 6, 6), num_classes=3, mean=(0.3,), std=(0.7,))
 
 
 def network(outputs: int = 3) -> nn.Module:
-    """Two kinds of batch norm, parameters and statistics all away from 1 and 0."""
+    """Return a network with two kinds of batch norm, and with no parameter or statistic at its default of 0 or 1."""
     rng = torch.Generator().manual_seed(4)
     layers = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
     model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(5, outputs)).double()
@@ -47,7 +47,7 @@ def settings(**changes: Any) -> Training:
 
 
 def by_torch(model: nn.Module, batches: list[tuple[Tensor, Tensor]], training: Training) -> tuple[dict[str, Tensor], ...]:
-    """Parameters and buffers after torch.optim.SGD on the module itself."""
+    """Return parameters and buffers after training the module itself with torch.optim.SGD."""
     model = copy.deepcopy(model).train(training.mode == "train")
     kinds = {"lr": training.learning_rate, "momentum": training.momentum, "weight_decay": training.weight_decay}
     sgd = torch.optim.SGD(model.parameters(), **kinds)
@@ -78,7 +78,7 @@ def test_several_steps_are_torchs_own(mode: str, buffers: str, momentum: float, 
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_statistics_that_are_nobodys_stay_and_the_update_is_the_same(mode: str) -> None:
+def test_with_buffers_none_statistics_stay_and_the_update_is_the_same(mode: str) -> None:
     model, batches = network(), some_batches(4, 3)
     weights, before = state(model)
     kept, moved = (train(model, weights, batches, settings(mode=mode, buffers=kind), DATA) for kind in ("none", "shared"))
@@ -90,23 +90,23 @@ def test_statistics_that_are_nobodys_stay_and_the_update_is_the_same(mode: str) 
 def test_training_starts_from_the_statistics_that_were_sent(mode: str) -> None:
     model, batches = network(), some_batches(4, 3)
     sent = {name: b + 1 for name, b in state(model)[1].items()}
-    told = copy.deepcopy(model)
-    told.load_state_dict({**dict(told.named_parameters()), **sent})
+    copied = copy.deepcopy(model)
+    copied.load_state_dict({**dict(copied.named_parameters()), **sent})
     weights, _ = state(model)
     trained = train(model, weights, batches, settings(mode=mode), DATA, buffers=sent)
-    after, moved = by_torch(told, batches, settings(mode=mode))
+    after, moved = by_torch(copied, batches, settings(mode=mode))
     for name in weights:
         torch.testing.assert_close(trained.update[name], after[name] - weights[name], rtol=0, atol=1e-10)
     for name in sent:
         torch.testing.assert_close(trained.buffers[name], moved[name])
     own = train(model, weights, batches, settings(mode=mode), DATA)
     same = all(torch.allclose(own.update[name], trained.update[name]) for name in weights)
-    assert same == (mode == "train")  # batch statistics do not ask what was sent
+    assert same == (mode == "train")  # in training mode, running statistics are not used
 
 
 @pytest.mark.parametrize("buffers", ["none", "shared", "local"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_nothing_that_was_given_is_changed(buffers: str, mode: str) -> None:
+def test_training_changes_none_of_its_arguments(buffers: str, mode: str) -> None:
     model, batches = network(), some_batches(4, 3)
     weights, sent = state(model)
     trained = train(model, weights, batches, settings(mode=mode, buffers=buffers, momentum=0.5), DATA, buffers=sent)
@@ -136,7 +136,7 @@ def test_a_model_without_statistics_has_none_to_return() -> None:
 
 @pytest.mark.parametrize(("mode", "buffers"), [("eval", "none"), ("eval", "local"), ("eval", "shared"), ("train", "shared")])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_evaluation_goes_by_the_global_statistics(mode: str, buffers: str, chunk: int) -> None:
+def test_evaluation_uses_the_global_statistics(mode: str, buffers: str, chunk: int) -> None:
     model, ((x, y),) = network(), some_batches(7)
     weights, sent = state(model)
     sent = {name: b + 1 for name, b in sent.items()}
@@ -148,18 +148,18 @@ def test_evaluation_goes_by_the_global_statistics(mode: str, buffers: str, chunk
 
 
 @pytest.mark.parametrize("buffers", ["none", "local"])
-def test_without_global_statistics_evaluation_goes_by_those_of_the_held_out_examples(buffers: str) -> None:
+def test_without_global_statistics_evaluation_uses_those_of_the_held_out_examples(buffers: str) -> None:
     model, ((x, y),) = network(), some_batches(7)
     weights, _ = state(model)
     whole, halves = (evaluate(model, weights, x, y, DATA, settings(buffers=buffers), chunk=chunk)["loss"] for chunk in (512, 6))
     inputs = (x - 0.3) / 0.7
     model.train()
     assert whole == pytest.approx(cross_entropy(model(inputs), y).item(), rel=1e-12)
-    parts = torch.cat([model(inputs[:4]), model(inputs[4:])])  # seven in parts of at most six are four and three
+    parts = torch.cat([model(inputs[:4]), model(inputs[4:])])  # seven examples in parts of at most six: four and three
     assert halves == pytest.approx(cross_entropy(parts, y).item(), rel=1e-12)
 
 
-def test_dropout_is_off_in_evaluation_even_where_batch_norm_goes_by_the_examples() -> None:
+def test_dropout_is_off_in_evaluation_even_if_batch_norm_uses_the_examples() -> None:
     model, ((x, y),) = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Flatten(), nn.Linear(72, 3)).double(), some_batches(7)
     first, second = (evaluate(model, state(model)[0], x, y, DATA, settings(buffers="none")) for _ in range(2))
     assert first == second

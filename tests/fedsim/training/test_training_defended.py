@@ -1,4 +1,4 @@
-"""Clients that train with a rule for gradients, in a changed network, or on mixtures: what they compute, and what is recorded."""
+"""Tests of clients with a gradient rule, a defended network or mixed examples: their updates and what is recorded."""
 
 import json
 from collections.abc import Callable
@@ -44,12 +44,12 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_plain_rule_is_the_plain_path_to_the_last_bit() -> None:
+def test_the_rule_plain_gives_the_update_without_a_rule_bit_for_bit() -> None:
     model, weights, batch = setting()
     assert same(train(model, weights, [batch], ONE_STEP, DATA).update, trained("", "plain"))
 
 
-def test_noise_takes_a_generator_that_somebody_has_to_give() -> None:
+def test_noise_requires_a_generator() -> None:
     model, weights, batch = setting()
     with pytest.raises(ValueError, match="give rng"):
         train(model, weights, [batch], ONE_STEP, DATA, rule=GradientSpec.parse("dp_sgd").build())
@@ -59,7 +59,7 @@ def test_noise_takes_a_generator_that_somebody_has_to_give() -> None:
 
 @pytest.mark.parametrize("network", ["precode(3)", "dropout(0.5)"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_block_draws_while_a_client_trains_in_either_mode_and_not_in_evaluation(network: str, mode: str) -> None:
+def test_a_random_block_draws_in_training_in_both_modes_and_not_in_evaluation(network: str, mode: str) -> None:
     assert same(trained(network, "plain", 1, mode), trained(network, "plain", 1, mode))
     assert not same(trained(network, "plain", 1, mode), trained(network, "plain", 2, mode))
     model, weights, (x, y) = setting(network)
@@ -90,7 +90,7 @@ def test_precode_trains_on_the_cross_entropy_and_the_divergence() -> None:
 
 @pytest.mark.parametrize("gradient", ["dp_sgd(0.5, noise=0)", "fed_cdp(0.1, noise=0)"])
 @pytest.mark.parametrize("network", ["precode(bottleneck=3, beta=0.5)", "dropout(0.5)"])
-def test_single_examples_have_gradients_in_changed_networks_each_with_its_own_draw(gradient: str, network: str) -> None:
+def test_per_example_gradients_work_with_random_blocks(gradient: str, network: str) -> None:
     update = trained(network, gradient)
     assert all(u.isfinite().all() for u in update.values())
     assert not same(update, trained(network, gradient, seed=1))
@@ -102,7 +102,7 @@ SETTINGS: dict[str, Any] = {
     "training": {"learning_rate": 0.5, "batch_size": 16, "steps": 8},
 }
 PATIENT = {"learning_rate": 0.1, "batch_size": 16, "steps": 100}
-"""For networks that diverge at the other learning rate."""
+"""Settings for networks that diverge at the learning rate above."""
 MILD: list[dict[str, Any]] = [
     {"gradient": "dp_sgd(4, noise=0.2)"},
     {"gradient": "fed_cdp(2, noise=0.5)"},
@@ -129,19 +129,19 @@ def test_a_mild_setting_stays_within_five_points_of_no_defense(federate: Callabl
     assert accuracy(federate(**{**SETTINGS, **change})) > least - 0.03
 
 
-def test_all_three_are_recorded_as_public_facts(federate: Callable[..., Any]) -> None:
+def test_gradient_rule_network_and_inputs_are_recorded(federate: Callable[..., Any]) -> None:
     run = federate(gradient="dp_sgd(2, noise=0.5)", network="precode(3)", inputs="mixup")
     recording = Recording(run.out / "recording")
-    told = collect_facts(recording.manifest)
-    assert (told["gradient"], told["network"], told["inputs"]) == (
+    facts = collect_facts(recording.manifest)
+    assert (facts["gradient"], facts["network"], facts["inputs"]) == (
         "dp_sgd(2, noise=0.5)",
         "precode(3)",
         "mixup()",
     )
     for observation in recording.read_observations():
-        assert str(observation.gradient) == told["gradient"]
-        assert str(observation.inputs) == told["inputs"]
-        assert observation.model.network == told["network"]
+        assert str(observation.gradient) == facts["gradient"]
+        assert str(observation.inputs) == facts["inputs"]
+        assert observation.model.network == facts["network"]
         shapes = {name: p.shape for name, p in models.build_layout(observation.model, observation.data).named_parameters()}
         assert {name: u.shape for name, u in observation.update.items()} == shapes
         assert any("bottleneck" in name for name in shapes)
@@ -154,7 +154,7 @@ def updates(run: FederationRun) -> dict[str, Tensor]:
 
 
 def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(federate: Callable[..., Any]) -> None:
-    run = federate("a", gradient="dp_sgd(0.001, noise=1000)")  # next to nothing but noise
+    run = federate("a", gradient="dp_sgd(0.001, noise=1000)")  # almost only noise
     found = updates(run)
     assert len(found) == 6
     noise = torch.stack(list(found.values()))
@@ -165,16 +165,16 @@ def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(fe
 
 
 @pytest.fixture
-def strangers(tmp_path: Path) -> str:
-    """A data set of the same shape as digits that is not digits."""
+def other_images(tmp_path: Path) -> str:
+    """The name of a data set of random images with the shape of digits, for use as public images."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "other.npz", images=rng.integers(0, 256, (40, 8, 8), dtype=np.uint8), labels=rng.integers(0, 3, 40))
     return f"npz:{tmp_path / 'other.npz'}"
 
 
 @pytest.mark.parametrize("inputs", ["mixup(1.0)", "instahide(k=4)", "instahide(k=4, public=STRANGERS)"])
-def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable[..., Any], strangers: str, inputs: str) -> None:
-    plain, mixed = federate("plain"), federate("mixed", inputs=inputs.replace("STRANGERS", repr(strangers)))
+def test_mixed_examples_change_the_update_and_not_the_truth(federate: Callable[..., Any], other_images: str, inputs: str) -> None:
+    plain, mixed = federate("plain"), federate("mixed", inputs=inputs.replace("STRANGERS", repr(other_images)))
     one, other = updates(plain), updates(mixed)
     assert one.keys() == other.keys()
     assert all(not torch.allclose(one[key], other[key], rtol=0.01) for key in one)
@@ -201,7 +201,7 @@ def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable
         ({"inputs": "instahide(k=4, public='photos | digits')"}, "does not name one data set"),
     ],
 )
-def test_what_does_not_fit_model_or_data_is_refused_before_any_work(
+def test_defenses_that_contradict_model_or_data_are_refused_before_any_work(
     tiny: Callable[..., Any], tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     run = FederationRun(experiment=tiny(**changes), out=tmp_path / "run", device="cpu")
