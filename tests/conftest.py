@@ -16,9 +16,9 @@ LOCK_FILE = Path(tempfile.gettempdir()) / f"fedleak-tests-{os.getuid()}.lock"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run one test with a cluster or a deployment at a time, also among parts of the gate that run side by side.
+    """Run at most one test that starts Ray or a deployment at a time, also across pytest processes that run in parallel.
 
-    Ray and Flower give up on processes that do not answer in time, so that two clusters on two cores make each other fail.
+    Ray and Flower give up on processes that do not answer in time. Two clusters at once on two cores would make each other fail.
     """
     if not any(item.iter_markers("ray")) and not any(item.iter_markers("deploy")):
         return (yield)
@@ -26,13 +26,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             return (yield)
-        finally:  # closing alone would leave it to processes that the test has forked
+        finally:  # closing the file alone would leave the lock to processes that the test has forked
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For models that are too small for more."""
+    """One PyTorch thread, for models that are too small to gain from more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -40,13 +40,13 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the line also where nothing was skipped: a gate that says nothing may have looked at nothing."""
+    """Print how many tests were skipped and why, also if none were, so that a missing line shows that nothing was counted."""
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
-    told = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
-    terminalreporter.write_line(f"tests skipped: {sum(reasons.values())}{': ' if told else ''}{told}")
+    listed = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+    terminalreporter.write_line(f"tests skipped: {sum(reasons.values())}{': ' if listed else ''}{listed}")
 
 
 def _reason(report: Any) -> str:
-    """The reason of a skip, which pytest keeps as (file, line, "Skipped: reason")."""
-    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(told).removeprefix("Skipped: ")
+    """Return the reason of a skip, which pytest keeps as (file, line, "Skipped: reason")."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")

@@ -1,4 +1,4 @@
-"""What a newcomer types: help, mistakes, exit statuses. The commands of README and documentation are run in tests/docs."""
+"""Tests of help texts, mistakes and exit statuses of commands. Those of README and documentation are run in tests/docs."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ PROGRAMS = {"fedsim": fedsim.cli.app, "attacker": attacker.cli.app}
 
 
 def call(command: str) -> Result:
-    """Run a command line in this process: a process of its own would spend seconds on imports."""
+    """Run a command line in this process, since a separate process would need seconds for imports."""
     program, *words = shlex.split(command)
     return CliRunner(env={"COLUMNS": "80"}).invoke(PROGRAMS[program], words)
 
@@ -26,10 +26,10 @@ def call(command: str) -> Result:
 @pytest.mark.parametrize(("program", "words"), [("fedsim", "show nowhere"), ("attacker", "replay nowhere --attack cpl")])
 def test_an_installed_program_ends_with_one_line_and_a_status(program: str, words: str, tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name(program), *words.split()]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "nowhere" in told.stderr
-    assert len(told.stderr.splitlines()) == 1
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "nowhere" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("program", ["fedsim", "attacker"])
@@ -38,10 +38,10 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
     names = re.findall(r"^│ (\w+) +\w", listed.split("Commands")[1], re.MULTILINE)
     assert names
     for name in names:
-        told = call(f"{program} {name} --help")
-        assert told.exit_code == 0
-        assert f"Example:  {program} {name}" in " ".join(told.stdout.split()).replace("Example: ", "Example:  ")
-        arguments = re.search(r"─ Arguments ─.*?\n(.*?)╰", told.stdout, re.DOTALL)
+        result = call(f"{program} {name} --help")
+        assert result.exit_code == 0
+        assert f"Example:  {program} {name}" in " ".join(result.stdout.split()).replace("Example: ", "Example:  ")
+        arguments = re.search(r"─ Arguments ─.*?\n(.*?)╰", result.stdout, re.DOTALL)
         rows = re.findall(r"^│ [* ] {1,4}(\w+) +\S+ +(.*?) *│$", arguments[1] if arguments else "", re.MULTILINE)
         assert all(words and not words.startswith("[required]") for _, words in rows), (name, rows)
         assert bool(rows) == bool(arguments), name
@@ -71,17 +71,17 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
         ("attacker replay {run} --attack idlg", 1, "no case could be attacked"),
     ],
 )
-def test_nonsense_is_refused_with_the_mend(small_run: Path, command: str, status: int, words: str) -> None:
-    told = call(command.format(run=small_run))
-    assert (told.exit_code, type(told.exception)) == (status, SystemExit), told.output
-    assert words in " ".join(told.stderr.split())
-    assert told.stdout == ""
+def test_wrong_usage_is_refused_with_advice(small_run: Path, command: str, status: int, words: str) -> None:
+    result = call(command.format(run=small_run))
+    assert (result.exit_code, type(result.exception)) == (status, SystemExit), result.output
+    assert words in " ".join(result.stderr.split())
+    assert result.stdout == ""
 
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("commands") / "run"
     sets = "--set rounds=1 --set data=digits --set training.batch_size=2 --set clients.count=2"
-    told = call(f"fedsim run {ROOT}/deploy/experiments/photos.toml --engine local --out {folder} {sets}")
-    assert told.exit_code == 0, told.output
+    result = call(f"fedsim run {ROOT}/deploy/experiments/photos.toml --engine local --out {folder} {sets}")
+    assert result.exit_code == 0, result.output
     return folder

@@ -1,4 +1,4 @@
-"""Folders are small enough to be read at a glance, and no modules import each other in a circle."""
+"""Tests that folders have few modules, that imports have no cycles, and that no two types have the same name."""
 
 import ast
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""A package by somebody else, installed beside this one, goes through everything by the names of its entry points."""
+"""Tests of an installed third-party package: all commands and the service can use what it defines."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ BY_REFERENCE = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pip has put the package, without a network."""
+    """The folder in which pip has installed the package, without a network."""
     work = tmp_path_factory.mktemp("plugin")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     source = work / "source"
@@ -60,7 +60,7 @@ def run(app: object, *arguments: str) -> str:
     return result.stdout
 
 
-def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plugged: None, tmp_path: Path) -> None:
+def test_a_plugin_works_in_run_replay_score_report_and_the_service(plugged: None, tmp_path: Path) -> None:
     from attacker.cli import app as attacker
     from attacker.reconstruction import Reconstruction
     from attacker.scoring import read_rows
@@ -86,14 +86,14 @@ def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plug
     for path in decoded.glob("*.safetensors"):
         x = Reconstruction.read(path).x.reshape(-1, 4, 2, 4, 2)
         assert torch.equal(x, x[:, :, :1, :, :1].expand_as(x))
-    state = by_service(root)
+    state = run_job(root)
     assert state.state == "done", state.error
     assert [(part.done, part.null) for part in state.result.attacks] == [(3, False), (3, True)]
     assert state.result.scored
 
 
-def by_service(root: Path) -> object:
-    """A job of the service on the same recording, done by a worker process of its own."""
+def run_job(root: Path) -> object:
+    """Run a job of the service on the same recording in a worker process, and return its final state."""
     from attacker.service.background import Works
     from attacker.service.http.app import make_parts
     from attacker.service.jobs.job import FINAL_STATES, JobSpec
@@ -135,7 +135,9 @@ def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pyte
     _list_attacks.cache_clear()
 
 
-def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_entry_points_is_used_by_module_and_name(
+    plugged: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from attacker.cli import app as attacker
     from attacker.scoring import read_rows
     from fedsim.cli import app as fedsim

@@ -1,4 +1,4 @@
-"""A run of the tests says how many were skipped and why: real data may be absent, and a gate without it must say so."""
+"""Tests that a test run prints how many tests were skipped and why, for example since real data are absent."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The wheel: built and installed without a network, it works outside the repository and holds every file of the packages."""
+"""Tests of the wheel: it contains every file of the packages, and works outside the repository when installed offline."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ assert scores.rows[0].success
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the packages, so that nothing is written into the repository."""
+    """The wheel, built from a copy of the packages, so that nothing is written into the repository."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=NOT_SHIPPED)
@@ -68,7 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the wheel is installed in."""
+    """The folder in which the wheel is installed."""
     site = tmp_path_factory.mktemp("site")
     run("install", *OFFLINE, "--target", str(site), str(wheel))
     return site
@@ -80,7 +80,7 @@ def run(*arguments: str) -> None:
 
 
 def outside(site: Path) -> dict[str, str]:
-    """The environment of a process that finds the installed packages before those of the repository."""
+    """Return the environment of a process that imports the installed packages before those of the repository."""
     return {**os.environ, "PYTHONPATH": str(site)}
 
 
@@ -103,7 +103,7 @@ def test_the_packages_work_from_another_folder(site: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["fedsim", "attacker"])
-def test_the_commands_say_what_they_do(site: Path, tmp_path: Path, name: str) -> None:
+def test_the_installed_commands_print_their_help(site: Path, tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(site / "bin" / name), "--help"]
     done = subprocess.run(command, cwd=tmp_path, env=outside(site), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A deployment of processes on this machine, and how patient to be with it."""
+"""The experiment of the deployment tests, and a measurement of how slow this machine is."""
 
 import signal
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background, for all below
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background jobs ignore SIGINT, and so would all child processes
 
 EXPERIMENT = """
 rounds = {rounds}
@@ -22,7 +24,7 @@ training = {{ learning_rate = 0.1, batch_size = 1, steps = 1 }}
 
 @pytest.fixture(scope="session")
 def slowness() -> float:
-    """Seconds until a client's process has loaded, some four on an idle core: what times out follows from it."""
+    """Seconds until a client's process has imported its modules, about four on an idle core; timeouts are multiples of it."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import fedsim.engine.flower_app"], check=True)
     return time.monotonic() - started
@@ -34,7 +36,7 @@ def write_experiment() -> "type[Writer]":
 
 
 class Writer:
-    """Writes the experiment of these tests."""
+    """A writer of the experiment of these tests; the fixture `write_experiment` passes it to them."""
 
     @staticmethod
     def write(folder: Path, *, rounds: int, clients: int, timeout: float = 300) -> Path:

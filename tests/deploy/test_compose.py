@@ -1,4 +1,4 @@
-"""The containers: parsed and held against what the native run executes, and against the threat model."""
+"""Tests of docker-compose.yml and the Dockerfile, compared with the native deployment (no containers) and the threat model."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SECURE = [*(name for name in SERVICES if not name.startswith("insecure-"))]
 
 
 def expected(name: str) -> list[str]:
-    """The command of a service, by the table that the native run goes by."""
+    """Return the command of a service, made by the functions that the native deployment uses."""
     secure, party = not name.startswith("insecure-"), name.removeprefix("insecure-")
     link = LAYOUT.make_link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
     if party == "superlink":
@@ -57,7 +57,7 @@ def expected(name: str) -> list[str]:
 
 
 def mounted(name: str) -> set[Mount]:
-    """What a service mounts. Each path lies where it lies outside, so commands and truth name it alike for all."""
+    """Return what a service mounts. A folder has the same path inside and outside, so that all parties name files alike."""
     found = set()
     for volume in SERVICES[name].get("volumes", ()):
         match = FOLDER.match(volume)
@@ -68,7 +68,7 @@ def mounted(name: str) -> set[Mount]:
 
 
 def below(name: str) -> set[str]:
-    """The topmost folders that a service sees."""
+    """Return the topmost folders that a service sees."""
     return {mount.path.split("/")[0] for mount in mounted(name)}
 
 
@@ -84,7 +84,7 @@ def test_every_command_is_the_one_that_the_native_run_executes(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_party_sees_what_its_process_sees_natively(name: str) -> None:
+def test_every_service_mounts_what_its_native_process_sees(name: str) -> None:
     party = name.removeprefix("insecure-").removesuffix("-gpu")
     assert mounted(name) == set(list_mounts(party, CLIENTS, secure=not name.startswith("insecure-")))
 
@@ -100,7 +100,7 @@ def test_no_party_is_root_or_may_do_more_than_it_needs(name: str) -> None:
     assert service["image"] == "fedleak"
 
 
-def test_the_attacker_has_the_recording_to_read_no_data_no_truth_and_no_way_to_a_client() -> None:
+def test_the_attacker_can_read_the_recording_and_reach_no_data_truth_or_client() -> None:
     for name in ("attacker", "attacker-gpu"):
         assert below(name) == {"attacks"}
         assert Mount("attacks/federation/recording", writable=False) in mounted(name)
@@ -113,7 +113,7 @@ def networks(name: str) -> set[str]:
     return set(SERVICES[name].get("networks", []))
 
 
-def test_truth_is_a_clients_own_and_the_scorers_who_has_no_network() -> None:
+def test_only_clients_and_the_scorer_see_truth_and_the_scorer_has_no_network() -> None:
     holders = {name for name in SERVICES for mount in mounted(name) if mount.path.endswith(("/truth", "/data"))}
     assert holders == {"scorer", *(name for name in SERVICES if "client-" in name)}
     assert SERVICES["scorer"]["network_mode"] == "none"
@@ -129,14 +129,14 @@ def test_a_client_has_its_own_folders_and_nobody_elses(number: int) -> None:
         assert Mount(f"clients/{number}/data", writable=False) in mounted(name)
 
 
-def test_the_server_has_neither_data_nor_the_superlinks_key_and_the_authoritys_key_goes_nowhere() -> None:
+def test_the_server_sees_no_data_and_nobody_sees_the_certificate_authoritys_key() -> None:
     assert {"clients", "superlink", "scores"} & below("server") == set()
     assert {name for name in SERVICES if "superlink" in below(name)} == {"superlink", "insecure-superlink"}
     assert {name for name in SERVICES if "secret" in below(name)} == {"superlink", "server"}
     assert not any("authority" in below(name) for name in SERVICES)
 
 
-def test_clients_reach_the_superlink_only_and_only_its_port_can_be_reached_from_elsewhere() -> None:
+def test_clients_reach_the_superlink_only_and_only_its_port_and_the_pages_are_published() -> None:
     assert networks("superlink") == {"clients", "server", "outside"}
     for number in range(CLIENTS):
         assert networks(f"client-{number}") == {"clients"}
@@ -151,7 +151,7 @@ def test_clients_reach_the_superlink_only_and_only_its_port_can_be_reached_from_
     assert published["superlink"] == ["${SUPERLINK:-127.0.0.1:8000}:8000"]
 
 
-def test_tls_and_keys_are_on_and_doing_without_is_asked_for() -> None:
+def test_tls_and_keys_are_on_unless_the_profile_insecure_is_chosen() -> None:
     profiles = {"scorer": ["score"], "attacker-gpu": ["gpu"], "page-gpu": ["gpu"]}
     for name in SECURE:
         assert "--insecure" not in SERVICES[name]["command"], name
@@ -163,12 +163,12 @@ def test_tls_and_keys_are_on_and_doing_without_is_asked_for() -> None:
     assert reserved["capabilities"] == ["gpu"]
 
 
-def test_a_party_that_dies_comes_back() -> None:
+def test_a_party_that_dies_is_restarted() -> None:
     lasting = {name for name, service in SERVICES.items() if service.get("restart") == "on-failure"}
     assert lasting == {name for name in SERVICES if re.fullmatch(r"(insecure-)?(superlink|server|client-\d)", name)}
 
 
-def test_each_starts_when_what_it_needs_is_healthy() -> None:
+def test_each_service_starts_when_those_it_needs_are_healthy() -> None:
     for number in range(CLIENTS):
         needed = SERVICES[f"client-{number}"]["depends_on"]
         assert needed["superlink"]["condition"] == "service_healthy"
@@ -187,7 +187,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines if line and not line.startswith(("#", " "))]
 
 
-def test_the_image_is_slim_pinned_and_not_roots() -> None:
+def test_the_image_is_slim_pinned_and_does_not_run_as_root() -> None:
     found = instructions()
     (base,) = (words.removeprefix("PYTHON=") for name, words in found if name == "ARG" and words.startswith("PYTHON="))
     assert re.fullmatch("3.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
@@ -207,7 +207,7 @@ def test_the_image_is_slim_pinned_and_not_roots() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {("COPY", f"{name.rstrip('*')} {name.rstrip('*')}") for name in packages} <= set(found)
     (torch,) = (words for _, words in found if "download.pytorch.org" in words)
-    assert "--no-deps" in torch  # that index has no pinned version of what they need
+    assert "--no-deps" in torch  # this index lacks pinned versions of its dependencies
     environment = " ".join(words for name, words in found if name == "ENV")
     assert all(f"{key}={value}" in environment for key, value in commands.FLOWER_ENVIRONMENT.items())
 
@@ -239,7 +239,7 @@ def test_memory_and_processes_are_limited(name: str) -> None:
     assert "--no-job-limits" not in service["command"], "jobs have the service's own limits"
 
 
-def test_the_attacker_has_no_way_out_and_what_shows_its_page_has_no_files() -> None:
+def test_the_attacker_has_no_internet_and_its_page_has_no_files() -> None:
     for name in ("attacker", "attacker-gpu"):
         assert all(COMPOSE["networks"][network] == {"internal": True} for network in networks(name))
         assert SERVICES[name]["dns"] == ["127.0.0.1"]
@@ -248,7 +248,7 @@ def test_the_attacker_has_no_way_out_and_what_shows_its_page_has_no_files() -> N
         assert set(SERVICES[name]["depends_on"]) == {name.replace("page", "attacker")}
 
 
-def test_commands_are_answered_to_the_servers_network_which_no_client_is_in() -> None:
+def test_the_superlink_takes_commands_from_a_network_without_clients() -> None:
     for prefix in ("", "insecure-"):
         words = SERVICES[f"{prefix}superlink"]["command"]
         subnet = COMPOSE["networks"][f"{prefix}server"]["ipam"]["config"][0]["subnet"]
@@ -264,7 +264,7 @@ def test_the_constraints_pin_all_that_the_package_asks_for() -> None:
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= pinned
-    assert not any(name.startswith(("cuda-", "nvidia-")) for name in pinned)  # torch says which, and another build says others
+    assert not any(name.startswith(("cuda-", "nvidia-")) for name in pinned)  # they depend on the build of PyTorch
 
 
 def test_all_that_is_installed_beside_pytorch_is_known_by_its_hashes() -> None:

@@ -1,4 +1,4 @@
-"""`fedsim run --engine deployment`: all of it in one command, secure aggregation as well."""
+"""Tests of `fedsim run --engine deployment`, one command for a federation of processes, also with secure aggregation."""
 
 import os
 import runpy
@@ -44,7 +44,7 @@ def test_secure_aggregation_gives_the_same_sum_on_a_deployment_as_in_one_process
 
 
 @pytest.mark.deploy
-def test_interrupted_it_ends_all_that_it_started(tmp_path: Path, write_experiment: Any) -> None:
+def test_an_interrupted_run_ends_all_processes_that_it_started(tmp_path: Path, write_experiment: Any) -> None:
     write_experiment.write(tmp_path, rounds=1, clients=2)
     mark = f"mark-{os.getpid()}"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "FEDLEAK_MARK": mark}
@@ -59,14 +59,14 @@ def test_interrupted_it_ends_all_that_it_started(tmp_path: Path, write_experimen
     assert process.returncode == 130
     assert "interrupted" in words
     deadline = time.monotonic() + 30
-    while marked(mark):  # what was killed may take a moment to be gone
+    while marked(mark):  # killed processes may take a moment to disappear
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert list(tmp_path.glob("fedleak-*")) == []
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment."""
+    """Return the ids of processes with the mark in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -78,9 +78,7 @@ def marked(mark: str) -> list[int]:
 
 
 @pytest.mark.deploy
-def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runner_does_not_see_the_servers_folder(
-    tmp_path: Path, write_experiment: Any
-) -> None:
+def test_a_native_run_without_any_answer_fails_with_the_reason_from_the_server(tmp_path: Path, write_experiment: Any) -> None:
     path, root = write_experiment.write(tmp_path, rounds=1, clients=2), Path(__file__).parents[2]
     layout = prepare(read(path), tmp_path / "federation")
     for data in layout.root.glob("clients/*/data/*"):
@@ -110,7 +108,7 @@ def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runn
         (["--engine", "deployment", "--superlink", "a:1", "--root-certificates", "no.crt"], 2, "no.crt: the file does not exist"),
     ],
 )
-def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(
+def test_wrong_or_unreachable_superlinks_are_refused_with_advice(
     words: list[str], status: int, said: str, tmp_path: Path, write_experiment: Any
 ) -> None:
     path = write_experiment.write(tmp_path, rounds=1, clients=2)
@@ -121,7 +119,7 @@ def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_native_run_fails_with_a_message_and_a_status_of_its_own(
+def test_the_native_run_reports_a_missing_experiment_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["native", "none.toml", str(tmp_path / "federation")])

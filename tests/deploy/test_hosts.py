@@ -1,4 +1,4 @@
-"""A federation on different hosts, which are network namespaces; one of them is cut off for a round."""
+"""Test of a federation on several hosts, which are network namespaces; one of them is disconnected for a round."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def host(name: str) -> str:
 
 @pytest.fixture
 def network() -> Iterator[None]:
-    """Hosts of NAMES at 10.77.0.1 and so on, joined by a bridge in a namespace of its own."""
+    """Network namespaces for the hosts in NAMES at 10.77.0.1 and so on, joined by a bridge in another namespace."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making network namespaces takes root, and the program ip (iproute2)")
     made = []
@@ -65,7 +65,7 @@ def on_its_host(party: str) -> Sequence[str]:
 
 
 @pytest.mark.usefixtures("network")
-def test_a_host_that_is_cut_off_for_a_round_is_missing_there_and_nothing_else_is(
+def test_a_host_that_is_cut_off_for_a_round_is_missing_in_that_round_only(
     tmp_path: Path, slowness: float, write_experiment: Any
 ) -> None:
     timeout = min(300.0, max(90.0, 9 * slowness))  # also how long the third round waits for the host that was cut off
@@ -83,18 +83,18 @@ def test_a_host_that_is_cut_off_for_a_round_is_missing_there_and_nothing_else_is
     with native:
         status = native.run(cut_off_for_the_second_round)
     assert status == 1  # a client is missing in a round
-    names = {native_client(layout.make_client_path(number)): number for number in (0, 1)}
+    names = {read_pseudonym(layout.make_client_path(number)): number for number in (0, 1)}
     found = {(row.round, names[row.client]): row.status for row in Recording(layout.run / "recording").read_rows()}
     assert {number: found[number, 0] for number in (1, 2, 3)} == {1: "complete", 2: "complete", 3: "complete"}
     assert (found[1, 1], found[3, 1]) == ("complete", "complete")
-    assert found[2, 1] in ("failed", "late")  # failed where the SuperLink missed it before the round's time was over
+    assert found[2, 1] in ("failed", "late")  # failed if the SuperLink noticed the loss before the round's time was over
     whole = verify(layout.run)
     assert (whole.damaged, whole.intact, whole.observations) == ((), 5, 5)
     metrics = read_json_lines(layout.run / "metrics.jsonl")
     assert [row["missing"] for row in metrics[1:]] == [0, 1, 0]
 
 
-def native_client(home: Path) -> str:
-    """The pseudonym that a client drew."""
+def read_pseudonym(home: Path) -> str:
+    """Read the pseudonym that a client drew."""
     (path,) = home.rglob("identity.json")
     return str(json.loads(path.read_text())["pseudonym"])

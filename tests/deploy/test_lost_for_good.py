@@ -1,4 +1,4 @@
-"""A server or a client that is lost and does not come back by itself. The run fails with a message that says how to fix it."""
+"""Tests of a server or a client that is lost and not restarted. The run fails with a message that says how to fix it."""
 
 import time
 from collections.abc import Callable
@@ -19,8 +19,8 @@ ROUNDS, MOST_SECONDS = 9, 900
 
 
 @dataclass
-class Story:
-    """What each of three runs ended with, and what it said; then the rounds' rows of metrics."""
+class Outcome:
+    """Exit statuses and messages of three runs, the metrics of all rounds, and the statuses recorded in the last round."""
 
     statuses: list[int] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -29,8 +29,8 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any) -> Story:
-    folder, told = tmp_path_factory.mktemp("lost"), Story()
+def outcome(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any) -> Outcome:
+    folder, found = tmp_path_factory.mktemp("lost"), Outcome()
     timeout = min(120.0, max(20.0, 9 * slowness))
     experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
     layout = prepare(experiment, folder / "federation")
@@ -51,8 +51,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
         return watch
 
     def run(watch: Callable[[], None]) -> None:
-        told.statuses.append(native.run(watch))
-        told.said.append(" ".join(" ".join(native.processes.read_new_lines(RUNNER_NAME)).split()))
+        found.statuses.append(native.run(watch))
+        found.said.append(" ".join(" ".join(native.processes.read_new_lines(RUNNER_NAME)).split()))
 
     with native:
         run(killing("server", after=1))
@@ -60,28 +60,28 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
         run(killing("client-1", after=rounds() + 1))
         native.restart_client(native.parties[1])
         run(killing("", after=0))
-    told.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
-    told.recorded = [row.status for row in Recording(layout.run / "recording").read_rows(rounds={ROUNDS})]
-    return told
+    found.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
+    found.recorded = [row.status for row in Recording(layout.run / "recording").read_rows(rounds={ROUNDS})]
+    return found
 
 
-def test_a_server_that_died_fails_the_run_with_the_mend(story: Story) -> None:
-    assert story.statuses[0] == 1
+def test_a_dead_server_fails_the_run_with_advice(outcome: Outcome) -> None:
+    assert outcome.statuses[0] == 1
     words = "the server's process exited without a message; see its log, start it again and continue with --resume"
-    assert words in story.said[0]
+    assert words in outcome.said[0]
 
 
-def test_a_client_that_does_not_come_back_is_told_of_and_fails_the_run_with_the_mend(story: Story) -> None:
-    assert story.statuses[1] == 1
-    assert story.said[1].count("1 of 2 clients are connected; start the others again, they are waited for up to") == 1
-    assert "only 1 of 2 clients are connected after" in story.said[1]
-    assert "start the others again, then continue with --resume" in story.said[1]
+def test_a_client_that_does_not_come_back_is_reported_and_fails_the_run_with_advice(outcome: Outcome) -> None:
+    assert outcome.statuses[1] == 1
+    assert outcome.said[1].count("1 of 2 clients are connected; start the others again, they are waited for up to") == 1
+    assert "only 1 of 2 clients are connected after" in outcome.said[1]
+    assert "start the others again, then continue with --resume" in outcome.said[1]
 
 
-def test_done_as_it_says_there_the_run_comes_to_its_end_and_says_what_is_missing(story: Story) -> None:
-    assert story.statuses[2] == 1
-    assert [row["round"] for row in story.metrics] == [*range(1, ROUNDS + 1)]
-    missing = sum(row["missing"] for row in story.metrics)
+def test_following_the_advice_completes_the_run_which_reports_missing_replies(outcome: Outcome) -> None:
+    assert outcome.statuses[2] == 1
+    assert [row["round"] for row in outcome.metrics] == [*range(1, ROUNDS + 1)]
+    missing = sum(row["missing"] for row in outcome.metrics)
     assert 1 <= missing < ROUNDS
-    assert f"{missing} of {2 * ROUNDS} replies are missing, the first: " in story.said[2]
-    assert story.recorded == ["complete", "complete"]
+    assert f"{missing} of {2 * ROUNDS} replies are missing, the first: " in outcome.said[2]
+    assert outcome.recorded == ["complete", "complete"]

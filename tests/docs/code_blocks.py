@@ -81,7 +81,7 @@ class Block:
         return parts
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of each command, without comments; lines that end in a backslash are joined."""
+        """Yield the words of each command, without comments; lines that end in a backslash are joined."""
         for line in re.sub(r"\\\n *", " ", self.code).splitlines():
             words = shlex.split(line, comments=True)
             while "&&" in words:
@@ -93,7 +93,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page in their order."""
+    """Return the blocks of a page in their order."""
     text = page.read_text()
     found = []
     for match in _BLOCK.finditer(text):

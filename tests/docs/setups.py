@@ -1,4 +1,4 @@
-"""Recordings, files and objects that the blocks of a page use. A comment above a block names the functions that make them."""
+"""Functions that make recordings, files and objects for the code blocks of a page. A comment above a block names them."""
 
 import contextlib
 import shutil
@@ -35,7 +35,8 @@ from fedsim.server import record
 class Page:
     """A page under test.
 
-    names: the namespace of its Python blocks. replaced: texts of its shell blocks, and what stands for them here.
+    names: the namespace of its Python blocks. replaced: values in its shell blocks, such as a client's name, and the
+    values to put in their place.
     """
 
     folder: Path
@@ -74,17 +75,17 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def recorded(page: Page) -> None:
-    """A small convolutional network, two clients, two rounds."""
+    """Make a recording of a small convolutional network, two clients and two rounds."""
     _copy_run(page, "images", "first")
 
 
 def recorded_photos(page: Page) -> None:
-    """One update of one photograph."""
+    """Make a recording of one update from one photograph."""
     _copy_run(page, "photos", "first")
 
 
 def photographs(page: Page) -> None:
-    """Public images, as a folder and as an archive."""
+    """Write public images, as a folder and as an archive."""
     images = np.random.default_rng(0).integers(0, 256, (3, 40, 40, 3), dtype=np.uint8)
     np.savez("photographs.npz", images=images)
     (page.folder / "photographs").mkdir()
@@ -93,17 +94,17 @@ def photographs(page: Page) -> None:
 
 
 def recorded_epochs(page: Page) -> None:
-    """A network whose first layer is linear, several epochs of the same few examples."""
+    """Make a recording of eight rounds with few examples and a network whose first layer is linear."""
     _copy_run(page, "epochs", "first")
 
 
 def recorded_sums(page: Page) -> None:
-    """Secure sums of changing cohorts, of clients that use all their examples in each round."""
+    """Make a recording of secure sums over changing sets of clients that use all their examples in each round."""
     _copy_run(page, "sums", "first")
 
 
 def scored(page: Page) -> None:
-    """Two runs as `recorded`, attacked by `exact` without a search, and scored."""
+    """Make two runs as `recorded` does, attacked by `exact` without a search, and scored."""
     for name in ("first", "second"):
         _copy_run(page, "images", name, scored=True)
 
@@ -164,13 +165,13 @@ def train(msg, context):
 
 
 def own_app(page: Page) -> None:
-    """A Flower app of one's own: `task.py`, and its strategy before it is recorded."""
+    """Write a user's Flower app as `task.py`, and make its strategy, which does not record yet."""
     (page.folder / "task.py").write_text(TASK)
     page.names["strategy"] = FedAvg(fraction_evaluate=0.0)
 
 
 def run_own_app(page: Page) -> None:
-    """The federation of that app, with the strategy that the page has made."""
+    """Run the user's app with the strategy that the page has made."""
     import task
 
     strategy, server = page.names["strategy"], ServerApp()
@@ -180,7 +181,7 @@ def run_own_app(page: Page) -> None:
 
 
 def recorded_app(page: Page) -> None:
-    """The recording of that app in `runs/mine`."""
+    """Make a recording of the user's app in `runs/mine`."""
     own_app(page)
     training = Training(learning_rate=0.05, batch_size=1, steps=1)
     data = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -190,20 +191,20 @@ def recorded_app(page: Page) -> None:
 
 
 def model_of_the_server(page: Page) -> None:
-    """A model without any sign of tampering."""
+    """Make a model that no server has manipulated."""
     page.names["model"] = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
     )
 
 
 def pictures(page: Page) -> None:
-    """A folder of pictures at home, which is the page's folder."""
+    """Make a folder of pictures in the home directory, which is the page's folder."""
     for name in ("cats", "dogs"):
         (page.folder / "pictures" / name).mkdir(parents=True)
 
 
 def state_dicts(page: Page) -> None:
-    """Two state dicts of any framework, and their settings."""
+    """Write two state dicts as NumPy archives, and the settings to import them."""
     shutil.copy("deploy/import.toml", "settings.toml")
     net = models.build(ModelSpec(name="lenet_cpl"), DataSpec(shape=(3, 32, 32), num_classes=8))
     for name, factor in (("sent", 1.0), ("returned", 0.99)):
@@ -211,28 +212,28 @@ def state_dicts(page: Page) -> None:
 
 
 def own_images(page: Page) -> None:
-    """A client's own images of the shape that the photographs of the federation have."""
+    """Write a client's own images, of the shape of the federation's photographs."""
     images = np.random.default_rng(0).integers(0, 255, (12, 32, 32, 3), dtype=np.uint8)
     np.savez("mine.npz", images=images, labels=np.arange(12) % 8)
 
 
 def public_facts(page: Page) -> None:
-    """The public folder of a prepared federation, beside it."""
+    """Copy the public folder of a prepared federation to the page's folder."""
     shutil.copytree("federation/public", "public")
 
 
 def no_federation(page: Page) -> None:
-    """Without the folder that an earlier block has prepared, as on another machine."""
+    """Remove the folder that an earlier block has prepared, as on another machine."""
     shutil.rmtree(page.folder / "federation")
 
 
 def serving(page: Page) -> None:
-    """The service on the page's folder of runs, without TLS."""
+    """Start the service on the page's folder of runs, without TLS."""
     page.service.start(["serve", "runs", "--no-stand-by"])
 
 
 def small_grid(page: Page) -> None:
-    """The grid with one seed, one batch size, one defense of one strength, and a search of two steps."""
+    """Reduce the grid of experiments to one seed, one batch size, one defense of one strength, and a search of two steps."""
     path = page.folder / "deploy" / "grids" / "digits.toml"
     text = path.read_text()
     for old, new in (
@@ -253,7 +254,7 @@ def small_grid(page: Page) -> None:
 
 
 def short_demo(page: Page) -> None:
-    """One federation of one round, and two steps of each search."""
+    """Reduce the demo to one federation of one round, and two steps of each search."""
     federation = demo.DEMO_FEDERATIONS["single"]
     attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
     short = replace(federation, overrides={**federation.overrides, "rounds": 1}, attacks=attacks)
@@ -261,7 +262,7 @@ def short_demo(page: Page) -> None:
 
 
 def certificate(page: Page) -> None:
-    """A TLS certificate and its key."""
+    """Write a TLS certificate and its key."""
     made = make_server(page.folder / "certificates")
     shutil.copy(made.certificate, "cert.pem")
     shutil.copy(made.key, "key.pem")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 Call = Callable[[list[str], Path], tuple[int, str]]
-"""Runs a command, given its words and current folder; returns its exit status and stdout."""
+"""A function that runs a command, given its words and current folder, and returns its exit status and stdout."""
 
 PROLOGUE = """
 exec 2>&1
@@ -18,7 +18,7 @@ __ask() { printf '%s\\0' "$(($# + 1))" "$PWD" "$@" > "$REQUESTS"; { read -r __st
 trap '__ask failed "$BASH_COMMAND" > /dev/null' ERR
 for __name in $PROGRAMS; do eval "$__name() { __ask called $__name \\"\\$@\\"; }"; done
 """
-"""Sends the number of words of a command, and the words, through a named pipe; reads exit status and output from another."""
+"""Bash code that sends a command (the number of its words, then the words) to a named pipe, and reads the reply from another."""
 IN_FUNCTION = 'return "$__status"'
 """What Bash names as the failed command if a function failed."""
 

@@ -1,4 +1,4 @@
-"""`attacker serve` in a thread of the tests, until the next one or the end of the page; what else a page calls beside it."""
+"""`attacker serve` in a thread of the tests, until a page starts it again or ends, and the page's curl commands to it."""
 
 import gc
 import shutil
@@ -17,7 +17,7 @@ DOCUMENTED_ADDRESS = "localhost:8600"
 
 
 class StartedService:
-    """The service that a page has started, on a free port. One at a time."""
+    """The service that a page has started, on a free port. Only one runs at a time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._servers: list[UvicornServer] = []
@@ -32,7 +32,7 @@ class StartedService:
         monkeypatch.setattr(UvicornServer, "__init__", keep)
 
     def start(self, words: list[str]) -> tuple[int, str]:
-        """Start the service, in place of the one that runs. Returns status 0 as soon as it answers, else that of the command."""
+        """Stop a running service and start one. Return status 0 as soon as it answers, or 1 with the reason if it ends."""
         self.stop()
         command = typer.main.get_command(app)
 
@@ -46,7 +46,7 @@ class StartedService:
         return (0, "") if self._thread.is_alive() else (1, f"the service ended: {self._ended}")
 
     def ask(self, words: list[str]) -> tuple[int, str]:
-        """Run curl with the service's own address. A stream of events that never ends is read for three seconds."""
+        """Run curl with the service's port; return status and output. A stream that never ends is read for three seconds."""
         if shutil.which("curl") is None:
             return 0, ""
         port = self._servers[-1].servers[0].sockets[0].getsockname()[1]

@@ -28,12 +28,12 @@ from fedsim.models import building
 NAMED = [str(page.relative_to(ROOT)) for page in PAGES]
 DEPLOYMENT_TEST = "tests/docs/test_deployment_commands.py"
 MAX_NOT_RUN = 13
-"""Blocks that no gate can run: they install packages, need other machines or containers, or are the gate."""
+"""Maximal number of blocks that no test runs: they install packages, need other machines or containers, or start the tests."""
 
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    """An empty folder with a copy of `deploy` and an environment to activate; afterwards all is as it was."""
+    """An empty folder with a copy of `deploy` and a virtual environment; paths, modules and threads are restored."""
     folder = tmp_path / "page"
     shutil.copytree(ROOT / "deploy", folder / "deploy")
     (folder / ".venv" / "bin").mkdir(parents=True)
@@ -61,8 +61,8 @@ def test_the_readmes_steps_lead_to_a_report_and_repeating_them_does_nothing(page
     assert (page.folder / "runs" / "first" / "report.html").stat().st_size > 100_000
     run = [words for block in blocks(ROOT / "README.md") if block.language == "bash" for words in block.commands()]
     replay = next(words for words in run if words[:2] == ["attacker", "replay"])
-    told = CliRunner().invoke(PROGRAMS["attacker"], [*replay[1:], "--set", "steps=2", "--json"])
-    assert [(part["done"], part["skipped"]) for part in json.loads(told.stdout)] == [(0, 8), (0, 8)]
+    result = CliRunner().invoke(PROGRAMS["attacker"], [*replay[1:], "--set", "steps=2", "--json"])
+    assert [(part["done"], part["skipped"]) for part in json.loads(result.stdout)] == [(0, 8), (0, 8)]
 
 
 def test_blocks_that_are_not_run_are_few_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,10 +108,10 @@ def call_program(words: list[str], block: Block, service: StartedService) -> tup
         return service.ask(words)
     if words[:2] == ["attacker", "serve"]:
         return service.start(words[1:])
-    told = CliRunner().invoke(PROGRAMS[words[0]], words[1:])
-    if told.exit_code == 0:
-        return 0, told.stdout
-    return (0 if told.exit_code == block.status else told.exit_code), told.output
+    result = CliRunner().invoke(PROGRAMS[words[0]], words[1:])
+    if result.exit_code == 0:
+        return 0, result.stdout
+    return (0 if result.exit_code == block.status else result.exit_code), result.output
 
 
 def run_shell_block(block: Block, where: str, page: Page, shell: Shell) -> None:
@@ -159,7 +159,7 @@ def parse_json_block(block: Block, where: str, page: Page, shell: Shell) -> None
 
 
 def skip_text_block(block: Block, where: str, page: Page, shell: Shell) -> None:
-    """Text shows no code."""
+    """Do nothing: a block of text has no code."""
 
 
 RUNNERS: dict[str, Callable[[Block, str, Page, Shell], Any]] = {
@@ -197,7 +197,7 @@ def test_blocks_are_found_and_a_wrong_command_is_refused(tmp_path: Path) -> None
             check_options(wrong.split())
 
 
-def test_a_shell_keeps_its_state_and_tells_what_failed(tmp_path: Path) -> None:
+def test_a_shell_keeps_its_state_and_reports_failed_commands(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     called: list[tuple[list[str], Path]] = []
 

@@ -1,4 +1,4 @@
-"""The shell blocks that another test runs instead of its page: a federation of separate processes, by its documented commands."""
+"""Test of the documented commands for a federation of separate processes: shell blocks that do not run with their page."""
 
 import contextlib
 import shlex
@@ -24,7 +24,7 @@ ADDRESSES = ("192.0.2.10:8000", "superlink.example.org:8000", "10.0.0.1:8000")
 
 def read_documented(port: int, folder: Path) -> list[str]:
     """Return the commands of the blocks that name this test, with the address and the paths of this machine, each once."""
-    pages = sorted(PAGES, key=lambda page: page.name != "deployment.md")  # whose order is that of the steps
+    pages = sorted(PAGES, key=lambda page: page.name != "deployment.md")  # first, since it lists the steps in order
     found = [
         shlex.join(words) for page in pages for block in blocks(page) if block.elsewhere == HERE for words in block.commands()
     ]
@@ -85,6 +85,6 @@ def ask_service(processes: Processes, words: list[str], folder: Path) -> None:
 
 
 def find_address(processes: Processes) -> str:
-    """Return the address that the service has printed; empty before."""
+    """Return the address that the service has printed, or an empty text if it has printed none yet."""
     lines = processes.find_log("serve").read_text().splitlines()
     return next((line for line in lines if line.startswith("http")), "")

@@ -1,4 +1,4 @@
-"""The notebooks' code cells are executed in order, and what a cell ends with is shown; they are stored without outputs."""
+"""Tests that the notebooks' code cells run in order, that the last expression of some cell is shown, and no output is stored."""
 
 import ast
 import json

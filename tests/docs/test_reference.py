@@ -1,4 +1,4 @@
-"""Generated pages are up to date; the README is short; no page is left out of the site."""
+"""Tests that generated pages are up to date, that the README is short, and that the site has all pages."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ def generator() -> ModuleType:
     return module
 
 
-def test_commands_and_names_are_what_the_code_says(generator: ModuleType) -> None:
+def test_generated_pages_are_up_to_date(generator: ModuleType) -> None:
     for path, text in generator.pages().items():
         assert path.read_text() == text, f"{path.relative_to(ROOT)} is out of date: run `make reference`"
 

@@ -1,9 +1,9 @@
-"""Files that the program wrote before its modules moved into packages: each still opens, or is gone on with.
+"""Tests that files written before the modules moved into packages can still be read, and unfinished work continued.
 
 `before_packages.tar.xz` was written by the commit before "Move modules into packages" (db2aa42), on the digits, with the network
 `mlp(hidden=[8])` and two clients: `plain` (with searches that were killed), `sparse` (`top_k(0.1)`, packed), `summed` (a secure
 sum), `cutoff` (a federation of three rounds that was killed after the second), `served` (a service that was killed while a job
-waited). `expected` holds what the same program came to where it was not killed.
+waited). `expected` holds the results of the same program without interruption.
 """
 
 import json
@@ -52,7 +52,7 @@ def before(tmp_path: Path) -> Path:
 
 
 def written_by_this_torch(path: Path) -> int:
-    """Have a checkpoint say that this version of PyTorch wrote it; return how many periods of the search it holds."""
+    """Mark a checkpoint as written by this version of PyTorch; return how many entries the history of its search has."""
     with safe_open(path, framework="pt") as file:
         facts = file.metadata()
     origin = json.loads(facts["origin"])
@@ -65,7 +65,7 @@ def written_by_this_torch(path: Path) -> int:
 
 
 @pytest.mark.parametrize("name", ["plain", "sparse", "summed"])
-def test_a_recording_opens_with_the_updates_that_were_read_from_it_before(unpacked: Path, name: str) -> None:
+def test_a_recording_opens_with_the_updates_that_the_old_program_read(unpacked: Path, name: str) -> None:
     recording = Recording(unpacked / name / "recording")
     complete = [row for row in recording.read_rows() if row.status == "complete"]
     updates = {f"{row.key}/{key}": t for row in complete for key, t in recording.read_observation(row).update.items()}
@@ -76,7 +76,7 @@ def test_a_recording_opens_with_the_updates_that_were_read_from_it_before(unpack
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("folder", SPECS)
-def test_a_search_that_was_killed_goes_on_to_the_end_that_it_would_have_had(before: Path, folder: str) -> None:
+def test_a_killed_search_continues_to_the_result_of_an_uninterrupted_one(before: Path, folder: str) -> None:
     out = before / "plain" / "reconstructions"
     (checkpoint,) = (out / folder).glob("*.checkpoint")
     assert written_by_this_torch(checkpoint) >= 1
@@ -93,7 +93,7 @@ def test_a_search_that_was_killed_goes_on_to_the_end_that_it_would_have_had(befo
         torch.testing.assert_close(mine.x, theirs.x, atol=1e-3, rtol=0)
 
 
-def test_a_federation_that_was_killed_goes_on_to_the_weights_that_it_would_have_had(before: Path) -> None:
+def test_a_killed_federation_continues_to_the_weights_of_an_uninterrupted_one(before: Path) -> None:
     experiment = read(before / "cutoff" / "experiment.toml")
     run_federation(FederationRun(experiment=experiment, out=before / "cutoff", resume=True), engine="local")
     ours = sorted((before / "cutoff" / "recording" / "rounds" / "00003").glob("*.safetensors"))
@@ -103,7 +103,7 @@ def test_a_federation_that_was_killed_goes_on_to_the_weights_that_it_would_have_
             torch.testing.assert_close(load_file(path)[name], tensor)
 
 
-def test_rows_and_reconstructions_are_read_and_scored_again_to_the_same_numbers(before: Path) -> None:
+def test_reconstructions_are_scored_again_to_the_same_numbers(before: Path) -> None:
     run = before / "served" / "plain"
     rows = [row for row in read_rows(run / "scores.jsonl") if not row.null]
     (source,) = (run / "reconstructions").iterdir()
@@ -113,7 +113,7 @@ def test_rows_and_reconstructions_are_read_and_scored_again_to_the_same_numbers(
     assert [row.psnr for row in again] == pytest.approx([row.psnr for row in rows], rel=1e-4)
 
 
-def test_a_queue_is_adopted_with_its_jobs_and_only_if_the_user_says_so(before: Path) -> None:
+def test_a_job_queue_is_adopted_only_if_the_user_asks_for_it(before: Path) -> None:
     root = before / "served"
     with pytest.raises(ValueError, match="--adopt-state"):
         make_parts(ServiceSettings(root=root))

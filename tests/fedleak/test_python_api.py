@@ -1,4 +1,4 @@
-"""The Python API: the documented example as it is written, in memory and on a recording."""
+"""Tests of the Python API: the documented example, attacks in memory, and attacks on a recording."""
 
 import doctest
 import subprocess
@@ -19,7 +19,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture(scope="module")
 def example() -> dict[str, Any]:
-    """Names of the docstring's example after it ran, as it is written."""
+    """The variables of the package docstring's example after it was executed unchanged."""
     (test,) = [one for one in doctest.DocTestFinder(recurse=False).find(fedleak, "fedleak") if one.examples]
     torch.manual_seed(0)
     names: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def test_results_are_short_in_a_terminal_and_pictures_in_a_notebook(example: dic
         assert "<AttackResult" not in shown._repr_html_()
 
 
-def test_results_become_tables_of_pandas(example: dict[str, Any]) -> None:
+def test_results_can_be_converted_to_pandas(example: dict[str, Any]) -> None:
     result, scores = example["result"].to_pandas(), example["scores"].to_pandas()
     assert result[["example", "label"]].values.tolist() == [[0, 0]]
     assert 0 <= result["confidence"].item() <= 1
@@ -52,7 +52,7 @@ def test_results_become_tables_of_pandas(example: dict[str, Any]) -> None:
     assert scores["success"].tolist() == [True]
 
 
-def test_what_is_not_installed_is_told(example: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_advice(example: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for shown in (example["result"], example["scores"]):
@@ -70,7 +70,7 @@ def test_import_is_lazy() -> None:
 
 
 class Odd(nn.Module):
-    """A network with batch norm, a buffer that is not saved, and names of its own."""
+    """A user's network with batch norm and a buffer that is not part of its state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,9 +96,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_an_observation_is_what_the_server_saw_and_its_simulation_gives_the_gradient_back(
-    batch: tuple[Tensor, Tensor], mode: str
-) -> None:
+def test_simulating_the_client_of_an_observation_gives_its_gradient(batch: tuple[Tensor, Tensor], mode: str) -> None:
     from attacker.attacks.simulation.client import build_gradient, build_network, get_buffers
 
     torch.manual_seed(0)
@@ -146,7 +144,7 @@ def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tenso
         ({"num_examples": 0}, "num_examples"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+def test_arguments_that_contradict_the_model_are_refused(change: dict[str, Any], words: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     given: dict[str, Any] = {"loss": "cross_entropy", "gradient": [torch.zeros(3, 64), torch.zeros(3)], "shape": (1, 8, 8)}
     with pytest.raises(ValueError, match=words):
@@ -159,9 +157,9 @@ def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor,
     first, second = observed(model, *batch), observed(model, batch[0].flip(-1), batch[1])
     one, other = (fedleak.attack(seen, "dlg", null=True, steps=3) for seen in (first, second))
     assert torch.equal(one.x, other.x)
-    told = fedleak.score(one, *batch)
-    assert all(row.null for row in told.rows)
-    assert len(told.rows) == 3
+    scored = fedleak.score(one, *batch)
+    assert all(row.null for row in scored.rows)
+    assert len(scored.rows) == 3
 
 
 def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) -> None:

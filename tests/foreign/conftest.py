@@ -1,4 +1,4 @@
-"""Somebody else's Flower app, run as it is and recorded. The app in quickstart/ imports nothing of this project."""
+"""Fixtures that run and record a third party's Flower app. The app in quickstart/ imports nothing of this project."""
 
 import logging
 import random
@@ -25,7 +25,7 @@ MODULES = ("task", "client_app", "server_app")
 
 
 @pytest.fixture(autouse=True)
-def _global_state_is_put_back() -> Iterator[None]:
+def _restored_global_state() -> Iterator[None]:
     threads, state, level = torch.get_num_threads(), random.getstate(), logging.getLogger("flwr").level
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -38,7 +38,7 @@ def _global_state_is_put_back() -> Iterator[None]:
 
 @dataclass
 class App:
-    """The quickstart's modules, and what its server found in the end."""
+    """The modules of the quickstart app, and functions that run it, record it and repeat its training."""
 
     task: ModuleType
     client_app: ModuleType
@@ -46,7 +46,7 @@ class App:
     folder: Path
 
     def run(self, strategy: Strategy, *, clients: int = 3, rounds: int = 2, net: str = "Net", **client: Any) -> Result:
-        """A federation with the seeds of all that Flower draws; returns Flower's own result."""
+        """Run a federation with fixed seeds for all that Flower draws; return Flower's result."""
         random.seed(7)
         np.random.seed(7)
         results: list[Result] = []
@@ -56,7 +56,7 @@ class App:
         return results[0]
 
     def record(self, strategy: Strategy | None = None, *, net: str = "Net", defense: str = "", **options: Any) -> Strategy:
-        """`strategy` with the one line of change: recorded in `folder`."""
+        """Return `strategy` after the one line that a user adds, so that it records in `folder`."""
         chosen = strategy or FedAvg(fraction_evaluate=0.0)
         facts = {"training": Training(learning_rate=RATE, batch_size=1, steps=1, mode="train"), "data": DATA, **options}
         return record(chosen, self.folder, model=f"task:{net}", defense=defense, **facts)
@@ -66,12 +66,12 @@ class App:
         return Recording(self.folder / "recording")
 
     def example(self, client: int, clients: int = 3, limit: int = 1) -> tuple[Tensor, Tensor]:
-        """What a client trains on: x in [0, 1], and y."""
+        """Return the examples that a client trains on: x in [0, 1], and y."""
         images, labels = self.task.load_data(client, clients, limit, limit)[0].dataset.tensors
         return images / 2 + 0.5, labels
 
     def trained(self, observation: Observation, client: int, *, net: str = "Net", clients: int = 3, mode: bool = True) -> Any:
-        """The app's own training, done again by itself from what the observation says was sent: the state dict after it."""
+        """Repeat a client's training from the weights that an observation says were sent; return the state dict after it."""
         model = getattr(self.task, net)()
         model.load_state_dict({**observation.weights, **observation.buffers})
         loader, _ = self.task.load_data(client, clients, 1, 1)
@@ -79,7 +79,7 @@ class App:
         return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     def matched(self, observation: Observation, **options: Any) -> tuple[int, dict[str, Tensor]]:
-        """Which client's training gives what was observed, found by its direction; and the state dict after it."""
+        """Return the client whose repeated training is most similar to the observed update, and its state dict afterwards."""
         candidates = [(client, self.trained(observation, client, **options)) for client in range(options.get("clients", 3))]
         seen = torch.cat([u.flatten() for u in observation.update.values()])
 
@@ -90,7 +90,7 @@ class App:
         return max(candidates, key=likeness)
 
     def true_update(self, observation: Observation) -> dict[str, Tensor]:
-        """What that client's training changed, before any defense."""
+        """Return the update of the client behind an observation, before any defense."""
         _, after = self.matched(observation)
         return {name: after[name] - observation.weights[name] for name in observation.update}
 
@@ -108,7 +108,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 @pytest.fixture
 def same() -> Callable[[Result, Result], bool]:
-    """Whether two federations ended with the same arrays, bit for bit."""
+    """A function that checks whether two federations ended with the same arrays, bit for bit."""
 
     def compare(one: Result, two: Result) -> bool:
         arrays = [{name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in result.arrays.items()} for result in (one, two)]

@@ -1,4 +1,4 @@
-"""What was recorded of an app of others can be attacked: the attacker simulates its network and gets nearer to its pictures."""
+"""Tests of attacks on recordings of third-party apps: the simulated gradient is the observed one, and searches make progress."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ ATTACK = {"signed": False, "tv": 0.03, "steps": 12}
 
 
 def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient at an example, as attacks compute it, and the one that was observed; each as one vector."""
+    """Return the gradient at an example as attacks compute it, and the observed one, each as one vector."""
     network = build_network(o)
     buffers, _ = get_buffers(network, [o])
     names = [name for name, _ in network.named_parameters()]
@@ -38,7 +38,7 @@ def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("wire", MODS)
 def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any, wire: str) -> None:
-    """To what float32 weights of that size hold of a step; at a wrong example, or with a wrong sign, it is far off."""
+    """The two differ by rounding of float32 weights only, whereas the gradient at an inverted image is far off."""
     app.run(app.record(), rounds=1, mods=MODS[wire])
     for o in app.recording.read_observations():
         x, y = app.example(app.matched(o)[0])
@@ -50,7 +50,7 @@ def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: str) -> None:
-    """By the statistics that were sent, or by those of the batch: the training that was recorded says which."""
+    """The recorded training mode decides between statistics of the batch and those that the server sent."""
     training = Training(learning_rate=0.05, batch_size=1, steps=1, mode=mode, buffers="shared")
     app.run(app.record(net="NormedNet", training=training), net="NormedNet", mode=mode == "train")
     for o in app.recording.read_observations(rounds=[2] if mode == "train" else [1]):
@@ -63,7 +63,7 @@ def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: s
 @pytest.mark.parametrize(
     "attack", [AttackSpec(name="inverting_gradients", arguments=ATTACK), AttackSpec(name="cpl", arguments={"steps": 3})]
 )
-def test_a_few_steps_lower_the_loss_and_read_the_label(app: Any, wire: str, attack: AttackSpec) -> None:
+def test_a_few_steps_lower_the_loss_and_find_the_label(app: Any, wire: str, attack: AttackSpec) -> None:
     app.run(app.record(), rounds=1, mods=MODS[wire])
     cases = [Case((o,)) for o in app.recording.read_observations()]
     found = attack.build()(cases, rng=torch.Generator().manual_seed(0))
@@ -73,7 +73,7 @@ def test_a_few_steps_lower_the_loss_and_read_the_label(app: Any, wire: str, atta
         assert float(one.loss[-1]) < 0.9 * float(one.loss[0])
 
 
-def test_the_replay_of_a_recording_of_others_goes_on_where_it_stopped(app: Any) -> None:
+def test_a_second_replay_of_a_third_partys_recording_skips_finished_cases(app: Any) -> None:
     app.run(app.record(FedAvg(fraction_evaluate=0.0)), rounds=2)
     spec = AttackSpec(name="inverting_gradients", arguments={**ATTACK, "steps": 2})
     replay = Replay(recording=app.recording, spec=spec, out=app.folder / "reconstructions", rounds=frozenset({2}))
@@ -82,8 +82,10 @@ def test_the_replay_of_a_recording_of_others_goes_on_where_it_stopped(app: Any) 
         assert Reconstruction.read(path).x.shape == (1, 3, 32, 32)
 
 
-def test_on_the_command_line_the_network_is_imported_only_where_it_is_named(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the app's folder, as its author would, with nothing imported before."""
+def test_the_command_line_imports_the_network_only_if_the_option_model_names_it(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs in the app's folder, and its modules have not been imported before."""
     app.run(app.record(), rounds=1, mods=MODS["mod"])
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.delenv("FEDLEAK_CODE")
@@ -100,16 +102,16 @@ def test_on_the_command_line_the_network_is_imported_only_where_it_is_named(app:
     assert [part["done"] for part in json.loads(done.stdout)] == [3]
 
 
-def test_without_truth_there_is_no_score_but_a_page_with_the_pictures(app: Any) -> None:
+def test_without_truth_there_are_no_scores_but_a_report_with_images(app: Any) -> None:
     app.run(app.record(), rounds=1)
     Replay(
         recording=app.recording,
         spec=AttackSpec(name="inverting_gradients", arguments={**ATTACK, "steps": 2}),
         out=app.folder / "reconstructions",
     ).run()
-    told = CliRunner().invoke(attacker_app, ["score", str(app.folder)])
-    assert told.exit_code == 2
-    assert "has no folder truth" in " ".join(told.stderr.split())
+    unscored = CliRunner().invoke(attacker_app, ["score", str(app.folder)])
+    assert unscored.exit_code == 2
+    assert "has no folder truth" in " ".join(unscored.stderr.split())
     shown = CliRunner().invoke(attacker_app, ["report", str(app.folder)])
     assert shown.exit_code == 0, shown.stderr
     assert (app.folder / "report.html").read_text().count("data:image/png") >= 3

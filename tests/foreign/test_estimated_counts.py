@@ -1,4 +1,4 @@
-"""Clients that report no number of examples: it is estimated from the update, said, and not above what is prescribed."""
+"""Tests of clients that report no number of examples: attacks estimate it from the update and say so in their results."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ RATE = 0.05
 
 
 def report_nothing(message: Message, context: Any, call_next: Any) -> Message:
-    """What weighs a client is a share: it counts no examples."""
+    """Make a client report the weight 0.5, which is not a number of examples."""
     reply: Message = call_next(message, context)
     if message.metadata.message_type == "train":
         reply.content["metrics"]["num-examples"] = 0.5
@@ -51,7 +51,7 @@ def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
     assert "is prescribed" in add_estimate(observation)[1]
 
 
-def test_an_estimate_reaches_the_answer_and_is_told_there(app: Any) -> None:
+def test_results_use_an_estimate_and_name_it(app: Any) -> None:
     training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
     app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2})
@@ -66,8 +66,8 @@ def test_an_estimate_reaches_the_answer_and_is_told_there(app: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
-def test_a_null_gets_the_prescribed_number_whatever_the_update_is(app: Any, attack: str) -> None:
-    """Rank and label counts of an update are knowledge of the update."""
+def test_a_null_uses_the_prescribed_number_of_examples(app: Any, attack: str) -> None:
+    """A null, the baseline that must not use the update, may not use an estimate from it either."""
     training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
     app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
     sizes = {}
@@ -79,8 +79,8 @@ def test_a_null_gets_the_prescribed_number_whatever_the_update_is(app: Any, atta
     assert sizes == {False: {3}, True: {8}}
 
 
-def test_dropout_of_any_kind_is_a_limit_of_the_results(app: Any) -> None:
-    """Also where a function draws it and no module; not where clients train in evaluation mode."""
+def test_dropout_of_any_kind_is_listed_as_not_simulated(app: Any) -> None:
+    """Dropout as a function is found like a module. In evaluation mode, neither limits the results."""
 
     class Functional(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_dropout_of_any_kind_is_a_limit_of_the_results(app: Any) -> None:
 
 
 @pytest.mark.parametrize("net", ["Net", "DroppingNet"])
-def test_a_limit_of_the_network_stands_in_what_replay_writes_down(app: Any, net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_the_network_is_written_with_the_results(app: Any, net: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class DroppingNet(app.task.Net):  # type: ignore[misc, name-defined]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = super().forward(torch.nn.functional.dropout(x, 0.1, training=self.training))

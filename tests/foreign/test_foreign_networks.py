@@ -1,4 +1,4 @@
-"""Networks of others: gradients and slopes by whichever route an attack takes are those of plain PyTorch."""
+"""Tests of third-party networks: each of the ways in which attacks compute gradients gives those of plain PyTorch."""
 
 import copy
 import logging
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a script there has the name of a package
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # appended, since a script there has the name of a package
 import foreign
 from support.foreign import networks
 
@@ -38,7 +38,7 @@ def network(name: str) -> tuple[nn.Module, DataSpec]:
 
 
 def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradient of a copy of the network, as a client computes it, and the slope of its squared length by x."""
+    """Return a network's gradient as a client computes it, and the derivative of its squared norm by x."""
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         loss = nn.functional.cross_entropy(model(x), y)
@@ -53,8 +53,8 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "HardNet"])
-def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name: str) -> None:
-    """Weights lie channels last, as a search has them: `view` in a network must not mind."""
+def test_gradients_and_their_derivatives_by_vmap_and_in_one_batch_are_those_of_autograd(name: str) -> None:
+    """Weights are in the memory format channels last, as in attacks, which breaks `view` in a network if it is not handled."""
     model, data = network(name)
     x = torch.rand(PROBLEMS, EXAMPLES, *data.shape, generator=torch.Generator().manual_seed(1))
     y = torch.randint(data.num_classes, (PROBLEMS, EXAMPLES), generator=torch.Generator().manual_seed(2))
@@ -82,7 +82,7 @@ def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name:
             assert error(own[p], expected[p][1]) < 1e-3
 
 
-def test_plain_convolutional_networks_keep_the_fast_route() -> None:
+def test_plain_convolutional_networks_use_the_fast_computation() -> None:
     model, data = network("QuickstartNet")
     assert build_per_problem(model, data, "cross_entropy") is not None
     assert gradients.explain_vmap_failure(model, data, "cross_entropy") == ""
@@ -90,7 +90,7 @@ def test_plain_convolutional_networks_keep_the_fast_route() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")
 @pytest.mark.parametrize("reentrant", [None, True, False])
-def test_activation_checkpointing_keeps_the_fast_route_and_stays_on_outside_of_attacks(reentrant: bool | None) -> None:
+def test_activation_checkpointing_allows_the_fast_computation_and_stays_on_for_clients(reentrant: bool | None) -> None:
     gradients._find_vmap_failure.cache_clear()
     model, data = network("CheckpointedNet")
     expected, _ = by_autograd(model, x := torch.rand(2, *data.shape), y := torch.tensor([1, 4]))
@@ -105,8 +105,8 @@ def test_activation_checkpointing_keeps_the_fast_route_and_stays_on_outside_of_a
     assert len(runs) == 2, "the client itself recomputes"
 
 
-def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
-    """PyTorch has no second derivative of its own hard sigmoid, whose sixth is one of float32."""
+def test_derivatives_of_hard_sigmoids_agree_with_finite_differences() -> None:
+    """PyTorch has no second derivative of its hard sigmoid, and its factor 1/6 is rounded to float32."""
     model, data = network("HardNet")
     model.double()
     gradient, y = build_gradient(model, data), torch.tensor([1, 4])
@@ -117,7 +117,7 @@ def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
     assert all(error(g, e) < 1e-7 for g, e in zip(gradient(weights, x, y).values(), plain, strict=True))
 
 
-def test_a_network_that_torch_func_does_not_stand_is_attacked_by_plain_pytorch_and_the_log_says_why(
+def test_a_network_that_torch_func_cannot_run_is_reported_once_with_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gradients._find_vmap_failure.cache_clear()
@@ -126,12 +126,12 @@ def test_a_network_that_torch_func_does_not_stand_is_attacked_by_plain_pytorch_a
         reason = gradients.explain_vmap_failure(model, data, "cross_entropy")
         assert "in-place operation" in reason
         assert gradients.explain_vmap_failure(copy.deepcopy(model), data, "cross_entropy") == reason
-    told = [record.message for record in caplog.records]
-    assert told == [f"OwnCodeNet is attacked by plain PyTorch, one case after the other: {reason}"]
+    messages = [record.message for record in caplog.records]
+    assert messages == [f"OwnCodeNet is attacked by plain PyTorch, one case after the other: {reason}"]
 
 
-def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check is one of numbers, not only one of errors."""
+def test_a_fast_computation_with_wrong_gradients_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast gradients are compared with those of plain PyTorch; it is not sufficient that they raise no error."""
     gradients._find_vmap_failure.cache_clear()
     model, data = network("RowMLP")
     own = gradients._build_by_torch_func
@@ -145,13 +145,13 @@ def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.M
     gradients._find_vmap_failure.cache_clear()
 
 
-def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_with_several_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     models.admit("support.foreign.networks:TwoInputNet")
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image, row\).*one tensor"):
         models.build_layout(ModelSpec(name="support.foreign.networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
 
 
-def test_nothing_warns_while_routes_are_tried() -> None:
+def test_trying_the_fast_computation_raises_no_warning() -> None:
     gradients._find_vmap_failure.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -160,7 +160,7 @@ def test_nothing_warns_while_routes_are_tried() -> None:
 
 @pytest.mark.parametrize("name", ["QuickstartNet", "AttentionNet", "OwnCodeNet", "RowLSTM"])
 def test_a_network_goes_from_two_state_dicts_to_a_report_with_three_attacks(name: str, tmp_path: Path) -> None:
-    """By the commands that users call; the other networks go the same way in benchmarks/foreign.py."""
+    """The commands are those of users; benchmarks/foreign.py does the same with the other networks."""
     model, data = network(name)
     attacks = foreign.IMAGE_ATTACKS if data.is_image else foreign.TABULAR_ATTACKS
     assert foreign.attack_imported(name, model, data, attacks, tmp_path, "cpu") == (3, "")

@@ -1,4 +1,4 @@
-"""The client's one line: what the mod sends, keeps and never sends."""
+"""Tests of `update_mod`, the mod (Flower's middleware) that a client adds: updates, defenses, and secrets that stay private."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ from fedsim.recording import Observation
 
 
 def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[..., Message]:
-    """The outermost mod: sees what goes on the wire, and the client's own state."""
+    """Return a mod that collects the content of replies and the client's state; as the first mod, it sees what is sent."""
 
     def mod(message: Message, context: Any, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
-        contents.append((message.metadata.message_type, RecordDict(dict(reply.content))))  # the server changes it
+        contents.append((message.metadata.message_type, RecordDict(dict(reply.content))))  # a copy, since the server changes it
         states.append(context.state)
         return reply
 
@@ -30,7 +30,7 @@ def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[.
 
 
 def by_round(app: Any) -> dict[str, list[Observation]]:
-    """Each client's observations in order of rounds."""
+    """Return each client's observations in the order of rounds."""
     found: dict[str, list[Observation]] = {}
     for o in app.recording.read_observations():
         found.setdefault(o.client, []).append(o)
@@ -50,9 +50,9 @@ def test_a_client_keeps_its_pseudonym_and_its_secret_stays_with_it(app: Any) -> 
     pseudonyms = {str(state["identity"]["pseudonym"]) for state in states}
     assert (len(secrets), pseudonyms) == (3, set(by_round(app)))
     wire = [(type(value), value) for _, content in contents for record in content.values() for value in record.values()]
-    told = " ".join(str(value) for kind, value in wire if kind in (str, int, float, bytes))
-    assert all(name in told for name in pseudonyms)
-    assert not any(secret in told for secret in secrets)
+    sent_text = " ".join(str(value) for kind, value in wire if kind in (str, int, float, bytes))
+    assert all(name in sent_text for name in pseudonyms)
+    assert not any(secret in sent_text for secret in secrets)
     assert {key for _, content in contents for key in content} == {"payload", "codec", "client", "metrics"}
 
 
@@ -68,8 +68,8 @@ def test_noise_is_fresh_in_each_round_and_each_client(app: Any) -> None:
     assert likeness.abs().max() < 0.02
 
 
-def test_noise_does_not_go_by_the_servers_number_of_the_round(app: Any) -> None:
-    """A number that is sent twice would bring the same noise twice, and a difference without any."""
+def test_noise_does_not_depend_on_the_round_number_of_the_server(app: Any) -> None:
+    """A server could send one number twice, and cancel equal noise by subtracting the updates."""
 
     class Stuck(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
@@ -93,8 +93,8 @@ def test_the_defense_acts_on_the_update_and_the_server_averages_what_it_got(app:
         torch.testing.assert_close(torch.from_numpy(array.numpy()), mean, rtol=1e-5, atol=1e-7)
 
 
-def test_a_defense_remembers_between_rounds(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that sends each update a round late."""
+def test_a_defense_keeps_its_state_between_rounds(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of the toy defense is the update of the previous round, which it sends."""
     late = Defense(
         init=lambda update: {name: torch.zeros_like(u) for name, u in update.items()},
         apply=lambda update, state, rng: (dict(state), dict(update)),
@@ -103,7 +103,7 @@ def test_a_defense_remembers_between_rounds(app: Any, monkeypatch: pytest.Monkey
     app.run(app.record(), mods=[update_mod("late()")], rounds=2)
     for first, second in by_round(app).values():
         assert norm(first.update) == 0
-        true = app.true_update(second)  # the weights moved by no more than the rounding of a mean
+        true = app.true_update(second)  # the weights changed only by rounding, so that both rounds have the same update
         for name, u in second.update.items():
             torch.testing.assert_close(u, true[name], rtol=0, atol=1e-8)
 
@@ -127,19 +127,19 @@ def test_evaluation_passes_untouched(app: Any, strategy: str) -> None:
         )
 
 
-def test_flowers_own_mods_behind_it_are_part_of_the_update(app: Any) -> None:
+def test_flowers_clipping_mod_after_it_is_part_of_the_update(app: Any) -> None:
     strategy = flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.01, 3)
     app.run(app.record(strategy), mods=[update_mod(), fixedclipping_mod], rounds=1)
     assert [norm(o.update) for o in app.recording.read_observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
 
 
-def test_flowers_local_privacy_behind_it_is_recorded_with_its_noise(app: Any) -> None:
+def test_noise_of_flowers_privacy_mod_after_it_is_recorded(app: Any) -> None:
     app.run(app.record(), mods=[update_mod(), LocalDpMod(0.01, 1.0, 100.0, 1e-5)], rounds=1)
     for o in app.recording.read_observations():
-        assert norm(o.update) > 0.015  # of 62006 coordinates, far above the clipping norm
+        assert norm(o.update) > 0.015  # noise in 62006 coordinates exceeds the clipping norm of 0.01
 
 
-def test_an_app_that_empties_the_message_as_it_reads_it_is_no_problem(app: Any) -> None:
+def test_an_app_that_consumes_the_message_is_supported(app: Any) -> None:
     def greedy(message: Message, context: Any, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
         if message.metadata.message_type == "train":
@@ -151,7 +151,7 @@ def test_an_app_that_empties_the_message_as_it_reads_it_is_no_problem(app: Any) 
 
 
 def rename(message: Message, context: Any, call_next: Any) -> Message:
-    """An app that calls its record of weights otherwise."""
+    """Rename the record of weights, as an app may."""
     reply: Message = call_next(message, context)
     if message.metadata.message_type == "train":
         reply.content["net"] = reply.content["arrays"]
@@ -160,7 +160,7 @@ def rename(message: Message, context: Any, call_next: Any) -> Message:
 
 
 def half(message: Message, context: Any, call_next: Any) -> Message:
-    """An app that keeps its head to itself."""
+    """Remove a tensor of the last layer, as an app may that does not share it."""
     reply: Message = call_next(message, context)
     if message.metadata.message_type == "train":
         del reply.content["arrays"]["fc3.bias"]
@@ -171,14 +171,14 @@ def half(message: Message, context: Any, call_next: Any) -> Message:
     ("inner", "words"),
     [(rename, "has no record of weights 'arrays'; it has net. Name it in update_mod(key=...)"), (half, "'fc3.bias' is only in")],
 )
-def test_weights_never_leave_a_client_undefended_because_they_were_not_found(app: Any, inner: Any, words: str) -> None:
+def test_if_weights_are_not_found_nothing_is_sent_undefended(app: Any, inner: Any, words: str) -> None:
     contents: list[tuple[str, RecordDict]] = []
     app.run(app.record(), mods=[spy(contents, []), update_mod("clip(1)"), inner], rounds=1)
     assert not contents
     assert all(row.status == "failed" and words in row.reason for row in app.recording.read_rows())
 
 
-def test_a_buffer_that_came_as_an_update_is_a_failed_row_with_the_mend(app: Any) -> None:
+def test_a_buffer_sent_as_part_of_the_update_is_a_failed_row_with_the_reason(app: Any) -> None:
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=[update_mod(buffers=("num_batches_tracked",))], rounds=1)
     rows = app.recording.read_rows()
     assert all(

@@ -1,4 +1,4 @@
-"""An app of Flower's older interface, NumPyClient and flwr.server.strategy, is recorded and computes what it did before."""
+"""Tests of apps with Flower's older interface, NumPyClient and flwr.server.strategy: recording does not change results."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def parameters_alone(network: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class OlderApp:
-    """The quickstart written for the older interface; `sent` and `returned` are what its clients saw, by partition."""
+    """The quickstart app with the older interface. sent, returned: weights that clients got and returned, with the partition."""
 
     def __init__(self, app: Any, net: str, order: Order) -> None:
         self.app, self.net, self.order = app, getattr(app.task, net), order
@@ -81,7 +81,7 @@ class OlderApp:
 
 
 def plain(**options: Any) -> FedAvg:
-    """Wait for every client: by default FedAvg begins a round with the first two that are there."""
+    """Return FedAvg that waits for every client; by default it begins a round with the first two that are connected."""
     return FedAvg(fraction_evaluate=0.0, min_fit_clients=CLIENTS, min_available_clients=CLIENTS, **options)
 
 
@@ -109,7 +109,7 @@ def test_the_federation_is_unchanged_and_every_message_is_recorded(
     without = OlderApp(app, net, order).run(make)
     older = OlderApp(app, net, order)
     with_record = older.run(recorded(app, make, net))
-    for found_array, expected_array in zip(with_record, without, strict=True):  # clients answer in any order, so sums round apart
+    for found_array, expected_array in zip(with_record, without, strict=True):  # the order of answers changes rounding
         torch.testing.assert_close(torch.as_tensor(found_array), torch.as_tensor(expected_array), rtol=1e-5, atol=1e-7)
 
     names = list(order(older.net()))
@@ -131,7 +131,7 @@ def test_the_federation_is_unchanged_and_every_message_is_recorded(
 def test_a_client_whose_list_does_not_fit_is_recorded_as_failed_and_the_strategy_fails_as_before(app: Any) -> None:
     older = OlderApp(app, "Net", whole_state)
     older.broken = 1
-    unequal = r"zip\(\) argument 2 is (shorter|longer) than argument 1"  # which of the two depends on who answers first
+    unequal = r"zip\(\) argument 2 is (shorter|longer) than argument 1"  # depends on the order of answers
     with pytest.raises(EngineError, match=unequal):
         older.run(plain)
     with pytest.raises(EngineError, match=unequal):

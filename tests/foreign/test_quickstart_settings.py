@@ -1,4 +1,4 @@
-"""The app with the settings of Flower's template: ten clients, batches of 32, momentum 0.9, one local epoch."""
+"""Tests of the quickstart app with the settings of Flower's template: ten clients, batches of 32, momentum 0.9, one epoch."""
 
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,15 @@ ONE_STEP = Training(learning_rate=RATE, batch_size=1, steps=1, momentum=0.9, mod
 
 
 def run(app: Any, training: Training, **client: Any) -> list[Any]:
-    """The observations of one round."""
+    """Run one round and return its observations."""
     app.run(app.record(FedAvg(fraction_evaluate=0.0), training=training), clients=CLIENTS, rounds=1, momentum=0.9, **client)
     return list(app.recording.read_observations())
 
 
 def test_an_epoch_with_momentum_is_simulated_step_by_step(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the true examples, in their order, the simulated gradient is the one that was observed; one batch is far from it.
+    """At the true examples in their order, simulated steps give the observed update; one step on all examples is far from it.
 
-    Seventy-two examples a client: two full batches and a short one. The app reads them from a file, as it may read CIFAR-10.
+    Each client has 72 examples, two full batches and a short one, which the app reads from a file.
     """
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (900, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 900)
@@ -57,7 +57,7 @@ def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
 
 
 def test_one_step_on_one_example_is_one_image_whatever_the_client_reports(app: Any) -> None:
-    """The app reports the size of the client's data set; the attack searches for one image and reads its label."""
+    """Clients report the size of their whole data set, but the attack searches for one image and finds its label."""
     observations = run(app, ONE_STEP, batch_size=1, limit=None, steps=1)
     assert all(row.reported is not None and row.reported > 1 for row in app.recording.read_rows())
     assert [o.num_examples for o in observations] == [1] * CLIENTS

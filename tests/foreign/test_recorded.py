@@ -1,4 +1,4 @@
-"""What is written down of an app of others: what each client did, as far as the wire shows it, and nothing made up."""
+"""Tests of recordings of third-party apps: updates, buffers, failures, and settings that are refused before the start."""
 
 import logging
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def norm(update: Any) -> float:
 
 
 def gradient(app: Any, observation: Observation, client: int) -> dict[str, Tensor]:
-    """By hand: of cross-entropy at the client's example and the weights that it was sent."""
+    """Compute the gradient of cross-entropy at the client's example and the weights that it was sent."""
     model = app.task.Net()
     model.load_state_dict(dict(observation.weights))
     x, y = app.example(client)
@@ -44,7 +44,7 @@ def gradient(app: Any, observation: Observation, client: int) -> dict[str, Tenso
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def test_weights_that_come_back_are_recorded_bit_for_bit(app: Any) -> None:
+def test_returned_weights_are_recorded_bit_for_bit(app: Any) -> None:
     app.run(app.record())
     seen = observations(app)
     assert [o.round for o in seen] == [1, 1, 1, 2, 2, 2]
@@ -58,7 +58,7 @@ def test_weights_that_come_back_are_recorded_bit_for_bit(app: Any) -> None:
 
 
 def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(app: Any) -> None:
-    """One step of SGD is -lr * gradient; the client rounds the sum with its weight, and `rounding` is what that can cost."""
+    """One step of SGD is -lr * gradient. The client rounds weight plus step, and `rounding` bounds the error of that."""
     app.run(app.record(), rounds=1)
     lost = []
     for o in observations(app):
@@ -66,10 +66,10 @@ def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(
         assert set(o.rounding) == set(o.update) == set(step)
         for name, change in step.items():
             error = (o.update[name].double() - change).abs()
-            product = 2e-7 * change.abs()  # of rate and gradient, in float32
+            product = 2e-7 * change.abs()  # rounding of rate * gradient in float32
             assert (error <= o.rounding[name].double() + product).all(), name
             lost.append((error / o.rounding[name].double())[change.abs() > 1e-12])
-    assert torch.cat(lost).max() > 0.5  # it is no bound that anything would keep
+    assert torch.cat(lost).max() > 0.5  # the bound is not too wide
 
 
 def test_with_the_mod_the_update_is_recorded_as_the_client_subtracted_it(app: Any) -> None:
@@ -85,7 +85,7 @@ def test_with_the_mod_the_update_is_recorded_as_the_client_subtracted_it(app: An
 
 @pytest.mark.parametrize("mods", [(), (update_mod(),)], ids=["weights", "mod"])
 @pytest.mark.parametrize("name", CLIPPED)
-def test_what_the_server_clips_is_recorded_before_that(app: Any, name: str, mods: Any) -> None:
+def test_updates_are_recorded_before_the_server_clips_them(app: Any, name: str, mods: Any) -> None:
     strategy = CLIPPED[name]()
     result = app.run(app.record(strategy), rounds=1, mods=mods)
     seen = observations(app)
@@ -96,11 +96,11 @@ def test_what_the_server_clips_is_recorded_before_that(app: Any, name: str, mods
         assert norm(o.update) == pytest.approx(norm(true), rel=1e-5)
     start = seen[0].weights
     moved = norm({key: torch.from_numpy(array.numpy()) - start[key] for key, array in result.arrays.items()})
-    assert 0 < moved < 1.01e-3  # and the server did clip
+    assert 0 < moved < 1.01e-3  # the server did clip
 
 
 def test_a_strategy_that_sends_float64_is_recorded_as_clients_load_it(app: Any) -> None:
-    """FedAdam of Flower answers in float64; a network of float32 starts from what float32 holds of that."""
+    """Flower's FedAdam sends float64 weights, which clients round to float32 before training."""
     for mods in ((), (update_mod(),)):
         result = app.run(app.record(flower.FedAdam(eta=0.01, fraction_evaluate=0.0)), mods=mods)
         assert {array.dtype for array in result.arrays.values()} == {"float64"}
@@ -132,7 +132,7 @@ def test_batch_norm_statistics_are_kept_apart_and_counters_stay_whole_numbers(ap
 
 @pytest.mark.parametrize("mods", [(), (update_mod("clip(1)"),)], ids=["weights", "mod"])
 def test_counters_that_flower_averages_are_recorded_in_every_round(app: Any, mods: Any) -> None:
-    """From the second round on Flower sends them as float64, and clients send whole numbers back."""
+    """From the second round on, Flower sends counters as float64, and clients return integers."""
     app.run(app.record(net="NormedNet"), net="NormedNet", mods=mods, rounds=3)
     assert [(row.round, row.status) for row in app.recording.read_rows()] == [
         (n, "complete") for n in (1, 2, 3) for _ in range(3)
@@ -143,7 +143,7 @@ def test_counters_that_flower_averages_are_recorded_in_every_round(app: Any, mod
 
 
 def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(app: Any) -> None:
-    """Flower's clipping goes by position: buffers at the end would be clipped as if they were weights."""
+    """Flower's clipping matches tensors by position, so that another order would compare different tensors."""
     orders = []
 
     class Looking(FedAvg):
@@ -157,7 +157,7 @@ def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(a
 
 
 def failing(number: int) -> Callable[..., Message]:
-    """A mod: the client of one partition cannot train."""
+    """Return a mod with which training fails on the client of one partition."""
 
     def mod(message: Message, context: Any, call_next: Any) -> Message:
         if context.node_config["partition-id"] == number and message.metadata.message_type == "train":
@@ -191,7 +191,7 @@ def test_a_client_that_does_not_answer_in_time_is_a_late_row(app: Any, monkeypat
     assert len({row.client for row in rows}) == 3
 
 
-def test_only_the_rounds_and_clients_that_are_wanted_are_written(app: Any) -> None:
+def test_only_the_chosen_rounds_and_clients_are_recorded(app: Any) -> None:
     app.run(app.record(rounds="2-3", clients="1"), rounds=3)
     rows = app.recording.read_rows()
     assert [row.round for row in rows] == [2, 3]
@@ -230,11 +230,11 @@ def test_another_network_is_refused_before_anything_is_sent_or_written(app: Any,
     assert words in str(error.value)
     assert not trained
     assert not app.folder.exists()
-    app.run(app.record(), rounds=1)  # the mend works in the same folder
+    app.run(app.record(), rounds=1)  # the correct network can be recorded in the same folder
 
 
 def test_a_strategy_that_sends_each_client_other_weights_is_refused(app: Any) -> None:
-    """Else all updates but one would be derived from weights that the client never had."""
+    """Otherwise updates would be computed from weights that a client never had."""
 
     class Personal(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
@@ -264,7 +264,7 @@ def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_relative_folder_is_explained_at_the_start_and_where_it_is_taken(
+def test_a_relative_folder_is_explained_at_the_start_and_if_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from fedsim.server import record
@@ -274,15 +274,15 @@ def test_a_relative_folder_is_explained_at_the_start_and_where_it_is_taken(
     with caplog.at_level(logging.INFO, logger="flwr"):
         record(FedAvg(), "mine", **facts)
         record(FedAvg(), tmp_path / "absolute", **facts)
-    told = [record.getMessage() for record in caplog.records if "will record" in record.getMessage()]
-    assert told[0].startswith(f"fedleak: will record in {tmp_path / 'mine'} ('mine' is relative and starts in the folder of")
-    assert told[1] == f"fedleak: will record in {tmp_path / 'absolute'}"
+    logged = [record.getMessage() for record in caplog.records if "will record" in record.getMessage()]
+    assert logged[0].startswith(f"fedleak: will record in {tmp_path / 'mine'} ('mine' is relative and starts in the folder of")
+    assert logged[1] == f"fedleak: will record in {tmp_path / 'absolute'}"
     (tmp_path / "mine" / "recording").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"'mine' is relative and .*SuperLink was started.* holds a recording already"):
         record(FedAvg(), "mine", **facts)
 
 
-def test_what_is_no_strategy_is_refused_with_what_to_do(app: Any) -> None:
+def test_an_object_that_is_no_strategy_is_refused_with_advice(app: Any) -> None:
     with pytest.raises(TypeError, match=r"builtins\.dict is not a Flower strategy: record\(\) needs one of flwr"):
         app.record({"fraction_fit": 1.0})
 
@@ -301,7 +301,7 @@ def test_what_is_no_strategy_is_refused_with_what_to_do(app: Any) -> None:
         ({"rounds": "none"}, "cannot read rounds"),
     ],
 )
-def test_a_wrong_word_is_refused_at_once(app: Any, options: Any, words: str) -> None:
+def test_wrong_arguments_of_record_are_refused_at_once(app: Any, options: Any, words: str) -> None:
     from fedsim.server import record
 
     app.task.OneLogit = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 1))
@@ -311,7 +311,7 @@ def test_a_wrong_word_is_refused_at_once(app: Any, options: Any, words: str) -> 
     assert not app.folder.exists()
 
 
-def test_the_manifest_says_what_the_attacker_needs(app: Any) -> None:
+def test_the_manifest_has_model_defense_data_and_software(app: Any) -> None:
     app.run(app.record(defense="clip(1)"), mods=[update_mod("clip(1)")], rounds=1)
     manifest = app.recording.manifest
     assert (manifest.name, manifest.model, str(manifest.defense)) == ("theirs", ModelSpec(name="task:Net"), "clip(1)")
@@ -319,13 +319,13 @@ def test_the_manifest_says_what_the_attacker_needs(app: Any) -> None:
     assert manifest.software["flwr"].startswith("1.")
 
 
-def test_records_may_have_any_name_as_flowers_own_strategies_take_them(app: Any, tmp_path: Path) -> None:
+def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
     def rename(message: Message, context: Any, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
         if message.metadata.message_type == "train":
             reply.content["net"], reply.content["figures"] = reply.content["arrays"], reply.content["metrics"]
             del reply.content["arrays"], reply.content["metrics"]
-            reply.content["figures"]["num-examples"] = 0.5  # a share, as some weigh: it counts nothing
+            reply.content["figures"]["num-examples"] = 0.5  # a weight and no number of examples
         return reply
 
     app.run(app.record(), mods=[rename], rounds=1)
@@ -334,21 +334,21 @@ def test_records_may_have_any_name_as_flowers_own_strategies_take_them(app: Any,
         assert o.payload.codec == "weights"
 
 
-def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Before anything is sent, with the absolute path: an app may run in a folder of its own."""
+def test_record_logs_its_folder_and_assumptions_at_the_start(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the absolute path, since an app may run in another folder, and the assumptions about training."""
     with caplog.at_level(logging.INFO, logger="flwr"):
         training = Training(learning_rate=0.05, batch_size=32, steps=2, momentum=0.9, mode="eval", augmentation="random crop")
         app.record(net="NormedNet", training=training)
-    told = [message for record in caplog.records if (message := record.getMessage()).startswith("fedleak")]
-    assert told[0] == f"fedleak: will record in {app.folder.absolute()}"
-    assert "at most 64 (2 steps of 32), fewer where a client reports fewer; where it reports none" in told[1]
-    assert told[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
-    assert "random crop" in told[3]
-    assert "if clients call net.train(), set mode='train'" in told[4]
+    logged = [message for record in caplog.records if (message := record.getMessage()).startswith("fedleak")]
+    assert logged[0] == f"fedleak: will record in {app.folder.absolute()}"
+    assert "at most 64 (2 steps of 32), fewer where a client reports fewer; where it reports none" in logged[1]
+    assert logged[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
+    assert "random crop" in logged[3]
+    assert "if clients call net.train(), set mode='train'" in logged[4]
 
 
 def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
-    """Most apps call `net.train()`. Without batch norm or dropout the mode makes no difference, and need not be stated."""
+    """Most apps call `net.train()`. Without batch norm and dropout, the mode makes no difference and can be omitted."""
     with pytest.raises(ValueError, match=r"set training\.mode to 'train' if they call net\.train\(\), as most apps do"):
         app.record(net="NormedNet", training=TRAINING)
     assert not app.folder.exists()
@@ -356,8 +356,8 @@ def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
     assert app.recording.manifest.training.mode == "eval"
 
 
-def test_a_client_that_reports_its_whole_data_set_is_behind_its_update_with_what_it_used(app: Any) -> None:
-    """One step on one example of twenty: attacks search for one image."""
+def test_a_reported_number_of_examples_is_limited_by_the_prescribed_steps(app: Any) -> None:
+    """The client takes one step on one example and reports 20 examples."""
 
     def report_all(message: Message, context: Any, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
@@ -370,6 +370,6 @@ def test_a_client_that_reports_its_whole_data_set_is_behind_its_update_with_what
     assert {o.num_examples for o in observations(app)} == {1}
 
 
-def test_a_server_that_knows_better_says_how_many_examples_there_are(app: Any) -> None:
+def test_a_server_can_state_the_number_of_examples(app: Any) -> None:
     app.run(app.record(training=Training(learning_rate=0.05, batch_size=1, epochs=1, examples=1)), rounds=1)
     assert {o.num_examples for o in observations(app)} == {1}

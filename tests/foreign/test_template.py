@@ -1,4 +1,4 @@
-"""The app of Flower's template as it is but for the line of `record()`; its download of CIFAR-10 is replaced by a file."""
+"""Test of Flower's template app with the call of `record()` added; its download of CIFAR-10 is replaced by a file."""
 
 import sys
 import tomllib

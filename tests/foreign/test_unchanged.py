@@ -1,4 +1,4 @@
-"""A recorded federation of others is the federation that it was: nothing that it computes changes."""
+"""Tests that recording a third-party federation does not change its results."""
 
 import ast
 from collections.abc import Callable
@@ -28,7 +28,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def clients_of(name: str) -> dict[str, Any]:
-    """Flower has this mod on training alone: it wants its clipping norm in every message."""
+    """Return options of the clients. Flower's clipping mod is for training only, since it requires a norm in every message."""
     return {"train_mods": [fixedclipping_mod]} if name == "client-side clipping" else {}
 
 
@@ -41,8 +41,10 @@ def test_the_app_knows_nothing_of_this_project() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_recorded_and_unrecorded_federations_end_alike(app: Any, same: Callable[[Result, Result], bool], name: str) -> None:
-    """Weights bit for bit, and what clients report of training and evaluation: Flower's own figures."""
+def test_recorded_and_unrecorded_federations_have_the_same_results(
+    app: Any, same: Callable[[Result, Result], bool], name: str
+) -> None:
+    """Weights are equal bit for bit, and so are the metrics that clients report of training and evaluation."""
     alone = app.run(STRATEGIES[name](), **clients_of(name))
     recorded = app.run(app.record(STRATEGIES[name]()), **clients_of(name))
     assert same(recorded, alone)
@@ -53,8 +55,8 @@ def test_recorded_and_unrecorded_federations_end_alike(app: Any, same: Callable[
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_with_the_mod_they_end_alike_but_for_the_rounding_of_a_sum(app: Any, name: str) -> None:
-    """The server adds the update to what it sent: at most one unit in the last place beside the weights of the client."""
+def test_with_the_mod_results_differ_only_by_rounding(app: Any, name: str) -> None:
+    """The server adds the update to the weights that it sent, which differs from the client's weights by rounding."""
     alone = app.run(STRATEGIES[name](), rounds=1, **clients_of(name))
     recorded = app.run(app.record(STRATEGIES[name]()), rounds=1, mods=[update_mod()], **clients_of(name))
     assert list(recorded.arrays) == list(alone.arrays)
@@ -68,14 +70,14 @@ def test_with_the_mod_they_end_alike_but_for_the_rounding_of_a_sum(app: Any, nam
     assert recorded.evaluate_metrics_clientapp[1]["eval_loss"] == pytest.approx(alone.evaluate_metrics_clientapp[1]["eval_loss"])
 
 
-def test_batch_norm_and_its_counters_end_alike(app: Any, same: Callable[[Result, Result], bool]) -> None:
+def test_batch_norm_statistics_and_counters_are_the_same(app: Any, same: Callable[[Result, Result], bool]) -> None:
     alone = app.run(FedAvg(), net="NormedNet")
     recorded = app.run(app.record(FedAvg(), net="NormedNet"), net="NormedNet")
     assert same(recorded, alone)
 
 
-def test_a_strategy_stays_what_it_is(app: Any) -> None:
-    """Apps look at attributes, ask for the class, and some have a `start` of their own, which calls the hooks on itself."""
+def test_a_recorded_strategy_is_the_same_object(app: Any) -> None:
+    """Apps read attributes of a strategy, check its class, and may override `start`, which calls other methods of the object."""
 
     class Saving(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:

@@ -1,10 +1,10 @@
-"""Random requests to the service's API, from a grammar of hostile ones, on a real run.
+"""A fuzzer of the service's API: random hostile requests, drawn from a grammar, on a real run.
 
     python tests/fuzz/api_fuzzer.py --seconds 600 --seed 1
 
-Of each request it is checked that the service does not fail (5xx), answers in time with its headers and with JSON that can be
-read, tells nothing of a file outside its root, and neither starts a process nor writes outside its root. Prints its figures as
-JSON. Not asked for: reports, which are made in a process of their own, and streams of events, which do not end.
+For each request it checks that the service does not fail (5xx), answers in time with its security headers and valid JSON, reveals
+no file outside its root, and neither starts a process nor writes outside its root. It prints its figures as JSON. It does not
+request reports, which are made in a separate process, and streams of events, which do not end.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from fedsim.recording import Recording
 
 ANSWER_SECONDS = 10.0
 MEMORY = 10**9
-"""Bytes above what the service took at first."""
+"""Most bytes by which the memory of the service may grow."""
 SECRET = "what no answer may hold 5b1c"
 EXPERIMENT = {
     "rounds": 1,
@@ -50,7 +50,7 @@ METHODS = ("GET",) * 12 + ("POST",) * 4 + ("DELETE", "HEAD", "PUT", "PATCH", "OP
 
 
 class Grammar:
-    """Requests. outside: a file that none may read. ids: of recordings, attacks, cases and jobs that there are."""
+    """A generator of requests. outside: a file that may not be read. ids: of existing recordings, attacks, cases and jobs."""
 
     def __init__(self, rng: random.Random, outside: Path, ids: dict[str, list[str]]) -> None:
         self.rng, self.outside, self.ids = rng, outside, ids
@@ -164,7 +164,7 @@ def make_root(folder: Path) -> Path:
 
 @contextmanager
 def outside_of(folder: Path) -> Iterator[Path]:
-    """A file with a secret and a FIFO beside the root; raises AssertionError if anything there has changed at the end."""
+    """Yield a file with a secret beside the root, next to a FIFO; raise AssertionError if anything there has changed."""
     place = folder / "outside"
     place.mkdir()
     (place / "secret.npz").write_text(SECRET)
@@ -207,7 +207,7 @@ async def _requests(app: Any, grammar: Grammar, seconds: float, seed: int) -> di
             try:
                 request = client.build_request(**asked)
             except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
-                continue  # what no client could send
+                continue  # no client could send it
             answer = await asyncio.wait_for(client.send(request), ANSWER_SECONDS)
             longest = max(longest, time.monotonic() - sent)
             statuses[answer.status_code] += 1

@@ -1,7 +1,7 @@
-"""Fuzzes all commands that read a run: changes files, links, the manifest, the index, truth, attacks and scores at random.
+"""A fuzzer of all commands that read a run: it changes files, links, manifest, index, truth, attacks and scores at random.
 
-Each input is a copy of one small run with one to three changes, drawn from a grammar: links, pipes and files with second names;
-bytes; values in JSON, TOML, SQLite and the headers of tensor files. A command then runs in a forked process, and must end within
+Each input is a copy of one small run with one to three random changes: links, pipes and hard links; bytes; values in JSON,
+TOML, SQLite and the headers of tensor files. A command then runs in a forked process, and must end within
 `SECONDS` and `MEMORY` with a message, without a traceback, without starting a process, and without changing anything outside.
 
     python tests/fuzz/run_fuzzer.py --seconds 600 --seed 1
@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10.0
-"""Of CPU time that a command may take, and that it may wait without taking any."""
+"""Limit of a command's CPU time, and of the time that it may wait without using the CPU."""
 MEMORY = 10**9
-"""Bytes that it may take above those of the process that it is forked from."""
+"""Most bytes of memory that a command may use above those of the process from which it is forked."""
 SECRET = "export SECRET=1"
 STEERING = "\x1b[2J"
-"""Clears a terminal. It is in texts of the grammar and must not be in the output of any command."""
+"""The control sequence that clears a terminal. Changed texts contain it, and no output of a command may."""
 CHILDREN = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn")
-"""Events of Python's audit that a new process or program raises."""
+"""Python's audit events for starting a process or program."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**70, 10**400, 1e308, -0.5, float("nan"), float("inf")),
@@ -88,7 +88,7 @@ def make_run(root: Path) -> Path:
             raise RuntimeError(
                 f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output} {result.exception!r}"
             ) from result.exception
-    for name, asked in COMMANDS.items():  # what a command loads, each child would have to load again
+    for name, asked in COMMANDS.items():  # so that modules are loaded before children are forked
         status, told = run_command(asked, root / "run", root / "experiment.toml")
         if status:
             raise RuntimeError(f"{name} of an unchanged run ended with {status}: {told}")
@@ -115,7 +115,7 @@ def files_of(run: Path) -> list[Path]:
 
 
 def plant(rng: Rng, run: Path) -> str:
-    """A link, a pipe, a socket, a folder or a file with a second name in place of something, or beside it."""
+    """Put a link, a pipe, a socket, a folder or a hard link in place of a file or folder, or beside it."""
     path = rng.choice(sorted(run.rglob("*")))
     if rng.random() < 0.3:
         path = path.with_name(
@@ -182,7 +182,7 @@ def change_bytes(rng: Rng, run: Path) -> str:
 
 
 def change_value(rng: Rng, value: Any) -> Any:
-    """A copy of JSON with one value, at whatever depth, replaced, removed or repeated."""
+    """Return a copy of JSON with one value at any depth replaced, removed or repeated."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         if rng.random() < 0.1:
@@ -202,14 +202,14 @@ def change_json(rng: Rng, run: Path) -> str:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         at = rng.randrange(len(lines))
         lines[at] = "[" * 100_000 if rng.random() < 0.03 else json.dumps(change_value(rng, json.loads(lines[at])))
-    except ValueError:  # changed before
+    except ValueError:  # an earlier change has made it invalid
         return ""
     path.write_bytes("\n".join([*lines, ""]).encode("utf-8", "surrogatepass"))
     return f"a value in {path.relative_to(run)}"
 
 
 def change_tensors(rng: Rng, run: Path) -> str:
-    """The header of a tensor file, or the facts in it."""
+    """Change a value in the header of a tensor file, or in the facts that it contains."""
     found = [path for path in files_of(run) if path.suffix == ".safetensors"]
     path = rng.choice(found)
     content = path.read_bytes()
@@ -265,7 +265,7 @@ CHANGES: tuple[tuple[Callable[[Rng, Path], str], int], ...] = (
 
 
 def snapshot(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Mode, size, time and content of all below a folder."""
+    """Return mode, size, modification time, number of links and content of everything below a folder."""
     found: dict[str, tuple[Any, ...]] = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         status = path.lstat()
@@ -275,7 +275,7 @@ def snapshot(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def run_command(words: tuple[str, ...], run: Path, experiment: Path) -> tuple[int, str]:
-    """Run a command in this process: its exit status, and its output or traceback; status 70 stands for a traceback."""
+    """Run a command in this process; return its exit status with its output, or 70 with a traceback."""
     if words == ("service",):
         return read_as_the_service(run)
     from typer.testing import CliRunner
@@ -293,7 +293,7 @@ def run_command(words: tuple[str, ...], run: Path, experiment: Path) -> tuple[in
 
 
 def read_as_the_service(run: Path) -> tuple[int, str]:
-    """All that the service's index reads of a run."""
+    """Read all that the service's index reads of a run; return status 0, or 70 with a traceback."""
     from attacker.service.index import Catalogue
     from attacker.service.settings import ServiceSettings
 
@@ -316,16 +316,17 @@ def read_as_the_service(run: Path) -> tuple[int, str]:
 
 
 def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -> tuple[str, str, float, int]:
-    """Do `work` in a forked process: what was wrong with it, if anything, its words, CPU seconds and bytes above this process.
+    """Do `work` in a forked process; return the kind of its outcome, its output, CPU seconds, and bytes above those at its start.
 
-    It hangs where it takes more than `SECONDS` of CPU time, or waits for as long without taking any: a busy machine is no hang.
+    The outcome is a hang if it uses more than `SECONDS` of CPU time, or waits that long without using any; elapsed time alone
+    does not count, since the machine may be busy.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         _do(work, writer, allowed)
     os.close(writer)
-    baseline = int.from_bytes(os.read(reader, 8), "little")  # of the child itself: it maps less than this process does
+    baseline = int.from_bytes(os.read(reader, 8), "little")  # measured in the child, which has less in memory than this process
     os.set_blocking(reader, False)
     said, most, cpu, moved, killed = b"", baseline, 0.0, time.monotonic(), False
     while True:
@@ -354,7 +355,7 @@ def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -
 
 
 def _resident(process: int) -> int:
-    """Bytes of a process in memory; 0 where it is gone."""
+    """Return the bytes of a process in memory, or 0 if it has ended."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, IndexError):
@@ -362,7 +363,7 @@ def _resident(process: int) -> int:
 
 
 def _cpu(process: int) -> float:
-    """Seconds that a process has computed; 0 where it is gone."""
+    """Return the CPU seconds of a process, or 0 if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -383,7 +384,7 @@ def _do(work: Callable[[], tuple[int, str]], writer: int, allowed: tuple[Path, .
             if given[2] & WRITING and outside and given[0] != os.devnull:
                 tell("write outside", f"{given!r}")
 
-    faulthandler.disable()  # a crash is told by its signal
+    faulthandler.disable()  # a crash is recognised by its signal
     os.write(writer, _resident(os.getpid()).to_bytes(8, "little"))
     try:
         sys.addaudithook(audit)
@@ -396,9 +397,9 @@ def _do(work: Callable[[], tuple[int, str]], writer: int, allowed: tuple[Path, .
 
 
 def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = False) -> dict[str, Any]:
-    """Try inputs for so many seconds, one after the other. Returns the figures, and the first failures with their seeds.
+    """Try inputs one after the other for `seconds`; return the figures, and the first failures with their input numbers.
 
-    only: the number of one input, to see it again.
+    only: the number of one input, to repeat it alone.
     """
     with tempfile.TemporaryDirectory(prefix="fuzz-") as made:
         root = Path(made)
@@ -420,7 +421,7 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
             for change in changes:
                 try:
                     told.append(change(rng, run))
-                except (OSError, IndexError, ValueError):  # an earlier change is in its way
+                except (OSError, IndexError, ValueError):  # an earlier change prevents this one
                     continue
             before = snapshot(outside)
             for name in rng.sample(sorted(COMMANDS), 2):
@@ -456,7 +457,7 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
 
 
 def _temporary() -> tuple[Path, ...]:
-    """Where copies of an index are recovered."""
+    """Return the folder for temporary files, where commands may write copies of an index."""
     return (Path(tempfile.gettempdir()),) if Path(tempfile.gettempdir()) != Path("/") else ()
 
 
@@ -468,7 +469,7 @@ def _clear(folder: Path) -> None:
 
 
 def main() -> None:
-    """Entry point: prints the figures as JSON, and ends with status 1 where anything went wrong."""
+    """Run the fuzzer: print the figures as JSON, and exit with status 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()) // 86_400, help="by default the day")

@@ -1,4 +1,4 @@
-"""Seconds of the API's fuzzer; a nightly run takes minutes."""
+"""Tests of the API with a few seconds of its fuzzer (nightly runs take minutes), and of the fuzzer itself."""
 
 import json
 import random
@@ -28,12 +28,12 @@ def test_no_request_breaks_the_api(capsys: pytest.CaptureFixture[str]) -> None:
         httpx.Response(404, headers=api_fuzzer.SECURITY_HEADERS, json={"error": {"message": ""}}),
     ],
 )
-def test_the_fuzzer_finds_what_it_looks_for(answer: httpx.Response) -> None:
+def test_the_fuzzer_detects_each_kind_of_wrong_answer(answer: httpx.Response) -> None:
     with pytest.raises(AssertionError):
         api_fuzzer._check({}, answer)
 
 
-def test_what_is_written_outside_is_found(tmp_path: Path) -> None:
+def test_a_write_outside_the_root_is_detected(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="outside the root"), api_fuzzer.outside_of(tmp_path) as outside:
         outside.write_text("changed")
 

@@ -1,4 +1,4 @@
-"""The clients of the quickstart. Knows nothing of fedleak."""
+"""The clients of the quickstart app, which does not import fedleak."""
 
 import task
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -6,7 +6,10 @@ from flwr.clientapp import ClientApp
 
 
 def make_app(net=task.Net, *, mods=(), train_mods=(), batch_size=1, limit=1, momentum=0.0, mode=True, steps=None):
-    """net: makes the network. limit: training examples of a client. mode: of the network while it trains. steps: of an epoch."""
+    """Return the client app. net: makes the network. limit: most training examples of a client. mode: of the network in training.
+
+    steps: number of steps of each epoch, by default all.
+    """
     app = ClientApp(mods=list(mods))
 
     def loaders(context: Context):

@@ -1,4 +1,4 @@
-"""The server of the quickstart. Knows nothing of fedleak."""
+"""The server of the quickstart app, which does not import fedleak."""
 
 import task
 import torch
@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg
 
 
 def make_app(strategy=None, *, net=task.Net, rounds=2, lr=0.05, seed=1, done=None):
-    """strategy: Flower's, by default FedAvg over all clients. done: gets the result."""
+    """Return the server app. strategy: one of Flower's, by default FedAvg over all clients. done: is called with the result."""
     app = ServerApp()
 
     @app.main()

@@ -1,4 +1,4 @@
-"""A small network, its training and its data, as in Flower's PyTorch quickstart. Knows nothing of fedleak."""
+"""A small network, its training and its data, as in Flower's PyTorch quickstart; it does not import fedleak."""
 
 import os
 from functools import cache
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class NormedNet(Net):
-    """The same with batch norm behind each convolution."""
+    """The same network with batch norm after each convolution."""
 
     def __init__(self):
         super().__init__()
@@ -52,10 +52,10 @@ class NormedNet(Net):
 
 @cache
 def load_images():
-    """All examples: 32x32 windows of photographs at half their size, and the number of the photograph.
+    """Return all examples: 32x32 windows of photographs at half their size, labelled by the number of the photograph.
 
-    An .npz file with `images` (N, 32, 32, 3) uint8 and `labels` (N,) takes their place where QUICKSTART_DATA names one: CIFAR-10,
-    as in Flower's template, on a machine that cannot download it.
+    If QUICKSTART_DATA names an .npz file with `images` (N, 32, 32, 3) uint8 and `labels` (N,), its examples are returned
+    instead, such as those of CIFAR-10 on a machine that cannot download it.
     """
     if path := os.environ.get("QUICKSTART_DATA"):
         with np.load(path) as archive:
@@ -67,7 +67,7 @@ def load_images():
         x = torch.tensor(photograph[..., :3]).permute(2, 0, 1).float().div(255)
         x = F.avg_pool2d(x, 2)
         windows = x.unfold(1, SIZE, SIZE).unfold(2, SIZE, SIZE).permute(1, 2, 0, 3, 4).reshape(-1, 3, SIZE, SIZE)
-        windows = windows[windows.std(dim=(2, 3)).mean(dim=1) > 0.1]  # plain colour is no picture
+        windows = windows[windows.std(dim=(2, 3)).mean(dim=1) > 0.1]  # leave out windows of one colour
         images.append(windows)
         labels.append(torch.full((len(windows),), label))
     order = torch.randperm(sum(map(len, labels)), generator=torch.Generator().manual_seed(1))
@@ -75,7 +75,7 @@ def load_images():
 
 
 def load_data(partition_id, num_partitions, batch_size, limit=None):
-    """Loaders of training and test examples of one partition: every `num_partitions`-th, of these four fifths for training."""
+    """Return loaders of training and test examples of one partition: every `num_partitions`-th example, 4/5 for training."""
     x, y = load_images()
     x, y = x[partition_id::num_partitions] * 2 - 1, y[partition_id::num_partitions]
     split = len(x) * 4 // 5
@@ -84,7 +84,7 @@ def load_data(partition_id, num_partitions, batch_size, limit=None):
 
 
 def train(net, loader, epochs, lr, *, momentum=0.0, mode=True, steps=None):
-    """Train in place, for so many steps of each epoch where that is given; returns the mean loss."""
+    """Train the network in place, for at most `steps` steps of each epoch; return the mean loss."""
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     net.train(mode)
@@ -100,7 +100,7 @@ def train(net, loader, epochs, lr, *, momentum=0.0, mode=True, steps=None):
 
 
 def test(net, loader):
-    """Mean loss of batches, and accuracy."""
+    """Return the mean loss of batches and the accuracy."""
     net.eval()
     correct, total = 0, 0.0
     with torch.no_grad():

@@ -13,9 +13,9 @@ from attacker.reconstruction import Reconstruction, list_slots
 
 
 class FirstLayer:
-    """Read one example off a first linear layer: row i of its weight gradient is the i-th bias gradient times the input.
+    """An attack on one example and a first linear layer: row i of the weight's gradient is the bias gradient i times the input.
 
-    row: largest, the row with the largest bias gradient; or mean, all rows weighted by theirs.
+    row: "largest" uses the row with the largest bias gradient; "mean" averages all rows, weighted by their bias gradients.
     """
 
     device = "cpu"
@@ -27,7 +27,7 @@ class FirstLayer:
         self.row = row
 
     def null(self) -> "FirstLayer":
-        """Return the attack itself: it is given updates of zeros, from which it guesses at random."""
+        """Return the attack itself, since a null gets updates of zeros, for which this attack guesses at random."""
         return self
 
     def __call__(
@@ -65,5 +65,5 @@ class FirstLayer:
 
 
 def _label(bias: Tensor) -> Tensor:
-    """The only class whose logit the update raises."""
+    """Return the only class whose logit the update increases."""
     return bias.argmax().reshape(1)

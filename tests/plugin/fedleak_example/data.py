@@ -8,7 +8,7 @@ from fedsim.recording import DataSpec
 
 
 def discs(count: int = 40, size: int = 8, seed: int = 0) -> Dataset:
-    """Grey discs on a textured ground; the label says whether the disc is brighter than its ground."""
+    """Make images of grey discs on a noisy background; the label says whether the disc is brighter than the background."""
     rng = np.random.default_rng(seed)
     grid = np.stack(np.meshgrid(np.arange(size), np.arange(size), indexing="ij"))
     values, labels = [], []
@@ -31,5 +31,5 @@ def discs(count: int = 40, size: int = 8, seed: int = 0) -> Dataset:
 
 
 def in_turn(examples: Examples, clients: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Deal the examples to the clients in turn, as they come."""
+    """Deal the examples to the clients in turn, in their order."""
     return [np.arange(client, len(examples), clients) for client in range(clients)]

@@ -1,4 +1,4 @@
-"""A decoder: the map from what a search optimises to examples."""
+"""A decoder, the map from the variables that a search optimises to examples."""
 
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -7,7 +7,7 @@ from fedsim.recording import DataSpec
 
 
 def blocks(data: DataSpec) -> Decoder:
-    """Images of blocks of 2x2 equal pixels."""
+    """Return a decoder to images of blocks of 2x2 equal pixels."""
     if not data.is_image or data.shape[1] % 2 or data.shape[2] % 2:
         raise ValueError(f"blocks: the examples must be images of even height and width, got shape {data.shape}")
     channels, height, width = data.shape

@@ -1,4 +1,4 @@
-"""A defense: what a client does, and the channel, which is what an attacker who knows it does about it."""
+"""A defense: the function that a client applies to its update, and the channel, the attacker's model of it."""
 
 from defenses import Channel, Defense, Kind, Update, stateless
 
@@ -11,7 +11,7 @@ def shrink(factor: float) -> Defense:
 
 
 def shrink_channel(factor: float) -> Channel:
-    """The attacker shrinks the update that it simulates."""
+    """Return the channel, which shrinks the update that the attacker simulates."""
     return Channel(lambda update, known: _scaled(update, factor))
 
 

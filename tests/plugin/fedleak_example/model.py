@@ -6,5 +6,5 @@ from torch import nn
 
 
 def two_layers(shape: tuple[int, ...], num_classes: int, width: int = 12) -> nn.Sequential:
-    """Two linear layers with a sigmoid between them."""
+    """Return two linear layers with a sigmoid between them."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), nn.Sigmoid(), nn.Linear(width, num_classes))

@@ -1,4 +1,4 @@
-"""Stands in for the package flwr_datasets on machines that cannot download CIFAR-10: reads the archive FLWR_DATASETS_FILE."""
+"""A replacement of the package flwr_datasets without downloads; it reads the archive that FLWR_DATASETS_FILE names."""
 
 import os
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 class FederatedDataset:
-    """All training images, in partitions. FLWR_DATASETS_EXAMPLES: at most so many in each."""
+    """All training images, in partitions with at most FLWR_DATASETS_EXAMPLES examples."""
 
     def __init__(self, dataset, partitioners):
         with np.load(os.environ["FLWR_DATASETS_FILE"]) as archive:
@@ -21,7 +21,7 @@ class FederatedDataset:
 
 
 class Partition:
-    """Images and labels, read in rows or batches as `datasets.Dataset` has them."""
+    """Images and labels of a partition, with the methods of `datasets.Dataset` that the app calls."""
 
     def __init__(self, images, labels, transform=None):
         self.images, self.labels, self.transform = images, labels, transform

@@ -1,8 +1,8 @@
-"""Partitioners of the stand-in."""
+"""Partitioners of the replacement of flwr_datasets."""
 
 
 class IidPartitioner:
-    """As many partitions as clients, of about the same size."""
+    """A given number of partitions of about the same size."""
 
     def __init__(self, num_partitions):
         self.num_partitions = num_partitions
