@@ -96,12 +96,12 @@ class Objective:
     batch_norm: float = 0.0
 
     def apply_robust_loss(self, distance: Tensor) -> Tensor:
-        """Return Cauchy's loss of a distance, or the distance itself if `robust` is 0."""
+        """Return Cauchy's loss `robust * log(1 + distance / robust)`, or the distance itself if `robust` is 0."""
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
     def get_weight(self, links: Links, o: int) -> float:
-        """Return the weight of the o-th observation: `later` after the first epoch; 1 in it, or if epochs are unknown.
+        """Return the weight of the o-th observation: `later` if it began in a later epoch than the earliest observation, else 1.
 
-        Early rounds leak most (AGIC, section V-A).
+        It is also 1 if the epochs are unknown. Early rounds leak most (AGIC, section V-A).
         """
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

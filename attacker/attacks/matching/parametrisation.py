@@ -1,4 +1,4 @@
-"""The parametrisation of a search: the latent vector that is optimised, and the examples and labels computed from it."""
+"""The variable that a search optimises, a latent vector, with maps from it to examples and labels, and from examples to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from fedsim.recording.observation import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation:
-    """The settings of a parametrisation.
+    """Settings of the variable that a search optimises.
 
-    decoder: the map from latents to examples, see `decoders`. init: the first examples, which are encoded into latents.
+    decoder: function that returns the map from latents to examples for given data, see `decoders`.
+    init:    function that returns the examples from which a search starts; the decoder encodes them into latents.
     boxed:   whether to project latents into the decoder's box after every step.
     """
 
@@ -25,11 +26,11 @@ class Parametrisation:
 
 
 class LatentSpace:
-    """The latent vector of a problem: the latents of all examples, then logits of soft labels, then a surrogate parameter.
+    """The layout of a latent vector: latents of all examples, then logits of labels if `joint`, then a number if `surrogate`.
 
-    examples:  number V of examples per problem.
+    examples:  number V of examples per problem (one search for the examples of one case).
     joint:     whether soft labels are optimised together with the examples.
-    surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by one parameter.
+    surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by this one number.
     """
 
     def __init__(
@@ -41,7 +42,10 @@ class LatentSpace:
         self.size = examples * torch.Size(self.decoder.shape).numel()
 
     def decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return examples x (V, *shape), and the given labels (V,) or the soft labels (V, K) in the latent; batched if z is."""
+        """Return the examples x (V, *shape) of a latent vector z (D,), and their labels; both have a leading axis if z has one.
+
+        The labels are `labels` itself, or, if `joint`, soft labels (V, K) computed from z.
+        """
         x = self.decoder.decode(z[..., : self.size].reshape(-1, *self.decoder.shape))
         x = x.reshape(*z.shape[:-1], self.examples, *self.data.shape)
         if not self.joint:
@@ -51,11 +55,11 @@ class LatentSpace:
         return x, soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
-        """Return the latents (P, D) from which P searches start.
+        """Return the latent vectors (P, D) on `device` from which P searches start.
 
-        starts: for each problem, the examples (V, *shape) to start from. rngs: for the logits of soft labels, where labels are
-        optimised too.
-        Raises ValueError if the decoder's functions do not keep to the shapes that it states.
+        starts: for each search, the examples (V, *shape) to start from.
+        rngs: for each search, a generator that draws the logits of soft labels; used only if `joint`.
+        Raises ValueError if a function of the decoder fails, or does not keep to the shapes that the decoder states.
         """
         x = torch.cat(list(starts)).to(device)
         check_shapes(self.decoder, self.decoder_name, x)
@@ -68,7 +72,7 @@ class LatentSpace:
         return torch.cat(parts, dim=1)
 
     def project(self, z: Tensor) -> Tensor:
-        """Return latents (P, D) projected into the decoder's box, if `boxed` is set."""
+        """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed`."""
         if not self.boxed:
             return z
         latents = self.decoder.project(z[:, : self.size].reshape(-1, *self.decoder.shape))

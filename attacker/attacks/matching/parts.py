@@ -1,4 +1,4 @@
-"""The parts that a gradient matching attack is composed of."""
+"""The settings of a gradient matching attack: those of its labels, those of its search, and all of them together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,9 +21,11 @@ from attacker.attacks.optimisers.lbfgs import LBFGS
 class Labels:
     """The treatment of labels.
 
-    rule:      infers labels from the gradient before the search; None optimises soft labels together with the examples (DLG).
-    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha). If an oracle supplies the
-               logits of the true examples, the distance is that between logits.
+    rule:      function that infers labels from the gradient before the search, unless they are known. If it is None and labels
+               are not known, soft labels are optimised together with the examples (DLG).
+    agreement: weight in the loss of the squared distance between the probabilities predicted for the candidate examples and their
+               labels (CPL's alpha). If an oracle supplies the logits of the true examples, it is the squared distance between
+               those and the logits of the candidates.
     """
 
     rule: LabelRule | None = infer_labels
@@ -34,12 +36,15 @@ class Labels:
 class Search:
     """The settings of the minimisation.
 
-    optimiser: works on latents, which are pixels in [0, 1] for the decoder `pixels`, not normalised inputs.
-    steps:     maximum number of iterations, as the optimiser counts them. stop: when a search stops earlier.
-    restarts:  maximum number of starts per case. A case is restarted only if its search was stuck; the lowest loss is kept.
-    coarse:    share of the steps, at the beginning, whose convolutions are computed in bfloat16, if the device supports it and
-               all problems share weights. Only results of the later steps, in float32, are kept.
-    compiled:  compile the loss by `torch.compile`, which is worthwhile for small networks and long searches; see `compiled`.
+    optimiser: changes latent vectors; for the decoder `pixels` these are pixels on the scale [0, 1], before normalisation.
+    steps:     maximum number of iterations. One may consist of several gradient evaluations, see `Optimiser.period`.
+    stop:      when a search stops earlier.
+    restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
+               is above a threshold (`Stop.stuck`). The result with the lowest loss is kept.
+    coarse:    share of the steps, at the beginning, whose large convolutions may be computed in bfloat16, which needs a device
+               that computes it faster and cases that share weights. Results of these steps are dropped if the search goes on
+               after them.
+    compiled:  whether to compile the loss by `torch.compile`, which is worthwhile for small networks and long searches.
     """
 
     optimiser: Optimiser = field(default_factory=LBFGS)
@@ -66,12 +71,12 @@ class MatchingParts:
     objective:  distance between simulated and observed gradients, with the weights of layers and observations.
     simulation: how a client's update is simulated. parametrisation: the optimised variable, its start and its box.
     prior:      assumptions about examples. labels: how labels are found. search: optimiser, steps, stopping, restarts, precision.
-    warm_start: function that returns for each case an additional first start, such as the answer of a closed form, or None. If
-                the start has too few examples, the parametrisation's start supplies the others. If the search from it does not
-                converge, the parametrisation's start is tried as well, since noise can spoil an answer.
+    warm_start: function of the cases and a generator that returns for each case examples to start from first, such as the answer
+                of a closed form, or None. If they are too few, the parametrisation's start supplies the others. The
+                parametrisation's start alone is tried afterwards if needed, see `Given.alone`. A null uses no warm start.
     held:       dict from the name of a case (`Case.key`) to its examples that are known, and that the search leaves as they are.
                 It must be empty for a null.
-    enhancer:   sharpens the images after the search, for the null as well; None for none.
+    enhancer:   function that sharpens the images after the search, for the null as well; None for none.
     sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """
 
@@ -99,7 +104,8 @@ class MatchingParts:
     def copy_with(self, **settings: Any) -> Self:
         """Return a copy of the attack with other settings, for example `cpl().copy_with(steps=20, later=1.0)`.
 
-        Settings of parts are given by their name alone. Raises TypeError if neither the attack nor a part has such a field.
+        A setting of a part, such as `Search.steps`, is given by its own name alone. Raises TypeError for a name that is neither a
+        field of the attack nor of a part.
         """
         parts: dict[str, Any] = {}
         for part in PART_NAMES:

@@ -1,4 +1,4 @@
-"""Priors: assumptions of an attacker about examples before it sees any gradient."""
+"""The prior of a search: terms of its loss that favour plausible examples, with the total variation and its weight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +18,11 @@ as the one with which photographs were recovered best from noisy gradients."""
 class Prior:
     """The prior of a search.
 
-    tv:       weight of the total variation of pixels in [0, 1] (`total_variation`), relative to the loss of a zero gradient. That
-              loss is the weighted mean over observations of the distance between the observed gradient and zero, which is 1 for
-              the cosine. The weight therefore has the same meaning in every attack, and does not depend on the normalisation.
-    denoised: if the noise variance is known and distances are squared, add total variation weighted by it, see
-              `compute_map_tv_weight`.
-    belief:   a further term of the loss, computed from the examples and added to the distance without a weight; None for none.
+    tv:       weight of the total variation of pixels in [0, 1] (`total_variation`), relative to the distance between the observed
+              gradient and a zero gradient (weighted mean over observations; 1 for the cosine). No effect for table rows.
+    denoised: for images, if the noise variance is known and the distance is squared, add a total variation whose weight follows
+              from that variance, see `compute_map_tv_weight`.
+    belief:   a further term of the loss, a function of the examples that is added as it is; None for none.
     """
 
     tv: float = 0.0
@@ -45,8 +44,8 @@ def compute_map_tv_weight(variance: Tensor, values: int) -> Tensor:
     """Return the weight of the total variation for a MAP estimate under Gaussian noise of known variance.
 
     The negative log-likelihood of Gaussian noise is distance / (2 variance), with the squared distance of gradients. If the
-    differences of neighbouring pixels have a Laplace distribution with scale NEIGHBOUR_CONTRAST, the negative log-prior is
+    differences of neighbouring pixels have a Laplace distribution with scale NEIGHBOUR_CONTRAST, the negative log-prior is about
     values / NEIGHBOUR_CONTRAST * total_variation. Multiplied by 2 variance, their sum is distance + weight * total_variation.
-    variance: of the noise of each gradient coordinate. values: number of values of all examples.
+    variance: of the noise of each gradient coordinate. values: number of pixel values of all examples together.
     """
     return 2 * variance * values / NEIGHBOUR_CONTRAST

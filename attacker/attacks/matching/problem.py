@@ -1,4 +1,4 @@
-"""The comparison of candidate examples with one observation of every case of a batch.
+"""The part of a search's loss that belongs to one observation of every case: the distance between its gradient and a candidate's.
 
 Shapes: P problems (one search of one case each), V examples per case, N of them in the observation, D entries of a latent vector.
 """
@@ -39,9 +39,11 @@ class View(ObservedGradients):
 
     A case is the observations that are attacked together. The o-th view of a search holds the o-th observation of each case.
     places:   (cases, N) index of the example at each of the N positions of the observation, among the V examples of the case.
-    examples: V.
-    gamma:    weight of the observation in the objective, (cases,).
+    gamma:    (cases,) weight of the observation in the objective.
+    examples: the number V.
     compiled: whether to compile the evaluation by `torch.compile`.
+    rows:     the data that differ between cases, tensors with one row per case, in nested dicts. The argument `row` of the
+              methods is one row of it, or a stack of rows, one per problem.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class View(ObservedGradients):
     def at_once(self) -> PerProblem | None:
         """The gradient function for all problems in one batch, see `build_per_problem`; None if it cannot be used.
 
-        It requires that problems share weights and buffers, that `build_per_problem` supports the network, and that the gradient
+        It requires that all cases share weights and buffers, that `build_per_problem` supports the network, and that the gradient
         is that of one batch: without simulated local steps, surrogate weights, or a known defense that changes how clients
         compute it.
         """
@@ -85,15 +87,15 @@ class View(ObservedGradients):
 
     @cached_property
     def written(self) -> Adjoints | None:
-        """The same gradients as those of `at_once`, but by explicit formulas, which can be compiled; None if there are none.
+        """The gradient function for all problems by explicit formulas, which can be compiled; None if there are no formulas.
 
-        There are formulas for chains of linear layers and small convolutions on the CPU (`build_adjoints`). What `at_once`
-        requires of problems and gradient is required here as well.
+        There are formulas for chains of linear layers and small convolutions, on the CPU. See `build_adjoints`. They require that
+        all cases share weights and buffers, and that the gradient is that of one batch, as `at_once` does.
         """
         return build_adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
-        """Stack the data that differ between cases into `rows`; weights that all cases share are stored once."""
+        """Set `rows`, `worst` (distances of observed gradients from zero) and `power` (that of their noise), (cases,) each."""
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
         scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
@@ -126,8 +128,8 @@ class View(ObservedGradients):
     def measure_statistics(self, row: ProblemRow, x: Tensor) -> Tensor:
         """Return how much a candidate's statistics of batch norm differ from those that the client returned, a 0-d tensor.
 
-        It is the mean squared difference of the channels' means and deviations, relative to their variance (`measure_mismatch`),
-        times the observation's weight. x: all examples of the case (V, *shape).
+        It is the result of `measure_mismatch` times the observation's weight. x: all examples of the case (V, *shape), of which
+        those in the observation are used.
         """
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         own = x[row["places"]]
@@ -136,7 +138,7 @@ class View(ObservedGradients):
         return gamma * measure_mismatch(found, row["statistics"])
 
     def _estimate_power(self) -> Tensor:
-        """Return the expected squared norm (cases,) of the known noise in the compared gradient, with layer weights applied."""
+        """Return the expected squared norm (cases,) of known noise in the compared gradient, with layer weights applied."""
         scale = self.rows["scale"]
         counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
         share: Tensor = self.variance * sum(count * weight for count, weight in counted)
@@ -144,11 +146,11 @@ class View(ObservedGradients):
 
     @property
     def coordinates(self) -> int:
-        """Number of gradient entries that enter the distance, per case."""
+        """Number of gradient entries of one case that enter the distance."""
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
     def _compute_scale(self, observed: GradientTensors) -> dict[str, Tensor]:
-        """Return the factor for each tensor: the square root of its layer weight, by which a squared norm is then multiplied."""
+        """Return a dict from a tensor's name to the square root of its weight in squared distances; empty without weights."""
         layers = self.objective.layers
         weights = layers(self.model, observed) if layers else {}
         if observed and self.objective.relative and not self.noisy:
@@ -156,18 +158,22 @@ class View(ObservedGradients):
         return {name: w.sqrt() for name, w in weights.items()}
 
     def get_case(self, i: int) -> ProblemRow:
-        """Return the data of this observation of the i-th case, including the weights and buffers that the server sent."""
+        """Return the row of data of the i-th case that `compute_distance` takes, including the weights and buffers sent."""
         return self.get_state(i) | _get_row(self.rows, i)
 
     def compute_distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         """Return the distance between the simulated gradient of a candidate and the observed gradient, a 0-d tensor.
 
-        x, y: all examples of the case (V, *shape), and labels (V,) or soft labels (V, K). z: the latent vector (D,).
+        row: data of the case. x, y: all examples of the case (V, *shape), and labels (V,) or soft labels (V, K). z: the latent
+        vector (D,), of which only the surrogate parameter is used.
         """
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
     def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> GradientTensors:
-        """Return the gradient that would be observed for a candidate, after the defense and with layer weights applied."""
+        """Return the gradient that would be observed for a candidate, after the known defense and with layer weights applied.
+
+        Arguments as in `compute_distance`.
+        """
         weights = row.get("weights", self.weights)
         at = self._get_surrogate_weights(row, weights, z)
         return self._observe(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
@@ -175,8 +181,8 @@ class View(ObservedGradients):
     def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
         """Return the weights at which the gradient is computed.
 
-        They are the weights sent, or with `surrogate` weights between those and the returned ones, at an optimised position
-        (SME, eq. 6).
+        They are the weights sent, or with `surrogate` weights between those and the returned ones, at a position that the last
+        entry of z determines (SME, eq. 6).
         """
         if not self.simulation.surrogate:
             return weights
@@ -184,7 +190,10 @@ class View(ObservedGradients):
         return {name: w + share * row["seen"][name] for name, w in weights.items()}
 
     def compute_powers(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squared norms of a candidate's gradient before and after the defense, two 0-d tensors."""
+        """Return the squared norms, 0-d, of a candidate's gradient before and after the defense, with layer weights applied.
+
+        Arguments as in `compute_distance`.
+        """
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         before = _scale(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
         return squared_norm({name: before[name] for name in row["observed"]}), squared_norm(
@@ -194,11 +203,12 @@ class View(ObservedGradients):
     def evaluate(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return gradients (P, D) and values (P,) of this observation's part of the loss at latents z (P, D).
+        """Return this observation's part of the loss at latents z (P, D): first its gradient by z, (P, D), then its values (P,).
 
-        row: data of the observation, one row per problem. problem: data that `decode` and the weighting need, such as labels;
-        those that `CaseBatch.build_problem` returns besides the observations.
-        precision: data type of convolutions, used only if all problems are computed in one batch; None for that of the weights.
+        row: data of the observation, one row per problem. problem: data that `decode` and the weighting need, such as labels, one
+        row per problem.
+        precision: data type of large convolutions if all problems are computed in one batch; None for that of the weights. The
+        loss is compiled only without it.
         """
         if self.to_compile and precision is None:
             if self.compiled is None:
@@ -213,7 +223,7 @@ class View(ObservedGradients):
         return self._build_vmap_evaluation(decode)
 
     def _build_vmap_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return the evaluation that maps over problems by `vmap`."""
+        """Return an evaluation function, see `evaluate`, that maps over problems by `map_problems`."""
 
         def compute_loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
             return self.weigh(self.compute_distance(row, *decode(z, problem), z), row, problem)
@@ -221,7 +231,7 @@ class View(ObservedGradients):
         return lambda z, row, problem: map_problems(grad_and_value(compute_loss), z, row, problem)
 
     def _build_formula_evaluation(self, decode: Decode) -> EvaluateLoss:
-        """Return the evaluation by the explicit formulas `written`, which replace differentiating twice by autograd."""
+        """Return an evaluation function, see `evaluate`, by the explicit formulas `written` instead of double backward."""
         written = self.written
         assert written is not None
 
@@ -268,8 +278,9 @@ class View(ObservedGradients):
         return slope, value.detach()
 
     def compute_gradients(self, x: Tensor, y: Tensor, row: ProblemRow) -> GradientTensors:
-        """Return the gradients (P, *shape) of this observation for all problems, before the defense.
+        """Return this observation's gradients for all problems, by parameter name, (P, *shape) each, as clients compute them.
 
+        The effect of a defense on the finished update is not included.
         x, y: all examples (P, V, *shape) and labels of the problems, of which those in this observation are used.
         """
         if self.at_once is not None:
@@ -284,9 +295,9 @@ class View(ObservedGradients):
         return gradients
 
     def follow_round(self, gradient: GradientTensors, row: ProblemRow, state: ChannelState) -> tuple[Tensor, ChannelState]:
-        """Return the distance of one problem's gradient from the observed one, and the state of its simulated defense.
+        """Return the distance of one problem's gradient from the observed one, and the state of its defense after this round.
 
-        gradient: before the defense. state: that after the client's earlier rounds; empty before the first.
+        gradient: before the defense changes it. state: that after the client's earlier rounds; empty before the first.
         """
         weights = row.get("weights", self.weights)
         if self.simulation.local_steps == "one_batch":
@@ -297,13 +308,14 @@ class View(ObservedGradients):
     def weigh(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
         """Return this observation's part of the loss: the robust loss of its distance, times its weight and the gain.
 
-        The gain undoes the shortening of the gradient by a defense, see `CaseBatch._compute_gain`.
+        distance: of one problem, 0-d, or of several, (P,). The gain counteracts a defense that makes gradients, and so the loss,
+        small, see `CaseBatch._compute_gain`.
         """
         weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.apply_robust_loss(distance)
         return weighed
 
     def _select_placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
-        """Select the examples that this observation contains from all examples x (P, V, *shape) and labels y of the problems."""
+        """Return the examples in this observation, and their labels, given all examples x (P, V, *shape) and labels y."""
         if self.in_order:
             return x, y
         rows = torch.arange(len(x), device=x.device)[:, None]
@@ -321,9 +333,9 @@ class View(ObservedGradients):
 
 
 def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
-    """Map `function` over the problems, the first axis of all tensors in `rows`, and stack the results.
+    """Return the results of `function` for all problems, stacked; the first axis of tensors in `rows` is that of the problems.
 
-    rows: tensors or nested mappings of tensors. A single problem is computed without `vmap`.
+    rows: tensors or nested mappings of tensors, each an argument of `function`. A single problem is computed without `vmap`.
     """
     first = next(iter(tree_leaves(rows)))
     if len(first) > 1:
@@ -335,12 +347,12 @@ def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
 def compare_one_by_one(
     compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
 ) -> Tensor:
-    """Compute distances (P,) one problem after the other, which keeps the large tensors of a problem in the CPU's cache."""
+    """Return the distances (P,), computed one problem after the other, which is faster for large gradients on a CPU."""
     return torch.stack([compared(gradient, _get_row(rows, i)) for i, gradient in enumerate(gradients)])
 
 
 def _lay_out(stack: Tensor) -> Tensor:
-    """Return a stack of gradients (P, *shape), with those of 2D convolutions in the memory layout channels last."""
+    """Return a stack of one parameter's gradients (P, *shape); those of a 2D convolution get the memory layout channels last."""
     return to_channels_last(stack) if stack.ndim == 5 else stack
 
 

@@ -1,7 +1,7 @@
 """The comparison of candidates with all rounds of a client in order, for defenses with a state such as error feedback.
 
-The residual that such a defense keeps after a round enters the messages of all later ones. For a candidate, the attacker can
-simulate it, since it knows what was sent. One graph therefore holds the gradients of all rounds.
+The residual, the part of an update that such a defense does not send, enters the messages of later rounds. For a candidate, the
+attacker can simulate it. One autograd graph therefore holds the gradients of all rounds.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ LeNet that takes a fifth of the time of a loop, whose cost is mostly that of cal
 
 
 class RoundsInOrder:
-    """All rounds of a batch of cases, compared with candidates in order. views: the observations of each round."""
+    """All rounds of a batch of cases, compared with candidates in order. views: one per round, in order."""
 
     def __init__(self, views: Sequence[View]) -> None:
         self.views = views
@@ -31,7 +31,7 @@ class RoundsInOrder:
         self.buffers = _stack([view.buffers for view in views]) if stacked else {}
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, decode: Decode) -> tuple[Tensor, Tensor]:
-        """Return gradients (P, D) and values (P,) of the sum over rounds of the weighed distances, at latents z (P, D).
+        """Return the sum over rounds of the weighed distances at latents z (P, D): first its gradient by z, then its values (P,).
 
         per_problem: the data of the problems, as `CaseBatch.build_problem` returns it.
         """
@@ -51,7 +51,7 @@ class RoundsInOrder:
         return slope, value.detach()
 
     def _compute_gradients(self, x: Tensor, y: Tensor, rows: Sequence[ProblemRow]) -> Sequence[GradientTensors]:
-        """Return the gradients (P, *shape) of all problems before the defense, for each round."""
+        """Return for each round a dict from name to gradients (P, *shape) of all problems, before the defense changes them."""
         if self.weights is None:
             return [view.compute_gradients(x, y, row) for view, row in zip(self.views, rows, strict=True)]
         compute = self.views[0].gradient

@@ -1,4 +1,4 @@
-"""Checkpoints of a search, from which it resumes after it was killed."""
+"""Checkpoints of a search, with which it resumes after the process was killed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,12 @@ DISPLAY_SECONDS = 1.0
 
 @dataclass
 class Best:
-    """The best result for one case so far, by the attack's own loss.
+    """The best result for one case so far, that with the lowest loss.
 
     z: latent vector. labels: used in that search. history: its best loss after each iteration. given: whether it began at a warm
-       start. given_up: whether that search was hopeless, see `Stop`. iterations, evaluations, restarts: totals over all searches.
+       start. given_up: whether that search was stopped as hopeless, see `Stop`.
+    iterations, evaluations, restarts: numbers of iterations, gradient evaluations and searches, summed over all searches of the
+    case.
     """
 
     loss: float = float("inf")
@@ -36,9 +38,9 @@ class Best:
 def checkpoint_periodically(
     memory: Memory, key: str, show: Callable[[Look, Mapping[str, Tensor]], None]
 ) -> Callable[[Callable[[], Mapping[str, Tensor]]], None]:
-    """Return a callback for `descend` that saves the state every `memory.every` seconds under `key` in `memory`.
+    """Return a callback for `descend` that saves the search's state under `key` in `memory`, about every `memory.every` seconds.
 
-    If `memory.look` is set, it also calls `show(memory.look, state)` every DISPLAY_SECONDS, which updates the live display.
+    If `memory.look` is set, it also calls `show(memory.look, state)` about every DISPLAY_SECONDS, which updates the live display.
     The callback receives a function that returns the state, and calls it only if it needs the state.
     """
     kept = seen = monotonic()
@@ -56,7 +58,7 @@ def checkpoint_periodically(
 
 
 def to_device(state: Mapping[str, Tensor] | None, device: str) -> SavedState | None:
-    """Return a restored state with its tensors on `device`, or None if there is none."""
+    """Return a restored state with its tensors on `device`, or None if `state` is None."""
     return None if state is None else {name: t.to(device) for name, t in state.items()}
 
 
@@ -75,7 +77,7 @@ def pack_bests(bests: Sequence[Best], restarts: int) -> SavedState:
 
 
 def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
-    """Return the best results and the number of starts done from a checkpoint that `pack_bests` made."""
+    """Return the best results, on `device`, and the number of starts done, from a checkpoint that `pack_bests` made."""
     count = sum(name.endswith(".z") for name in state)
     bests = []
     for i in range(count):

@@ -19,13 +19,13 @@ class Simulation:
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
     surrogate:       for "one_batch", compute the gradient not at the weights sent, but at a point between these and the weights
                      returned, which is optimised together with the examples (SME).
-    order_invariant: if above 0, each simulated local epoch gets separate examples. A prior of this weight asks that the mean of
-                     the examples is equal in all epochs, since a client shuffles them (Dimitrov et al. 2022).
+    order_invariant: if above 0, each simulated local epoch gets separate examples, and the loss penalises differences between the
+                     means of the examples of different epochs, with this weight (Dimitrov et al. 2022).
     in_order:        compare the rounds of a client in order, with the simulated state of a defense such as error feedback,
                      instead of each separately.
     knows_defense:   compute gradients as the defense does (for example clipped per example), simulate its effect on the update,
-                     leave out parameters whose gradients it replaces by random or wrong ones, and do not restart searches whose
-                     final loss is at the level of its noise.
+                     leave out parameters whose gradients it replaces by random or wrong ones, and, for squared distances, do not
+                     restart searches whose final loss is at the level of its noise.
     """
 
     local_steps: LocalSteps = "one_batch"
@@ -41,12 +41,12 @@ class Simulation:
             raise ValueError("surrogate replaces the simulation of local steps; set local_steps=one_batch, or surrogate=false")
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
-        """Return the function that computes a client's gradient: of one batch of all examples, or of simulated local steps.
+        """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.
 
         gradient: computes the gradient of one batch. sizes: batch sizes, one per local step.
         """
         return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes)
 
     def count_epochs(self, training: Training) -> int:
-        """Return the number of local epochs that get separate examples; 1 if order_invariant is 0."""
+        """Return the number of local epochs that get separate examples; 1 if `order_invariant` is 0 or the number is unknown."""
         return local_epochs.count_separate_epochs(self.order_invariant, training)

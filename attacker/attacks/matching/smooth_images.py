@@ -1,4 +1,4 @@
-"""A Gaussian distribution of smooth images, which serves as prior, as start, and as latent space of searches."""
+"""The covariance of a Gaussian distribution of smooth images, which serves in priors, starts and a latent space of searches."""
 
 from collections.abc import Callable
 from math import pi
@@ -24,13 +24,12 @@ COLOUR_VARIANCE = 0.1
 def build_smooth_spread(
     data: DataSpec, *, inverse: bool = False, decay: float | None = None, colour_variance: float | None = None
 ) -> Spread:
-    """Return the multiplication of images (..., *shape) by a symmetric square root of their covariance.
+    """Return a function that multiplies images (..., *shape) by a symmetric square root of the covariance of smooth images.
 
-    The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
+    The covariance is diagonal in the cosine transform of each channel, is larger for lower frequencies, and correlates channels.
     For table rows, all values are independent with equal variance.
     inverse: return the multiplication by the inverse of this root.
-    The map takes arguments of any dtype and device, and computes in theirs.
-    decay, colour_variance: in place of SPECTRAL_DECAY and COLOUR_VARIANCE.
+    decay, colour_variance: used in place of SPECTRAL_DECAY and COLOUR_VARIANCE; None for these.
     """
     decay = SPECTRAL_DECAY if decay is None else decay
     colour_variance = COLOUR_VARIANCE if colour_variance is None else colour_variance

@@ -1,4 +1,4 @@
-"""Given examples: warm starts, from which a search begins, and held examples, which it does not change."""
+"""Given examples of two kinds: warm starts, from which a search begins, and held examples, which it does not change."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from attacker.attacks.base import Case
 class Given(NamedTuple):
     """A warm start: examples x (n, *shape) in [0, 1] with labels y (n,), in any order, at most as many as are searched for.
 
-    alone: whether a regular start is tried only if the search from this start is stuck. Otherwise it is tried unless the search
-           has converged, since noise can spoil an answer that was found without a prior.
+    alone: whether a search from a regular start, that without these examples, follows only if the search from this start is stuck
+           (`Stop.stuck`). Otherwise it follows unless the search has converged, since noise can spoil these examples.
     """
 
     x: Tensor
@@ -23,7 +23,7 @@ class Given(NamedTuple):
 class Held(NamedTuple):
     """Examples of a case that are known, so that a search leaves them as they are.
 
-    x: (V, *shape) in [0, 1], arbitrary where `mask` is false. mask: (V,) bool, which examples are known.
+    x: (V, *shape) in [0, 1], arbitrary where `mask` is false. mask: (V,) bool, true for the examples that are known.
     """
 
     x: Tensor
@@ -35,7 +35,7 @@ First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]
 
 
 def place_start(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
-    """Return the start `own` (V, *shape) with examples replaced by those of the warm start, matched by label.
+    """Return a copy of the start `own` (V, *shape) in which examples are replaced by those of the warm start with equal labels.
 
     labels: (V,) labels of the examples that are searched for; None if labels are optimised, so that any position fits. A given
             example is left out if no position with its label is free.
