@@ -1,1 +1,1 @@
-"""Attacks that use several rounds of one client together."""
+"""Attacks that use several rounds together, of one client or of secure sums."""

@@ -37,24 +37,23 @@ def accumulate(
 ) -> Agic:
     """Search for a client's examples in all its rounds together; each round is simulated with the model that was sent in it.
 
-    The objective is the sum of the distances of all rounds, with equal weights. For Gaussian noise of the same power in every
-    round and tensor, squared distances are the negative log-likelihood of all messages up to a factor; noise whose power differs
-    between rounds is not taken into account. A client with error feedback (an option of top_k, prune and sign, and part of dgc)
-    keeps the part of an update that it does not send, and adds it to later updates. This residual is simulated as well.
+    The objective is the sum of the distances between simulated and observed gradients of all rounds, with equal weights. A client
+    with error feedback (an option of top_k, prune and sign, and part of dgc) keeps the part of an update that it does not send,
+    the residual, and adds it to later updates.
 
-    search: which attack's distance, optimiser and prior are used: cpl (squared distance, L-BFGS), inverting_gradients (cosine,
+    search: which attack's distance, optimiser and start are used: cpl (squared distance, L-BFGS), inverting_gradients (cosine,
     Adam) or agic (cosine with layer weights, Adam).
     compare: `same` if the client uses all its examples in every round; otherwise how the same examples are found in different
-    rounds: by `features` of the last layer, by `images` from a separate reconstruction of each round, or `none`.
+    rounds: by `features` of the last layer, by `images` from a separate reconstruction of each round, or `none` (not at all).
     steps: maximum number of iterations. tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero
     gradient. decoder: variable that is optimised, as in `cpl`; ignored for search=agic.
     restarts: maximum number of starts; another one is made only if the search was stuck. pre_steps: iterations of the separate
-    reconstructions for compare=images.
+    reconstructions, which compare=images needs, and compare=features if features of a round cannot be computed.
     robust: if above 0, rounds whose distance is much larger than this have less influence (Cauchy's loss).
     residual: whether to simulate what a defense keeps from round to round; false compares each round separately.
-    closed_forms: try the closed forms of `exact` on each round first, and search only for the examples that they do not determine
+    closed_forms: try closed forms of `exact` on single rounds first, and search only for the examples that they do not determine
     exactly. They are not tried if a residual is simulated, since that needs all rounds.
-    knows_defense: whether the attacker knows the clients' defense and models it.
+    knows_defense: whether the attacker knows the clients' defense and models it; if false, no residual is simulated.
     """
     if search not in SEARCHES:
         raise ValueError(f"unknown search {search!r}. Known: {', '.join(SEARCHES)}")
@@ -80,7 +79,7 @@ def accumulate(
 
 
 def _match_by_cpl(steps: int) -> GradientMatching:
-    """Return CPL's search with its settings for LeNets: L-BFGS with a line search, tensors divided by their root mean squares."""
+    """Return a search like CPL's: squared distance of tensors divided by their root mean squares, L-BFGS with a line search."""
     return GradientMatching(
         name="cpl",
         objective=Objective(distance=euclidean, relative=True),
@@ -91,7 +90,7 @@ def _match_by_cpl(steps: int) -> GradientMatching:
 
 
 def _match_by_cosine(steps: int) -> GradientMatching:
-    """Return the search of Inverting Gradients: the cosine distance, minimised by Adam within the decoder's box."""
+    """Return a search like that of Inverting Gradients: the cosine distance, minimised by Adam within the decoder's box."""
     return GradientMatching(
         name="inverting_gradients",
         objective=Objective(distance=cosine),

@@ -53,7 +53,7 @@ class _Plan:
 
     usable:    the case without rounds that no attack can use, see `find_problem`.
     remaining: the rounds that are left to the search, see `Remaining`; its field `case` is None if there are none.
-    known:     examples that closed forms certify, see `Agic`; None if there are none.
+    known:     examples that closed forms certify, see `Agic`; None if they certify none or are not tried.
     """
 
     usable: Case
@@ -65,22 +65,25 @@ class _Plan:
 class Agic:
     """An attack that links the rounds of a client, and then reconstructs its examples from all rounds at once.
 
-    Closed forms are tried on each round first. A closed form certifies the examples of a round if they explain its gradient
-    exactly and the gradient alone determines them, see `ClosedForm.certify`. Only the other rounds are searched.
+    Closed forms are tried on single rounds first. A closed form certifies the examples of a round if they explain its gradient
+    exactly and the gradient alone determines them, see `ClosedForm.certify`. Rounds that certified examples explain are not
+    searched.
     Links state which positions in the batches of different rounds hold the same example. Candidates that were not linked but turn
     out to be the same example are merged at the end.
 
     matching:  the joint search over all rounds.
-    compare:   how examples of different rounds are compared. "features": by the features computed from the last layer's gradient.
-               "images": each round is first reconstructed separately, and the images of each pass over the data are assigned to
-               the known examples so that the sum of their distances is smallest. "published": as "images", but pairs are matched
-               greedily, among batches that share labels, as in the paper. "same": not at all, since the client uses all its
-               examples in every round. "none": no links.
+    compare:   how examples of different rounds are compared. "features": by the inputs of the last layer, computed from its
+               gradient, or as "images" if those of a round cannot be computed. "images": each round is first reconstructed
+               separately, and the images of each pass over the data are assigned to the examples of earlier passes so that the
+               sum of their distances is smallest. "published": as "images", but pairs are matched greedily, among batches that
+               share labels, as in the paper.
+               "same": not at all, since the client uses all its examples in every round. "none": no links.
     pre_steps: iterations of the separate reconstructions.
     closed_forms: whether closed forms are tried first. Even if true, they are skipped for a case with given links, and if the
                search simulates a state of the defense, for which it needs all rounds.
+    knows_defense: whether closed forms and links take the defense into account; `matching` has a setting of its own.
     sees_gradient: False gives the null, the same attack without the gradient: it uses the prior alone, and links only by reported
-               numbers of examples, see `link_by_sizes`.
+               numbers of examples, see `link_for_null`.
     """
 
     name: str
@@ -106,7 +109,8 @@ class Agic:
         """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
 
         Ctrl-C before the search raises KeyboardInterrupt. During the search, Ctrl-C ends it: cases whose search had begun are
-        returned with their best results so far, cases whose search had not begun are missing in the returned list.
+        returned with their best results so far, cases whose search had not begun are missing in the returned list, and cases that
+        need no search are returned.
         """
         if self.closed_forms and has_earlier_search(memory):
             return replace(self, closed_forms=False)(cases, rng=rng, progress=progress, memory=memory)
@@ -159,7 +163,7 @@ class Agic:
     def _finish(self, asked: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
         """Return the answer to a case: the examples that closed forms certify, and those that the search found.
 
-        Candidates that are near enough to count as the same example are merged, see `merge`.
+        Candidates of the search that are near enough to count as the same example are merged, see `_merge`.
         searched: the result of the search; None if no round was left to it.
         """
         if plan.known is None:
@@ -169,8 +173,9 @@ class Agic:
         return joined if searched is None else self._merge(asked, plan.usable, joined, different=len(plan.known.x))
 
     def _merge(self, asked: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
-        """Merge candidates of different rounds that turn out to be the same example, unless the caller gave the links.
+        """Return the answer with candidates of different rounds merged that turn out to be the same example.
 
+        `found` itself is returned for a null, for a single round, and if the caller gave the links.
         asked: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
         are known to be different examples.
         """
@@ -223,7 +228,7 @@ class Agic:
 
 
 def _plan_search(linked: Case) -> _Plan:
-    """Return the plan to search for all examples of a case with links."""
+    """Return the plan to search for all examples of a case with links, none of which is known."""
     assert linked.links is not None
     return _Plan(linked, Remaining(linked, torch.full((linked.links.examples,), -1)))
 
@@ -253,7 +258,7 @@ def agic(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Agic:
-    """Link all rounds of a client and match their gradients by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
+    """Link all rounds of a client and match their gradients, by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
     Links state which positions in the batches of different rounds hold the same example.
 
@@ -273,14 +278,15 @@ def agic(
     order_invariant: for simulated, a value above 0 gives each local epoch images of its own. It is the weight of a penalty on
     the difference between the mean images of the epochs (Dimitrov et al. 2022).
     compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`. pre_steps: iterations of the
-    separate reconstruction of each round, which images and published compare, and also features if it lacks those of a round.
-    later: weight in the loss of the rounds after the client's first pass over its examples; rounds in that pass have weight 1.
+    separate reconstructions, which images and published compare, and also features if those of a round cannot be computed.
+    later: weight in the loss of the rounds after the client's first pass over its examples; rounds in that pass have weight 1,
+    and all rounds if passes are unknown, as for same and none.
     robust: if above 0, the distance d of each round is replaced by robust * log(1 + d / robust), so that rounds with a distance
     far above this value, for example because of wrong links, have less influence (Cauchy's loss).
-    coarse: share of the steps, at the beginning, that are computed in bfloat16 if the device supports it. This is faster, but
-    recovers slightly less.
-    closed_forms: try the closed forms of `exact` that do not iterate on each round first, and search only for examples that none
-    certifies.
+    coarse: share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes it
+    faster; this recovers slightly less.
+    closed_forms: try the closed forms of `exact` that do not iterate on single rounds first, and search only for examples that
+    none certifies.
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
@@ -331,14 +337,14 @@ def agic(
 
 
 def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """Return AGIC's search for the examples of a single round, without linking."""
+    """Return an attack on single rounds by AGIC's search, without linking."""
     return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
 
 
 def _group_alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
     """Yield groups of cases that can be searched in one batch, each as a pair of its number, from 0, and its cases.
 
-    Cases of a group have equally many rounds, equally many examples in every round, and equally many different examples.
+    Cases of a group have equally many rounds, the same number of examples in each, and equally many different examples.
     """
 
     def get_structure(case: Case) -> tuple[int, ...]:

@@ -21,19 +21,20 @@ MAX_SAME_ERROR = 1e-4
 
 @dataclass(frozen=True)
 class CertifiedExamples:
-    """The examples of a client that closed forms certify (see `ClosedForm.certify`), each once, and the rounds that hold them.
+    """The examples of a client that closed forms certify (see `ClosedForm.certify`), and the rounds that hold them.
 
-    A round is certified if a closed form certifies all of its examples. The values of an example that several rounds hold are
-    those of the round with the highest confidence in it.
+    A round is certified if a closed form certifies all of its examples. An example that several certified rounds hold occurs
+    once, with the values from the round with the highest confidence in it.
     x, y:        the examples (E, *shape) and their labels (E,).
-    confidence:  (E,) in [0, 1], estimated probability that scoring counts the example as recovered.
-    explained:   (E,) in [0, 1], share of the squared norm of the round's gradient that its closed-form answer explains.
+    confidence:  (E,) in [0, 1], estimated probability that scoring counts the example as recovered; NaN if undecided.
+    explained:   (E,) in [0, 1], share of the squared norm of the round's gradient that its closed-form answer explains; NaN if
+                 unknown.
     evidence:    features from which confidence was estimated, by name, (E,) each; NaN for examples without the feature.
     slots:       the positions in the batches of the certified rounds, each with the index of the example at it.
     routes:      dict from the number of each certified round to the name of its closed form.
-    missed:      largest squared distance between the gradient of an answer and the observed one, relative to the squared norm of
-                 the latter.
-    evaluations, seconds: gradient evaluations and time, summed over all rounds.
+    missed:      largest loss of a closed form's answer to a certified round: the squared distance between its gradient and the
+                 observed one, relative to the squared norm of the latter.
+    evaluations, seconds: gradient evaluations and time, summed over all certified rounds.
     oracles:     names of the oracles (knowledge that no server has, such as true labels) that were used.
     """
 
@@ -50,13 +51,13 @@ class CertifiedExamples:
     oracles: tuple[str, ...]
 
     def describe(self) -> tuple[str, ...]:
-        """Return a note with the number of certified examples, and with that of the rounds that each closed form certified."""
+        """Return a tuple of one note: the number of certified examples, and how many rounds each closed form certified."""
         names = ", ".join(f"{count} by {route}" for route, count in Counter(self.routes.values()).most_common())
         return (f"closed forms certify {len(self.x)} examples in {len(self.routes)} rounds without a search: {names}",)
 
 
 def split_known_labels(case: Case) -> list[Tensor | None]:
-    """Return the known labels of each observation of a case, or None for each if there are none."""
+    """Return the known labels (N,) of each observation of a case, or None for each if the case has none."""
     if case.known_labels is None:
         return [None] * len(case.observations)
     return list(torch.split(case.known_labels, [observation.num_examples or 0 for observation in case.observations]))
@@ -65,10 +66,11 @@ def split_known_labels(case: Case) -> list[Tensor | None]:
 def certify_rounds(
     case: Case, rng: Generator, knows_defense: bool, device: str, progress: Progress | None = None
 ) -> CertifiedExamples | None:
-    """Try the closed forms `DIRECT_ROUTES` on the observations of a case; return the examples that they certify, None if none.
+    """Return the examples that the closed forms `DIRECT_ROUTES` certify in single observations of a case; None if there are none.
 
-    Observations with a number of examples for which the first MAX_FAILURES attempts all failed are skipped.
-    The answers depend only on the case and on the seed of `rng`, so that a search that is resumed gets them again.
+    If the first MAX_FAILURES observations with a number of examples are not certified, others with that number are not tried.
+    With the same settings, answers depend only on the case and the seed of `rng`, so that a search that is resumed gets them
+    again.
     Ctrl-C raises KeyboardInterrupt.
     """
     closed = ClosedForm(name="exact", routes=DIRECT_ROUTES, knows_defense=knows_defense, device=device)
@@ -116,7 +118,7 @@ def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
 def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> tuple[float, float]:
     """Return the key by which copies of an example are ranked, larger is better: its confidence, then minus its round's loss.
 
-    row: index of the answer, and of the example in it.
+    An undecided confidence counts as -1. row: index of the answer, and of the example in it.
     """
     a, i = row
     confidence = float(answers[a].confidence[i])
@@ -126,7 +128,8 @@ def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> t
 def _group_equal(answers: Sequence[Reconstruction]) -> list[list[tuple[int, int]]]:
     """Return groups of pairs (index of an answer, index of an example in it) that are the same example in different rounds.
 
-    Examples are the same if they have equal labels and a mean squared difference of at most MAX_SAME_ERROR.
+    Examples are the same if they have equal labels and a mean squared difference of at most MAX_SAME_ERROR. An example without
+    equals is a group of its own.
     """
     groups: list[list[tuple[int, int]]] = []
     for a, answer in enumerate(answers):

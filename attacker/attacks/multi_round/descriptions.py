@@ -32,7 +32,10 @@ class Describer:
     device: str
 
     def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
-        """Return one description for each observation of a case, in order."""
+        """Return one description for each observation of a case, in order.
+
+        They hold features if `compare` is "features" and those of all observations can be used, otherwise images.
+        """
         knows = self.matching.simulation.knows_defense
         model = build_network(case.observations[0]).to(self.device)
         probes = draw_inputs(case.observations[0].data, REFERENCE_INPUTS, rng).to(self.device)
@@ -52,10 +55,12 @@ class Describer:
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
     def _add_features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
-        """Return the description with features from the last layer's gradient and corrected labels.
+        """Return the description with features, inputs of the last layer computed from its gradient, and with corrected labels.
 
-        It is returned unchanged if features are not compared, or if they leave more than MAX_MISFIT of the gradient unexplained.
-        probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain.
+        It is returned unchanged if features are not compared, or if the gradient of the features differs from the observed one by
+        more than MAX_MISFIT of its norm.
+        probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain, so
+        that they are not corrected.
         """
         if self.compare != "features":
             return one
@@ -70,7 +75,7 @@ class Describer:
     def _add_images(
         self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Described]:
-        """Return the descriptions with images, reconstructed from each round separately (AGIC, section IV-B, step 1).
+        """Return the descriptions with images in place of features, one search per round (AGIC, section IV-B, step 1).
 
         Raises KeyboardInterrupt if the user interrupts a reconstruction.
         """

@@ -29,11 +29,12 @@ def merge(
 ) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
+    It is returned unchanged if all candidates are of one round, or if there are more than MAX_CANDIDATES.
     The candidate with the highest confidence of a group is kept, and is assigned to the slots of all candidates of the group. Of
     candidates with equal confidence, the one with the smallest `missed` among its rounds is kept, then the earlier one.
     missed: dict from round to the distance between the gradient of the round's candidates and the observed one, relative to the
             norm of the latter.
-    same:   largest distance of equal candidates, relative to the median distance of certainly different ones.
+    same:   share of the usual distance of different candidates below which candidates are equal, see `group_candidates`.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
     rounds = _list_rounds(found)
@@ -56,7 +57,7 @@ def merge(
 
 
 def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a reconstruction that have one entry per example, for the examples with the indices `kept`."""
+    """Return a dict of the fields that have one entry per example, with those of the examples with the indices `kept`."""
     said: dict[str, Any] = {}
     for name in (field.name for field in fields(found) if field.name != "loss"):
         value = getattr(found, name)
@@ -76,12 +77,12 @@ def _list_rounds(found: Reconstruction) -> list[set[int]]:
 
 
 def group_candidates(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:
-    """Divide candidates x (N, *shape) with labels y (N,) into groups of the same example, and return their indices.
+    """Divide candidates x (N, *shape) with labels y (N,) into groups of the same example; return lists of their indices.
 
-    This is agglomerative clustering with average linkage. The two nearest groups are joined as long as the mean distance of their
-    members is below `same` times the median distance of candidates that cannot be the same, because they are of the same round or
-    have different labels. Such candidates are never joined. If there are none, there is no scale to compare with, and no
-    candidates are joined.
+    This is agglomerative clustering with average linkage of squared distances, between images averaged over squares of 2 pixels.
+    The two nearest groups are joined as long as the mean distance of their members is below `same` times the median distance of
+    candidates that cannot be the same, because they are of the same round or have different labels. Such candidates are not
+    joined. If there are none, there is no scale to compare with, and no candidates are joined.
     rounds: for each candidate, the rounds in which it is assigned to a slot (a position in a batch).
     """
     cost = squared_distances(*(pool(x.clamp(0, 1).nan_to_num()),) * 2)

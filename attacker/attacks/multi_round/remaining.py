@@ -1,4 +1,4 @@
-"""The part of a client that closed forms leave to a search: rounds that hold unknown examples, and the known ones among them."""
+"""The rounds of a client that closed forms leave to a search, and the examples in them that are known from other rounds."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Remaining:
     held:  (V,) int64, for each of the V examples of the links its index among the known examples, or -1 if it is unknown.
     slots: positions in the batches of rounds that no closed form certified, but whose examples are all known from other rounds,
            each with the index of its known example. These rounds are not searched.
-    notes: remarks.
+    notes: remarks on the rounds.
     """
 
     case: Case | None
@@ -48,7 +48,7 @@ class Remaining:
 
 
 def select_rounds(case: Case, kept: Collection[int]) -> Case | None:
-    """Return the case with only the observations of the rounds `kept`, without links; None if there are none."""
+    """Return the case with only the observations of the rounds `kept`, without links; None if it has no such observations."""
     at = [o for o, observation in enumerate(case.observations) if observation.round in kept]
     labels = split_known_labels(case)
     known = None if case.known_labels is None else torch.cat([one for o in at if (one := labels[o]) is not None])
@@ -82,10 +82,10 @@ def mark_notes(linked: Case) -> Case:
 def explain_rounds(
     case: Case, known: CertifiedExamples, knows_defense: bool, device: str
 ) -> tuple[Case | None, tuple[Slot, ...]]:
-    """Find rounds whose gradient is that of all known examples, for clients that use the same examples in every round.
+    """Return the case without the rounds that the known examples explain, and the batch positions of the known examples in those.
 
-    Return the case without these rounds, or None if no round is left, and the batch positions of the known examples in the
-    rounds found.
+    For clients that use the same examples in every round: a round is explained if its gradient is that of all known examples. The
+    case is None if no round is left.
     """
     rows = torch.arange(len(known.x))
     slots: list[Slot] = []
@@ -101,10 +101,11 @@ def explain_rounds(
 def find_known_examples(
     linked: Case, described: Sequence[Described], known: CertifiedExamples, knows_defense: bool, device: str
 ) -> Remaining:
-    """Find known examples in rounds that no closed form certified, by the features that follow from the rounds' gradients.
+    """Return what is left to search after known examples are found in rounds that no closed form certified, by their features.
 
-    An example of the links is a known one if the features at all of its places are those of the known one. The gradient of a
-    round whose examples are all known must be theirs; otherwise they are searched for as if they were unknown.
+    Features are the inputs of the last layer, computed from a round's gradient. An example of the links is a known one if the
+    features at all of its places are those of the known one. The gradient of a round whose examples are all known must be theirs;
+    otherwise they are searched for as if they were unknown.
     linked: the rounds with links. described: their descriptions; empty if they have none, so that no example is known.
     """
     links = linked.links
@@ -143,9 +144,9 @@ def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
 
 
 def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
-    """Return for each of the V linked examples the known example that all of its places match, or -1, (V,).
+    """Return for each of the V linked examples the index of the known example that all of its places match, or -1, (V,).
 
-    matched: one tensor per observation, with the known example that each of its places matches, or -1.
+    matched: one tensor per observation, with the index of the known example that each of its places matches, or -1.
     """
     held = torch.full((links.examples,), -2)
     for places, found in zip(links.places, matched, strict=True):
@@ -155,9 +156,9 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
 
 
 def _match_features(case: Case, o: int, one: Described, known: CertifiedExamples, knows_defense: bool, device: str) -> Tensor:
-    """Return for each place of an observation the known example with its label and features, (N,), or -1.
+    """Return for each place of an observation the index of the known example with equal label and like features, (N,), or -1.
 
-    Features of known examples are computed at the weights of the observation's round.
+    A known example matches one place at most. Its features are computed at the weights of the observation's round.
     """
     found = torch.full((len(one.labels),), -1)
     if one.features is None:
@@ -200,7 +201,7 @@ def has_earlier_search(memory: Memory | None) -> bool:
 def join_answers(
     asked: Case, known: CertifiedExamples, remaining: Remaining, searched: Reconstruction | None, *, attack: str, seed: int
 ) -> Reconstruction:
-    """Return one reconstruction of certified examples, with their own confidence, and of those that were searched for."""
+    """Return one reconstruction: the certified examples, with their own confidence, then those that were searched for, if any."""
     notes = (*known.describe(), *remaining.notes)
     routes = ", ".join(dict.fromkeys(known.routes.values()))
     alone = Reconstruction(

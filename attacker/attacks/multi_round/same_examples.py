@@ -18,7 +18,8 @@ from fedsim.recording.codec import encode
 def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[str, ...] = ()) -> Links:
     """Return links that state that all rounds hold the same examples in the same order.
 
-    sizes: number of examples of each round. labels: (N,), or None. Raises ValueError if rounds differ in their numbers.
+    sizes: number of examples of each round. labels: (N,) labels of the examples, or None. Raises ValueError if the numbers
+    differ.
     """
     if len(set(sizes)) != 1:
         raise ValueError(
@@ -30,9 +31,9 @@ def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[s
 
 
 def read_shared_labels(case: Case, rule: LabelRule, rng: Generator, device: str, knows_defense: bool) -> Tensor:
-    """Return the labels (N,) that a rule reads off the mean update of all rounds, at the weights of the first.
+    """Return the labels (N,) that a rule infers from the mean update of all rounds, at the weights of the first.
 
-    Noise averages out, and coordinates that one round lacks arrive in another.
+    The mean has less noise than a single update, and has coordinates that were not sent in every round.
     """
     first, count = case.observations[0], len(case.observations)
     total = {name: torch.zeros_like(t) for name, t in first.update.items()}

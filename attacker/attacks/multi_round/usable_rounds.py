@@ -9,7 +9,7 @@ from fedsim.recording.observation import Observation
 
 
 def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """Return the case without unusable observations, and notes on those.
+    """Return the case without unusable observations (`find_problem`), and one note on each of these.
 
     Raises ValueError if no observation is usable, or if the case has links and one of its observations is not usable.
     """
@@ -33,7 +33,7 @@ def drop_unusable(case: Case) -> tuple[Case, tuple[str, ...]]:
 
 
 def find_problem(observation: Observation) -> str:
-    """Return why an observation cannot be used; "" if it can."""
+    """Return why an observation cannot be used (no reported examples, or an update of zeros, NaN or infinities); "" if it can."""
     if not observation.num_examples:
         return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
     if not all(bool(t.isfinite().all()) for t in observation.update.values()):
@@ -48,7 +48,7 @@ def link_for_null(case: Case, *, same: bool) -> Case:
 
     The links follow from the reported numbers of examples alone. A case that has links is returned unchanged.
     same: whether the client is assumed to use the same examples in every round (`link_same`); otherwise `link_by_sizes` decides.
-    Raises ValueError if no round reports examples.
+    Raises ValueError if no round reports examples, or if `same` is set and rounds report different numbers.
     """
     if case.links is not None:
         return case
