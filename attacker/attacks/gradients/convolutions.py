@@ -238,16 +238,21 @@ def convolve_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tens
 
 
 def convolve_transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the transpose of `convolve_by_own` as cells, which `spread` turns into images.
+    """Return the transposed convolutions of outputs with separate weights per problem, as cells that `spread` turns into images.
 
-    output: (P * N, out, H', W'). weight: separate weights per problem, (P, out, *kernel, in).
+    A cell is a block of stride x stride pixels of an image. The result has the shape (P * N, stride * stride * in,
+    *geometry.grid).
+    output: (P * N, out, H', W'). weight: (P, out, *kernel, in).
     """
     columns = _extract_patches(output, len(weight), geometry.cells, 1, geometry.margins)
     return _reshape_to_images(_flip_weights(weight, geometry).transpose(1, 2) @ columns.transpose(1, 2), geometry.grid)
 
 
 def _extract_patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
-    """Return image patches as `extract_patches` does, for a given kernel, stride and zero padding (left, right, top, bottom)."""
+    """Return the patches of x (P * N, C, H, W) under a kernel at each of its positions, (P, N * positions, kh * kw * C).
+
+    margins: zero padding of x (left, right, top, bottom); a negative number crops.
+    """
     padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *margins)).contiguous()
     count, height, width, depth = padded.shape
     (kh, kw), (image, row, column, _) = kernel, padded.stride()
@@ -256,15 +261,16 @@ def _extract_patches(x: Tensor, problems: int, kernel: Pair, stride: int, margin
 
 
 def _reshape_to_images(rows: Tensor, sides: Pair) -> Tensor:
-    """Reshape rows (P, C, N * H * W) to images (P * N, C, *sides)."""
+    """Reshape rows (P, C, N * H * W) to images (P * N, C, H, W). sides: (H, W)."""
     problems, channels, _ = rows.shape
     return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(-1, channels, *sides)
 
 
 def _flip_weights(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return weights (P, out, *kernel, in) flipped and grouped by cells, (P, cells * out, stride * stride * in).
+    """Return the weights of the transposed convolution, (P, cells * out, stride * stride * in), of weights (P, out, *kernel, in).
 
-    These are the weights of the transposed convolution.
+    The kernel is divided into blocks of stride x stride pixels (cells). The order of the cells is reversed, and the pixels of a
+    cell become channels.
     """
     problems, out, kh, kw, depth = weight.shape
     s, (top, left), (rows, columns) = geometry.stride, geometry.lead, geometry.cells

@@ -1,4 +1,4 @@
-"""Adaptation to the machine: reduced precision where it is faster, and reuse of freed memory by glibc's allocator."""
+"""Adaptation to the machine: the choice of a faster data type, and a setting by which glibc's allocator reuses freed memory."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ CPU_FEATURES = ("avx512_bf16", "amx_bf16")
 
 
 def get_fast_dtype(device: str) -> torch.dtype | None:
-    """Return bfloat16 if the device multiplies it faster than float32, else None."""
+    """Return bfloat16 if the device has own instructions to multiply it, which are faster than those for float32; else None."""
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
     able = torch.cpu.get_capabilities() if device == "cpu" else {}
@@ -28,11 +28,11 @@ MAX_KEPT_BYTES = 512 * 2**20
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory for the rest of this process, and return whether that succeeded.
+    """Make glibc keep freed memory of tensors up to MAX_TENSOR_BYTES for reuse, and return whether that succeeded.
 
-    By default, glibc returns the memory of tensors above some size to the system, and every iteration of an attack allocates and
-    clears it again. This took a fifth of the time of an iteration with 64 small networks. Does nothing on systems without
-    glibc, or if an environment variable MALLOC_* configures the allocator.
+    It holds for the rest of this process. By default, glibc returns the memory of large tensors to the system, and every
+    iteration of an attack allocates and clears it again, which took a fifth of the time of an iteration with 64 small networks.
+    Changes nothing and returns False on systems without glibc, or if an environment variable MALLOC_* is set.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False

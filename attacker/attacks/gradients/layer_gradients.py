@@ -1,9 +1,7 @@
-"""Gradients of a layer's weights for many problems that share them, computed from the layer's input and output gradient.
+"""Weight and bias gradients of one layer for each of P problems (batches of N examples) that share the layer's weights.
 
-Each function takes the layer's input x and the derivative `output` of the loss by its output. Both have the shape (P * N, ...),
-with the N examples of a problem next to each other. It returns the gradients of the P problems, (P, *shape of the weight), or
-a tuple of P tensors if they are large, since writing one tensor for all problems would then dominate the time. All functions are
-differentiable.
+The examples of all problems are in one batch, (P * N, ...), with those of a problem next to each other. x is the layer's input,
+and `output` the derivative of the loss by the layer's output. Autograd can differentiate the results by both.
 """
 
 from typing import Any
@@ -19,27 +17,37 @@ Stack = Tensor | tuple[Tensor, ...]
 
 
 def compute_linear_weight_gradients(x: Tensor, output: Tensor, problems: int) -> Tensor:
-    """Return the weight gradients (P, out, in) of a linear layer; x: (P * N, ..., in), output gradients: (P * N, ..., out)."""
+    """Return the weight gradients (P, out, in) of a linear layer for P problems.
+
+    x: the layer's input (P * N, ..., in). output: derivative of the loss by its output, (P * N, ..., out).
+    """
     rows, columns = (t.reshape(problems, -1, t.shape[-1]) for t in (output, x))
     return rows.transpose(1, 2) @ columns
 
 
 def compute_linear_bias_gradients(output: Tensor, problems: int) -> Tensor:
-    """Return the bias gradients (P, out) of a linear layer from its output gradients (P * N, ..., out)."""
+    """Return the bias gradients (P, out) of a linear layer for P problems.
+
+    output: derivative of the loss by the layer's output, (P * N, ..., out).
+    """
     return output.reshape(problems, -1, output.shape[-1]).sum(dim=1)
 
 
 def compute_channel_bias_gradients(output: Tensor, problems: int) -> Tensor:
-    """Return the gradients (P, C) of a bias per channel from output gradients (P * N, C, ...)."""
+    """Return the gradients (P, C) of a bias with one entry per channel, as in a convolution, for P problems.
+
+    output: derivative of the loss by the layer's output, (P * N, C, ...).
+    """
     return output.reshape(problems, -1, *output.shape[1:]).transpose(1, 2).flatten(2).sum(dim=2)
 
 
 def compute_convolution_weight_gradients(
     x: Tensor, output: Tensor, problems: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Stack:
-    """Return the P weight gradients (out, in / groups, *kernel) of a convolution.
+    """Return the weight gradients of a convolution for P problems: a tuple of P tensors on a CPU, otherwise one tensor (P, ...).
 
-    x: images (P * N, in, H, W). output: output gradients (P * N, out, H', W').
+    Each gradient has the shape (out, in / groups, *kernel).
+    x: images (P * N, in, H, W). output: derivative of the loss by the convolution's output, (P * N, out, H', W').
     """
     if x.device.type == "cpu":
         found: tuple[Tensor, ...] = _OneByOne.apply(x, output, problems, kernel, stride, padding, dilation, groups)
@@ -54,7 +62,7 @@ def compute_convolution_weight_gradients(
 
 
 class _OneByOne(torch.autograd.Function):
-    """Autograd function that computes the weight gradient of one problem after the other with PyTorch's convolutions.
+    """Autograd function that computes a convolution's weight gradient for one problem after the other, by PyTorch's own kernel.
 
     On a CPU this is twice as fast as matrix products of image patches.
     """

@@ -1,4 +1,4 @@
-"""The observed gradients of a batch of cases, with the weights at which they were computed and the defense.
+"""The observed gradients of a batch of cases, with the weights that the server sent and the attacker's model of the defense.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -24,19 +24,24 @@ from fedsim.recording.observation import Observation
 
 
 class ObservedGradients:
-    """The gradients recovered from one observation per case, stacked. Clients of the same round share the weights sent.
+    """The gradients recovered from one observation per case, stacked.
 
-    gradients:       gradients by parameter name, (cases, *shape), as `convert_to_gradient` recovers them from the updates.
+    The observations must agree in data, training settings and defense, which are read from the first one.
+    gradients:       gradients by parameter name, (cases, *shape): the updates divided by minus the total learning rate of the
+                     local steps, without the weight decay (`convert_to_gradient`).
     seen:            the updates themselves, by parameter name, (cases, *shape).
-    weights, buffers: by name. They have one row per case, unless `shared` (weights) or `same_buffers` (buffers) is set.
+    weights, buffers: those that the server sent, by name. They have one row per case, unless all cases have the same ones, that
+                     is if `shared` (weights) or `same_buffers` (buffers) is set.
     channel:         the attacker's model of how the defense changes an update; `transparent`, which changes nothing, if
                      `knows_defense` is false.
-    omitted:         names of parameters whose gradients are not compared (`find_omitted`); empty if `knows_defense` is false.
+    omitted:         names of parameters whose gradients are not compared, such as those that the defense makes random
+                     (`find_omitted`); empty if `knows_defense` is false.
     rule:            how clients compute a batch's gradient, for example by DP-SGD, as a `defenses.rules.GradientRule`; None if
                      `knows_defense` is false.
-    defended:        whether the known defense changes the gradient or the update.
-    variance:        known noise variance per coordinate of the gradient, (cases,). If an observation is the sum of several
-                     clients' updates (secure aggregation), it is the variance in their mean.
+    defended:        whether a defense that the attacker knows changes the gradient or the update.
+    variance:        variance of the defense's known noise per coordinate of the gradient, averaged over all coordinates,
+                     (cases,); 0 if `knows_defense` is false. If an observation is the sum of several clients' updates (secure
+                     aggregation), it is the variance in their mean.
     """
 
     def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:

@@ -1,7 +1,4 @@
-"""Squared norms and inner products of gradients.
-
-`compute_products` allocates no tensor of a parameter's size in the forward pass, and only its results in the backward pass.
-"""
+"""Squared norms and inner products of gradients, which are dicts from parameter name to tensor."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +49,7 @@ def _pair_up(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _flatten(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Flatten both tensors in the memory order of the simulated one, which avoids a copy."""
+    """Return both tensors flattened in the same order of entries: that of the memory of `simulated`, if this is channels last."""
     if simulated.ndim == 4 and simulated.is_contiguous(memory_format=torch.channels_last):
         simulated, observed = (t.permute(0, 2, 3, 1) for t in (simulated, observed))
     return simulated.reshape(-1), observed.reshape(-1)

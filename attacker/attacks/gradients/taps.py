@@ -1,4 +1,4 @@
-"""Taps: records, made during a forward pass, of the layer calls that use a network's weights, with their inputs."""
+"""Taps: records of a forward pass's calls of linear layers, 2D convolutions and batch norm, which yield weight gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,10 @@ TapRule = Callable[[Tensor], layers.Stack]
 class Tap:
     """The record of one layer call.
 
-    edge:  autograd's edge of the layer's output, before any in-place operation on this output.
-    rules: dict from the name of each weight to a function that maps the gradient of the output to the weight's gradients for the
-           P problems, a tensor (P, *shape) or a tuple of P tensors.
+    edge:  autograd's edge of the layer's output, before any in-place operation on this output; `torch.autograd.grad` computes the
+           derivative of the loss by it.
+    rules: dict from the name of each recorded weight to a function that maps that derivative to the weight's gradients for the P
+           problems (batches that share the weights): a tensor (P, *shape) or a tuple of P tensors.
     """
 
     edge: GradientEdge
@@ -38,11 +39,12 @@ class Tap:
 
 
 class Taps(TorchFunctionMode):
-    """A context manager that records in `found` every layer call that uses one of `weights`; tensors are compared by identity.
+    """A context manager that records in `found` the calls of linear layers, 2D convolutions and batch norm that use `weights`.
 
-    problems:  number P of problems whose examples are in the batch.
-    precision: data type of convolutions, except of small ones for which `convolve` is used (`_is_small`); None for that of their
-               inputs, which all other layers use.
+    Their outputs are computed by this module's own functions. Other uses of a weight are not recorded. A weight is recognised by
+    the identity of its tensor.
+    problems:  number P of problems (batches that share the weights) whose examples are in the forward pass.
+    precision: data type of convolutions, except of small ones (`_is_small`); None for that of their inputs.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:
@@ -113,10 +115,7 @@ def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
-    """Return whether `convolve` is faster than PyTorch's convolution, which needs one call per problem for weight gradients.
-
-    That is so for small convolutions of several problems on a CPU. weight: shared by all problems.
-    """
+    """Return whether to use `convolve` in place of PyTorch's convolution: for small convolutions of several problems on a CPU."""
     return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 
@@ -131,9 +130,10 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute and record batch norm with running statistics, as a scale and an offset; PyTorch's double backward is slow.
+    """Return the output of batch norm with running statistics, computed as a scale and an offset, and record the call.
 
-    Raises ValueError if the layer uses the statistics of the batch (`training`, or no running statistics).
+    PyTorch's own function has a slow second derivative. Raises ValueError if the layer uses the statistics of the batch
+    (`training`, or no running statistics).
     """
     if training or running_mean is None or running_var is None:
         raise ValueError(

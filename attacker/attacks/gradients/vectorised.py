@@ -1,8 +1,9 @@
-"""Gradients of many problems that share weights, from one forward and backward pass over the examples of all problems.
+"""Gradients of P problems that share weights, computed by one call for the examples of all problems.
 
-If batch norm uses its running statistics, examples interact only in the loss, so that the batches of all problems can be
-concatenated. The weight gradients of each problem then follow from a layer's inputs and output gradients by matrix products. This
-is faster than `vmap` of a gradient, which runs convolutions with one group per problem.
+A problem is one search, with a batch of its own. In most networks examples interact only in the loss, so that the batches of all
+problems can be concatenated. The weight gradients of each problem then follow from each layer's inputs and output gradients by
+matrix products, after one forward and backward pass. This is faster than `vmap` of a gradient, which runs convolutions with one
+group per problem.
 """
 
 from collections.abc import Sequence
@@ -36,11 +37,12 @@ StackedGradients = dict[str, Stack]
 class PerProblem(Protocol):
     """Protocol of a function that returns the gradients dL/dw of the mean losses of P problems, by parameter name.
 
-    weights, buffers: shared by all problems. x: examples (P, N, *shape) in [0, 1]. y: labels (P, N), or soft labels (P, N, K).
-    precision: data type for large convolutions; None for that of the weights.
+    weights, buffers: shared by all problems, by name. x: examples (P, N, *shape) on the scale [0, 1], not normalised.
+    y: labels (P, N), or soft labels (P, N, K).
+    precision: data type for large convolutions, for functions that support one; None for that of the weights.
 
-    Each value is one tensor with a row per problem, or a tuple of P tensors if they are large. Differentiable by x and by soft
-    labels. Do not call it under `vmap` or `torch.func.grad`: it is already batched over problems.
+    Each value is one tensor with a row per problem, or a tuple of P tensors. It can be differentiated by x and by soft labels. Do
+    not call the function under `vmap` or `torch.func.grad`: it handles all problems itself.
     """
 
     def __call__(
@@ -49,23 +51,24 @@ class PerProblem(Protocol):
 
 
 def split_problems(gradients: StackedGradients) -> list[Gradient]:
-    """Split batched gradients into a list with one gradient per problem."""
+    """Split the gradients of P problems into a list of P gradients, each a dict from parameter name to tensor."""
     rows = {name: g if isinstance(g, tuple) else g.unbind() for name, g in gradients.items()}
     return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
 def join_problems(gradients: StackedGradients) -> Gradient | None:
-    """Return the gradients unchanged if each is one tensor (P, *shape); None if one of them is a tuple of P tensors."""
+    """Return the gradients unchanged if each value is one tensor (P, *shape); None if a value is a tuple of P tensors."""
     return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
 
 @lru_cache(maxsize=2)
 def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
-    """Return a batched version of the gradient function `simulation.gradients.build_gradient`, or None if the network has none.
+    """Return a function for the gradients of P problems; None if the caller should use `vmap` of a single gradient instead.
 
-    It requires that parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and that
-    the examples of a batch do not interact. This is tested once per network, on two problems of two examples each. Networks that
-    torch.func cannot transform, such as large transformers, get the gradients of one problem after the other, by autograd alone.
+    If parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and examples do not
+    interact, the function makes one pass for all problems. Whether that is so is tested on two problems of two examples each.
+    Otherwise, if torch.func cannot transform the network or the network is large, it computes one problem after the other, by
+    autograd alone.
     """
     gradients = _build_unchecked(model, data, models.find_loss(loss))
     if not _has_other_weights(model, data) and _is_consistent(gradients, model, data, loss):
@@ -74,10 +77,7 @@ def build_per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem
 
 
 def _build_one_by_one(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
-    """Return a gradient function that computes one problem after the other, with a graph through which they are differentiated.
-
-    `vmap` would run the same loop, but compute each gradient a second time for its derivative, see `call_opaquely`.
-    """
+    """Return a gradient function that computes one problem after the other by autograd; it ignores `precision`."""
 
     def compute_gradients(
         weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS, precision: torch.dtype | None = None
@@ -96,9 +96,10 @@ def _build_one_by_one(model: nn.Module, data: DataSpec, measure: Loss) -> PerPro
 def _compute_by_autograd(
     model: nn.Module, data: DataSpec, measure: Loss, state: tuple[Weights, Weights], batch: tuple[Tensor, Tensor], searched: bool
 ) -> Gradient:
-    """Return the gradient of one problem's mean loss by autograd alone.
+    """Return the gradient of one problem's mean loss, by autograd, as a dict from parameter name to tensor.
 
-    state: weights and buffers. batch: examples and labels. searched: whether the gradient must be differentiable by the batch.
+    state: weights and buffers. batch: examples (N, *shape) and labels. searched: whether the gradient must be differentiable by
+    the batch.
     """
     (weights, buffers), (x, y) = state, batch
     with torch.enable_grad():
@@ -133,7 +134,7 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
 def _collect_gradients(
     weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]
 ) -> StackedGradients:
-    """Return the gradient of each weight, summed over its layer's calls; zeros for weights that the loss does not depend on.
+    """Return the gradient of each weight, summed over the recorded layer calls that use it; zeros if the loss depends on none.
 
     outputs: for each tap, the derivative of the loss by the layer's output; None if the loss does not depend on it.
     """
@@ -158,9 +159,9 @@ def _add(one: Stack, other: Stack) -> Stack:
 
 
 def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:
-    """Return whether the logits depend on weights whose use is not recorded, such as those of layer norm.
+    """Return whether the logits depend on weights that no recorded layer call uses, such as those of layer norm.
 
-    It takes one forward pass, which spares large networks the comparison of all gradients.
+    True as well if the test fails with an error. It takes one forward pass, while `_is_consistent` compares all gradients.
     """
     weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     taps = Taps(weights, 1)
@@ -176,9 +177,10 @@ def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:
 
 
 def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:
-    """Return whether batched gradients and their derivatives by x agree with those computed one problem at a time.
+    """Return whether the gradients agree with those that `build_gradient` computes for each problem alone.
 
-    They are compared on the test problems of `draw_test_problems`, with weights in channels-last layout, as in a search.
+    The gradients and the derivatives of their squared norm by x are compared on the problems of `draw_test_problems`, for both
+    problems together and for the first alone. False as well if the test fails with an error.
     """
     weights, buffers, x, y = draw_test_problems(model, data)
     laid = {name: to_channels_last(w) for name, w in weights.items()}

@@ -7,8 +7,8 @@ from torch import Tensor
 def round_counts(counts: Tensor, examples: int) -> Tensor:
     """Round estimated counts (K,) to integers with the sum `examples`; negative counts become 0.
 
-    Counts are scaled to the sum, and the largest remainders are rounded up. If no count is positive, or one is not finite, all
-    classes get equal counts.
+    Counts are scaled to the sum, and the largest remainders are rounded up. If no count is positive, or one is NaN or positive
+    infinity, the examples are divided among all classes as equally as possible.
     """
     counts = counts.clamp(min=0)
     if not torch.isfinite(counts).all() or counts.sum() <= 0:  # the gradient is dominated by noise
@@ -21,19 +21,20 @@ def round_counts(counts: Tensor, examples: int) -> Tensor:
 
 
 def count_by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return counts (K,) from the gradient g of the bias: `n * (mean p_c - g_c)`, rounded to integers.
+    """Return counts (K,) from the gradient g of the bias: `n * (mean p_c - g_c)`, rounded by `round_counts` to the sum n.
 
-    bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). The counts are exact if the guess is.
+    bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). examples: n.
     """
     return round_counts(examples * (guess - bias), examples)
 
 
 def count_by_impact(sums: Tensor, examples: int) -> Tensor:
-    """Return counts (K,) from the row sums (K,) of the head's gradient, or from that of its bias (LLG, algorithm 1).
+    """Return counts (K,) from the row sums (K,) of the gradient of the head's weight or from the gradient (K,) of its bias (LLG).
 
-    Each class with a negative sum gets one example, the most negative first. An example lowers the sum of its class by the
-    impact: the total of all negative sums divided by n, times 1 + 1/K. This is subtracted, and the remaining examples are
-    given, one after the other, to the class that then has the smallest sum. Source: Wainakh et al. 2022.
+    Each class with a negative entry gets one example, the most negative first, as long as there are examples. An example is taken
+    to lower the entry of its class by the impact: the total of all negative entries divided by n, times 1 + 1/K. This is
+    subtracted, and the remaining examples are given, one after the other, to the class that then has the smallest entry.
+    Source: Wainakh et al. 2022, algorithm 1.
     """
     sums = sums.clone()
     negative = sums.clamp(max=0).sum()
@@ -52,9 +53,10 @@ def count_by_impact(sums: Tensor, examples: int) -> Tensor:
 def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
     """Return counts (K,) from one feature vector per class (Ma et al. 2023, iLRG).
 
-    rows (K, F), bias (K,): gradient of the head. weight (K, F), offset (K,): the head's weights and bias. The ratio of row c to
-    entry c of the bias's gradient serves as the features of all examples of class c, from which their probabilities follow. The
-    shares n_c / n, with sum 1, are then fitted to the bias's gradient by least squares.
+    rows (K, F), bias (K,): gradients of the head's weight and bias. weight (K, F), offset (K,): the head's weight and bias.
+    The ratio of row c to entry c of the bias's gradient serves as the features of all examples of class c, from which their
+    probabilities follow. The shares n_c / n, with sum 1, are then fitted to the bias's gradient by least squares, and rounded by
+    `round_counts`. If a probability is not finite, the shares are those of the negative entries of the bias's gradient.
     """
     rows, bias, weight, offset = (t.double() for t in (rows, bias, weight, offset))
     features = rows / torch.where(bias == 0, torch.finfo(bias.dtype).tiny, bias)[:, None]
@@ -66,11 +68,11 @@ def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: 
 
 
 def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
-    """Estimate the gradient (K,) that a bias would have, for a head without one.
+    """Estimate the gradient (K,) that a bias would have, for a head without one or whose bias gradient was not sent.
 
-    rows: gradient of the head, (K, F). features: those of M random examples, (M, F). If a direction v fulfils f.v = 1 for the
-    features f of all examples, then rows v is the bias's gradient. The direction with mean f.v = 1 and least variance over the
-    given features is used.
+    rows: gradient of the head's weight, (K, F). features: inputs of the head for M random inputs of the network, (M, F). If a
+    direction v fulfils f.v = 1 for the features f of all examples of the batch, then rows v is the bias's gradient. The direction
+    is chosen such that over the given features f.v has the mean 1 and a small variance.
     """
     features = features.double()
     mean = features.mean(dim=0)

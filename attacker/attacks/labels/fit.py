@@ -1,9 +1,9 @@
-"""Inference of labels from the whole gradient of the head, the last layer; it also works for trained models.
+"""Inference of label counts by a fit to the whole gradient of the head, the last layer, also for trained models.
 
 For a trained model the mean predicted probabilities are not known, so that the gradient of the bias alone does not determine the
-counts. The rows of the head's gradient contain more: they are the sum over examples i of (p_i - y_i) f_i, and the probabilities
-p_i follow from the features f_i. For given labels, the most probable features that explain the gradient are fitted (a MAP
-estimate). The labels whose fit is most probable are returned.
+counts. The rows of the head's gradient contain more: they are the mean over examples i of (p_i - y_i) f_i, and the probabilities
+p_i follow from the features f_i, the head's inputs. For given labels, the most probable features that explain the gradient are
+fitted (a MAP estimate). A local search finds the labels whose fit is most probable.
 
 Shapes: n examples, K classes, D directions of the feature space that matter, S candidates of labels.
 """
@@ -37,15 +37,13 @@ MAX_WORK = 5e7
 
 @dataclass(frozen=True, eq=False)
 class HeadFit:
-    """The data of a fit, in the subspace of features that the gradient and the head's weights span.
+    """The data of a fit, in the subspace of features that the gradient and the head's weights span, of dimension D.
 
-    Components of features outside that subspace affect neither the logits nor the gradient.
-
-    target:  gradient of the head and of its bias, (K - 1, D + 1), or (K - 1, D) without a bias. The last row is left out, since
-             all rows add up to 0.
-    weight, offset: weights (K, D) and bias (K,) of the head.
+    target:  gradient of the head's weight and bias, (K - 1, D + 1); (K - 1, D) if the gradient of a bias is not known. The last
+             row is left out, since all rows add up to 0.
+    weight, offset: weight (K, D) and bias (K,) of the head; the bias is 0 if there is none.
     mean, spread: prior of the features: mean (D,) + spread (D, D) z with standard normal z.
-    start:   values of z of M random examples, (M, D), used as starting points. examples: number n of examples in the batch.
+    start:   values of z for M random inputs of the network, (M, D), used as starting points. examples: number n of examples.
     """
 
     target: Tensor
@@ -58,26 +56,26 @@ class HeadFit:
 
     @cached_property
     def scale(self) -> float:
-        """Root mean square of the target."""
+        """Root mean square of the target's entries."""
         return float(self.target.square().mean().sqrt())
 
     @cached_property
     def work(self) -> float:
-        """Number of multiplications in one step of one fit."""
+        """Approximate number of multiplications in one step of the fit of one candidate."""
         return float(self.examples * self.target.numel() ** 2 * len(self.mean))
 
     def extend(self, f: Tensor) -> Tensor:
-        """Return features f (..., D) with a 1 appended for the bias, if the head has one."""
+        """Return features f (..., D), with a 1 appended if the target includes the gradient of the bias."""
         with_bias = self.target.shape[1] > self.weight.shape[1]
         return torch.cat([f, torch.ones_like(f[..., :1])], dim=-1) if with_bias else f
 
 
 def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, features: Tensor, examples: int) -> HeadFit:
-    """Return the data of a fit as a `HeadFit`, projected onto the subspace that the head's gradient and weights span.
+    """Return the data of a fit, projected onto the subspace that the head's gradient and weights span.
 
-    rows, bias: gradients of the head's weight, (K, F), and of its bias, (K,); bias is None without the latter.
-    weight, offset: the weight, (K, F), and the bias, (K,), themselves.
-    features: input features of the head for M random examples, (M, F); their mean and covariance are the prior.
+    rows, bias: gradients of the head's weight, (K, F), and of its bias, (K,); bias is None if that gradient is not known.
+    weight, offset: the weight, (K, F), and the bias, (K,), themselves; zeros for a head without a bias.
+    features: inputs of the head for M random inputs of the network, (M, F); their mean and (shrunk) covariance are the prior.
     examples: number n of examples in the batch.
     """
     rows, weight, offset, features = (t.detach().cpu().double() for t in (rows, weight, offset, features))
@@ -97,10 +95,10 @@ def build_head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Te
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The fits of S candidates for the labels of the batch.
+    """Candidates for the labels of the batch, S of them, with the features fitted to each.
 
-    y: one-hot labels, (S, n, K). z: fitted features in standard normal coordinates, (S, n, D). cost: negative log-posterior,
-       (S,).
+    y: one-hot labels, (S, n, K). z: features in the standard normal coordinates of `HeadFit`, (S, n, D). cost: negative
+       log-posterior, (S,); without meaning for a candidate that serves only as the start of a fit.
     """
 
     y: Tensor
@@ -115,7 +113,7 @@ class Fitted:
 class _Parts:
     """The intermediate values of a fit.
 
-    f: features in the subspace of `HeadFit`, with a 1 appended if there is a bias, (S, n, D or D + 1).
+    f: features in the subspace of `HeadFit`, with a 1 appended if the target includes the bias's gradient, (S, n, D or D + 1).
     p, log_p: predicted probabilities and their logarithms, (S, n, K). r: p - y.
     missed: gradient of the candidates minus `HeadFit.target`, (S, K - 1, D or D + 1); both lack the row of the last class.
     """
@@ -138,8 +136,8 @@ def _compute_parts(fit: HeadFit, z: Tensor, y: Tensor) -> _Parts:
 def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
     """Return the negative log-posterior (S,) of features z (S, n, D) and labels y (S, n, K), up to a constant.
 
-    Features are normally distributed; a label has the probability that the model predicts, as for a calibrated model; and errors
-    of the gradient are normal with the standard deviation `tolerance`.
+    Assumed distributions: z is standard normal, a label has the probability that the model predicts for its features, and the
+    errors of the gradient's entries are normal with the standard deviation `tolerance`.
     """
     parts = _compute_parts(fit, z, y)
     prior = 0.5 * z.square().sum(dim=(1, 2)) - (parts.log_p * y).sum(dim=(1, 2))
@@ -147,10 +145,11 @@ def compute_cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor
 
 
 def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
-    """Fit features by `steps` Gauss-Newton steps from `start`, for each candidate separately.
+    """Fit features by `steps` Gauss-Newton steps from `start`, for each candidate separately; the labels stay the same.
 
-    A step that would increase a candidate's cost is halved until it does not. If the cost still increases after MAX_HALVINGS
-    attempts, the step is left out. share: standard deviation of the gradient's error, relative to the target's root mean square.
+    A step that would increase a candidate's cost is halved until it does not. If the cost still increases at the last of
+    MAX_HALVINGS attempts, the step is left out. share: assumed standard deviation of the gradient's error, in units of the
+    target's root mean square.
     """
     y, z, tolerance = start.y, start.z, share * fit.scale
     now = compute_cost(fit, z, y, tolerance)
@@ -168,9 +167,9 @@ def fit_features(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitte
 
 
 def _compute_step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
-    """Return the Gauss-Newton step (S, n, D).
+    """Return the Gauss-Newton step of z for each candidate, (S, n, D).
 
-    The dual system, with one unknown for each entry of the target, is solved, since it is smaller than that for z.
+    It is computed from the dual system, which has one unknown for each entry of the target.
     """
     parts, slope = _compute_parts(fit, z, y), fit.weight @ fit.spread
     jacobian = (torch.diag_embed(parts.p) - parts.p[..., :, None] * parts.p[..., None, :]) @ slope
@@ -191,10 +190,10 @@ def _compute_step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tenso
 
 
 def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
-    """Return the most probable counts (K,), by local search: from the best of `starts`, change one label after the other.
+    """Return the most probable counts (K,) that a local search finds.
 
-    Changes are tried in the order of their first-order effect, each with a fit of its own, until none is more probable. No counts
-    are tried twice. starts: candidate counts, each (K,).
+    From the best of `starts`, the label of one example after the other is changed, as long as that makes the fit more probable.
+    starts: candidate counts, each (K,) with the sum n.
     """
     y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
@@ -208,7 +207,7 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
 
 
 def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
-    """Change one label after the other as long as the fit becomes more probable, and return the last fit.
+    """Change one label after the other, at most n times, as long as the fit becomes more probable, and return the last fit.
 
     share: assumed standard deviation of the gradient's error, in units of the target's root mean square.
     """
@@ -226,12 +225,12 @@ def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
 
 
 def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
-    """Return a batch of candidates that differ from the fit `now` in the label of one example; None if all such were tried.
+    """Return candidates that differ from the fit `now` in the label of one example, to be fitted; None if all such were tried.
 
-    These are at most MAX_TRIED_CHANGES candidates: of those not in `tried`, the ones that lower the cost most, to first order.
-    Their features are still those of `now`.
+    They are the most promising ones: those whose cost is the lowest to first order, at most MAX_TRIED_CHANGES. Their features and
+    costs are still those of `now`.
     share: assumed standard deviation of the gradient's error, in units of the target's root mean square.
-    tried: numbers of examples per class of all candidates so far; those of the returned candidates are added.
+    tried: numbers of examples per class of all candidates so far, which are not proposed again; those proposed are added.
     """
     parts, classes = _compute_parts(fit, now.z, now.y), now.y.shape[-1]
     slope = torch.einsum("skd,snd->snk", parts.missed, parts.f) / (fit.examples * (share * fit.scale) ** 2)

@@ -1,4 +1,4 @@
-"""Labels and features of an observation, inferred from its gradient before any search."""
+"""The labels of an observation, and the features (inputs of the last layer) of its examples, inferred from its gradient."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -20,8 +20,9 @@ which these features are used."""
 def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
     """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `seen`.
 
-    The rule gets the features and predictions of the model for random inputs, at the weights that were sent. With several local
-    steps, they are computed at the mean of the weights sent and returned instead, unless a defense changed the update.
+    The rule gets the model's features and mean predictions for random inputs, at the weights that were sent. With several local
+    steps and no known defense, they are computed at the mean of the weights at which the steps begin, if these lie on a straight
+    line.
     """
     row = seen.get_state(i)
     gradient = {name: g[i] for name, g in seen.gradients.items()}
@@ -43,9 +44,9 @@ def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, kn
 
     The result is on the CPU.
     seen:   observed gradients of a single case.
-    labels: (N,), known or inferred.
-    known:  whether `labels` are certain. Otherwise, if the layer has a bias, the result holds other labels that fit the gradient
-            better, if there are any.
+    labels: (N,), known or inferred, on the CPU.
+    known:  whether `labels` are certain. Otherwise, if the layer has a bias, they are replaced by other labels if such are found
+            that fit the gradient better.
     """
     row, (weight, bias) = seen.get_state(0), models.find_head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}

@@ -1,4 +1,4 @@
-"""Random inputs with which an attacker measures a model's typical features and predictions, without any data."""
+"""Random inputs, and a model's features and predictions for them, which show an attacker without data what is typical."""
 
 from collections.abc import Mapping
 
@@ -20,8 +20,8 @@ share: the channels of photographs are similar."""
 def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
     """Draw random inputs (count, *shape) in [0, 1].
 
-    Images are noise whose amplitude is proportional to one over the frequency, as in photographs. White noise would not do:
-    trained networks assign it to a single class, with features unlike those of any example. Rows of a table are uniform.
+    Images are noise whose amplitude is proportional to one over the frequency, as in photographs, clamped to [0, 1]. White noise
+    is less suitable, since trained networks tend to assign it to a single class. Rows of a table are uniform.
     """
     if not data.is_image:
         return torch.rand(count, *data.shape, generator=rng)
@@ -39,9 +39,9 @@ def draw_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
 
 
 def compute_head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the features (N, F), the inputs of the last linear layer, and the logits (N, K) for normalised inputs x.
+    """Return the features (N, F), which are the inputs of the last linear layer, and the logits (N, K) for inputs x (N, *shape).
 
-    state: weights and buffers by name.
+    state: weights and buffers by name. x: normalised, as the network takes it.
     """
     seen: list[Tensor] = []
     layer = model.get_submodule(models.find_head(model)[0].rpartition(".")[0])

@@ -31,7 +31,7 @@ INTEGER_TOLERANCE = 0.15
 
 
 class Head(NamedTuple):
-    """The head, the last linear layer: weight (K, F), bias (K,) or None, and its inputs (M, F) for M random examples."""
+    """The head, the last linear layer: weight (K, F), bias (K,) or None, and its inputs (M, F) for M random network inputs."""
 
     weight: Tensor
     bias: Tensor | None
@@ -44,10 +44,10 @@ class Evidence(NamedTuple):
     gradient:  observed gradient, by parameter name. weight, bias: names of the head's parameters; bias is None if it has none.
     examples:  number of examples in the batch.
     guess:     mean class probabilities (K,) that the model predicts for random inputs.
-    shortened: whether the attacker knows of a defense that may have reduced the norm of the gradient, such as clipping.
-    head:      weights of the head, and its inputs for random examples; None if the caller does not know them. For several local
-               steps, `head` and `guess` are those at the mean of the weights sent and returned, unless a defense changed the
-               update.
+    shortened: whether the attacker knows of a defense, which may have reduced the norm of the gradient, for example by clipping.
+    head:      the head's weight and bias, and its inputs for random inputs of the network; None if the caller does not know them.
+               `head` and `guess` are those at the weights sent. With several local steps and no known defense, they are those at
+               the mean of the weights at which the steps begin.
     """
 
     gradient: GradientTensors
@@ -64,12 +64,14 @@ LabelRule = Callable[[Evidence], Tensor]
 
 
 def infer_from_bias(evidence: Evidence) -> Tensor:
-    """Infer labels from the gradient g of the head's bias.
+    """Infer labels, in ascending order, from the gradient g of the head's bias.
 
-    For one example, the label is the most negative entry, which is always right; with a single logit it is class 1 if the entry
-    is negative. For n examples, counts are `n * (mean p_c - g_c)`, rounded to the sum n. The mean probabilities are estimated,
-    which is accurate for models that are hardly trained. If the gradient may be shortened and there are fewer examples than
-    classes, g is first scaled so that the class with the largest g_c / mean p_c has no example.
+    For one example, the label is the class of the most negative entry. This is right for the gradient of softmax cross-entropy if
+    no defense changed it. With a single logit the label is class 1 if the entry is negative.
+
+    For n examples, the counts are `n * (mean p_c - g_c)`, rounded to the sum n. The mean probabilities p are those for random
+    inputs (`Evidence.guess`), which is accurate for models that are hardly trained. If a defense may have shortened g and n is
+    below the number of classes, g is first enlarged so that the class with the largest g_c / mean p_c has no example.
     Raises ValueError if the head has no bias.
     """
     if evidence.bias is None:
@@ -78,11 +80,11 @@ def infer_from_bias(evidence: Evidence) -> Tensor:
 
 
 def infer_from_rows(evidence: Evidence) -> Tensor:
-    """Infer labels from the rows of the head's weight gradient.
+    """Infer labels, in ascending order, from the rows of the head's weight gradient, one row per class.
 
-    For one example, the label is the row with the smallest sum (iDLG; CPL, algorithm 1 line 9), if features are not negative. For
-    n examples, which must have distinct labels, they are the n rows whose smallest entry is lowest (Yin et al. 2021, eq. 6). With
-    a single logit, the label is class 1 if the sum is negative, which is right if features are mostly positive.
+    For one example, the label is the class whose row has the smallest sum (iDLG; CPL, algorithm 1 line 9), which is right if
+    features are not negative. With a single logit, it is class 1 if the sum of the only row is negative. For n examples, which
+    must have distinct labels, they are the n classes in whose rows the smallest entry is lowest (Yin et al. 2021, eq. 6).
     Raises ValueError for more examples than classes, or for more than one with a single logit.
     """
     rows = evidence.gradient[evidence.weight]
@@ -102,9 +104,9 @@ def infer_from_rows(evidence: Evidence) -> Tensor:
 
 
 def llg(evidence: Evidence) -> Tensor:
-    """Infer labels from the row sums of the head's gradient (Wainakh et al. 2022, LLG with shared gradients alone).
+    """Infer labels from the row sums of the head's weight gradient (Wainakh et al. 2022, LLG with shared gradients alone).
 
-    Features must be mostly positive.
+    It assumes that features are mostly positive.
     """
     return _expand_counts(count_by_impact(_add_negative_logit(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
 
@@ -112,8 +114,8 @@ def llg(evidence: Evidence) -> Tensor:
 def ilrg(evidence: Evidence) -> Tensor:
     """Infer labels from the rows of the head's weight gradient, divided by the gradient of its bias (Ma et al. 2023, iLRG).
 
-    Each quotient is taken for the features of all examples of a class, see `count_by_class_features`. If the head has no bias,
-    the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
+    Each quotient is taken for the features of all examples of a class, see `count_by_class_features`. If the head has no bias or
+    its gradient was not sent, the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
     """
     if evidence.head is None:
         raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head, or choose another rule")
@@ -124,17 +126,17 @@ def ilrg(evidence: Evidence) -> Tensor:
 
 
 def infer_labels(evidence: Evidence) -> Tensor:
-    """Infer labels by the best method for the evidence.
+    """Infer labels by the method that suits the evidence: bias gradient, rows of the weight gradient, or a fit to both.
 
     For one example, the label follows from the bias's gradient; if there is no bias or its gradient was not sent, from the rows.
 
-    For n examples of K classes, the most probable counts are fitted to the head's gradient (see `fit`), starting from the counts
-    of the bias's gradient and of iLRG. A shortened gradient is rescaled first. If the fit is too expensive, the counts of iLRG
-    are returned for n < K / 2, otherwise those of the bias's gradient.
+    For n examples of K classes, the counts are fitted to the head's gradient (see `fit`), if the evidence includes the head and
+    the rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
+    expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise those of the bias's gradient. With a single logit,
+    a fit is made unless a defense may have shortened the gradient.
 
-    Without a fit, the counts of the bias's gradient are returned if the evidence lacks the head, or if the rows do not add up to
-    0, because a defense added noise, sent only signs or left out entries. If there is no bias or its gradient was not sent, this
-    gradient is estimated from the rows and `Evidence.head`. With neither that gradient nor the head, `infer_from_rows` is used.
+    Otherwise the counts are those of the bias's gradient. If there is no bias or its gradient was not sent, this gradient is
+    estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
@@ -151,7 +153,7 @@ LABEL_RULES: Mapping[str, LabelRule] = MappingProxyType(
 
 
 def get_label_rule(name: str) -> LabelRule | None:
-    """Return the label rule with this name; None for "joint", which optimises labels together with the examples.
+    """Return the label rule with this name in `LABEL_RULES`; None for "joint", which optimises labels together with the examples.
 
     Raises ValueError for an unknown name.
     """
@@ -176,7 +178,9 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
     """Return the number of examples of each class, (K,), from the gradient g (K,) of the bias.
 
     For one example, the class is that of the most negative entry. For n examples, the numbers are `n * (mean p_c - g_c)`, rounded
-    to the sum n, with `Evidence.guess` for mean p. If g may be shortened and n < K, it is first scaled so that a class has none.
+    to the sum n, with `Evidence.guess` for mean p. If g may be shortened and n < K, it is first enlarged so that a class has
+    none, unless that would need a factor below 1. If noise leaves no number positive or finite, the numbers are proportional to
+    mean p.
     """
     guess = evidence.guess
     if evidence.examples == 1:
@@ -190,9 +194,9 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
 
 
 def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
-    """Return the most probable counts (K,), by a fit.
+    """Return the most probable counts (K,) by a fit to the head's gradient, enlarged first if a defense may have shortened it.
 
-    If the fit is too expensive, the counts of iLRG are returned for n < K / 2, otherwise those of the bias's gradient.
+    If the fit is too expensive (MAX_WORK), the counts of iLRG are returned for n < K / 2, otherwise those of the bias's gradient.
     """
     rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
@@ -210,7 +214,8 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
 def _has_zero_sum(evidence: Evidence) -> bool:
     """Return whether the rows of the head's gradient add up to 0, as they do for softmax unless a defense changed them.
 
-    For a single logit this cannot be checked. The result is then True unless a defense may have reduced the gradient's norm.
+    False if all are zero or one is not finite. With a single logit the sum cannot be checked; the result is then False only in
+    these cases and if `Evidence.shortened` is set.
     """
     rows = _add_negative_logit(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:
@@ -219,9 +224,9 @@ def _has_zero_sum(evidence: Evidence) -> bool:
 
 
 def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return the factor that undoes the shortening of a gradient, estimated such that some class has no example.
+    """Return the factor, at least 1, that undoes the shortening of a gradient, estimated such that some class has no example.
 
-    It is 1 if all counts are integers already, so that the gradient was not shortened.
+    It is 1 if all counts are nearly integers already, which suggests that the gradient was not shortened.
     """
     counts, share = examples * (guess - bias), (bias / guess).max()
     whole_already = (counts - counts.round()).abs().max() < INTEGER_TOLERANCE
@@ -236,7 +241,7 @@ def _is_bias_sent(evidence: Evidence) -> bool:
 def _get_bias_gradient(evidence: Evidence) -> Tensor:
     """Return the gradient (K,) of the head's bias, or an estimate if the head has no bias or its gradient was not sent.
 
-    The estimate needs `Evidence.head`, without which ValueError is raised.
+    K is 2 for a single logit. The estimate needs `Evidence.head`, without which ValueError is raised.
     """
     if evidence.bias is not None and _is_bias_sent(evidence):
         return _add_negative_logit(evidence.gradient[evidence.bias])
@@ -249,9 +254,9 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
 
 
 def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
-    """Return the weight (K, F) and the bias (K,) of the head; the bias is zero if the head has none.
+    """Return the weight (K, F) and the bias (K,) of the head, with one row per class; the bias is zero if the head has none.
 
-    For a single logit, they are those of two classes: the logit of class 0 is always 0, that of class 1 is the given one.
+    For a single logit, K is 2: the logit of class 0 is always 0, that of class 1 is the given one.
     """
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
