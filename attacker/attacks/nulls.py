@@ -1,4 +1,4 @@
-"""Nulls: attacks that receive only what a server knows before any client has answered. They show what a prior alone achieves.
+"""Nulls: attacks that get nothing from the clients but the numbers of their examples. They show what a prior alone achieves.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -20,15 +20,15 @@ from fedsim.recording.observation import Observation
 def blind_cases(cases: Sequence[Case]) -> list[Case]:
     """Return copies of the cases without what the clients sent: updates are zero, returned buffers and metrics are missing.
 
-    True labels and logits, which no server knows, are removed as well. What stays: model, weights and buffers that the server
-    sent, training settings, name of the defense, client, round, number of examples, and links.
+    Numbers of examples, which clients report, stay. True labels and logits, which no server knows, are removed. Model, weights
+    and buffers that the server sent, training settings, names of defenses, clients, rounds, and links stay as well.
     """
     return [Case(tuple(_blind_observation(observation) for observation in case.observations), links=case.links) for case in cases]
 
 
 @dataclass
 class Blinded:
-    """A wrapper of an attack's null that removes everything the clients sent from the cases before it calls the null."""
+    """A wrapper of an attack's null that applies `blind_cases` to the cases before it calls the null."""
 
     attack: Attack
 
@@ -63,12 +63,12 @@ def _blind_observation(observation: Observation) -> Observation:
 
 
 def link_by_sizes(observations: Sequence[Observation]) -> Links:
-    """Return which positions of a client's observations hold the same example, from the reported numbers of examples alone.
+    """Return which positions of a client's observations are assumed to hold the same example, from the numbers of examples alone.
 
-    A client that trains for whole epochs uses the same examples in every round. For a client that takes one step per round, a
-    batch with fewer examples than the prescribed batch size ends an epoch, and the next round starts again at the first example.
-    In all other cases, and in secure sums whose cohort changes, no two positions are linked. Observations that do not report a
-    number of examples have no positions.
+    A client that trains for whole epochs is assumed to use its examples in the same order in every round. For a client that takes
+    one step per round, a batch with fewer examples than the prescribed batch size ends an epoch, and the next round starts again
+    at the first example. In all other cases, and in secure sums whose cohort changes, no two positions are linked. Observations
+    that do not report a number of examples have no positions; at least one must report some.
     """
     training, start = observations[0].training, 0
     changing = observations[0].client == SUM_CLIENT and len({observation.cohort for observation in observations}) > 1

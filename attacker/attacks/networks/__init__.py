@@ -1,1 +1,1 @@
-"""Views of a network for attacks: as a chain of layers traced by torch.fx, and as a twice differentiable forward pass."""
+"""Views of a network for attacks, such as a chain of layers traced by torch.fx, and a twice differentiable forward pass."""

@@ -14,12 +14,13 @@ SATURATION_MARGIN = 1e-12
 class Activation:
     """An elementwise monotonic activation function f(z). All derivatives are functions of the output f.
 
-    forward: maps pre-activations z to outputs f. inverse: maps f to z. slope: maps f to df/dz.
+    forward: maps pre-activations z to outputs f. slope: maps f to df/dz.
+    inverse: maps f to z; outputs of sigmoid and tanh are first clamped away from the ends of their range (SATURATION_MARGIN).
     bend:    maps f to the derivative of the slope by f; 0 for piecewise linear functions.
     known:   maps f to 1 where z can be computed from f and to 0 elsewhere. It is 0 only at the zeros of ReLU, for which R-GAP has
              no equation (R-GAP, section 3.1.2).
-    bounds:  range of the outputs.
-    smooth:  whether the second derivative can be nonzero.
+    bounds:  infimum and supremum of the outputs.
+    smooth:  whether the function has derivatives of all orders everywhere, without a kink.
     """
 
     name: str
@@ -37,7 +38,7 @@ def _clamp_inside(f: Tensor, low: float, high: float) -> Tensor:
 
 
 def leaky_relu(slope: float) -> Activation:
-    """Return the leaky ReLU with a positive slope for negative z."""
+    """Return the leaky ReLU whose slope is `slope`, a positive number, for negative z, and 1 elsewhere."""
 
     def compute_slope(f: Tensor) -> Tensor:
         return torch.where(f >= 0, torch.ones_like(f), torch.full_like(f, slope))
@@ -83,7 +84,7 @@ ZERO_TOLERANCE = 4.0
 
 
 def settle_zeros(activation: Activation, f: Tensor) -> Tensor:
-    """Set outputs (N, ...) of a ReLU that are zero up to numerical errors to zero; return those of other activations unchanged.
+    """Return outputs (N, ...) of a ReLU with those that are zero up to numerical errors set to 0; other activations' unchanged.
 
     f: outputs that were computed by solving equations. For each example, the magnitude of the most negative output estimates the
        numerical error; outputs up to ZERO_TOLERANCE times this error are set to zero, negative ones included.

@@ -38,12 +38,12 @@ BATCH_SIZE = 1_000_003
 class Layer:
     """One layer with weights. Shapes are those of one example, without batch axis.
 
-    name:         of the module. weight, bias: parameter names; bias is None if there is none.
+    name:         of the module, "" if it is the model itself. weight, bias: parameter names; bias is None if there is none.
     inputs:       shape of the layer's input, the output of the layer before.
     taken:        shape of the input of the product, after the maps `before` were applied.
     given:        shape of the output of the product. outputs: shape after the maps `after` were applied.
     shape:        of the weight.
-    kernel, stride, padding, dilation: of a convolution; kernel is None for a matrix product.
+    kernel, stride, padding, dilation: of a convolution, (vertical, horizontal); kernel is None for a matrix product.
     before, after: linear maps without weights, applied before and after the product.
     activation:   applied last.
     """
@@ -65,7 +65,7 @@ class Layer:
     activation: Activation = IDENTITY
 
     def apply_weight(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply the weight, without the bias, to inputs x (N, *self.taken): as a convolution or a matrix product."""
+        """Return the convolution or matrix product of inputs x (N, *self.taken) with the weight, without the bias."""
         if self.kernel is None:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
@@ -85,8 +85,9 @@ class Chain:
 def read_chain(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
-    Raises NotAChain with the reason if it is not a chain. Reasons are paths that join (residual networks), max pooling,
-    normalisation, grouped convolutions, weights that are shared or computed from others, and code that cannot be traced.
+    Raises NotAChain with the reason if it is not a chain that closed forms support. Among the reasons are paths that join
+    (residual networks), max pooling, normalisation, grouped convolutions, shared or computed weights, and code that cannot be
+    traced.
     """
     graph, modules = trace(model)
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Networks that read their inputs as whole numbers, such as tokens that index the rows of an embedding."""
+"""Tests for networks that read their inputs as whole numbers, such as tokens that index the rows of an embedding."""
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,10 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def is_differentiable(spec: ModelSpec, data: DataSpec) -> bool:
-    """Return whether the outputs of the network depend on its inputs differentiably.
+    """Return whether autograd connects the outputs of the network with its inputs, so that a search by gradients can change them.
 
-    They do not if the inputs are converted to whole numbers, which index an embedding: every gradient with respect to the
-    inputs is then zero or undefined, so that no search by gradients can change them. True also if the network raises an error
-    for inputs of zeros, which the attack then reports.
+    It does not if the inputs are converted to integers, as those that index an embedding are. True also if the network raises an
+    error for inputs of zeros, which the attack then reports.
     """
     key = repr((spec, data))
     if key not in _FOUND or spec.name not in BUILT_IN:
@@ -39,9 +38,9 @@ def _test(model: nn.Module, data: DataSpec) -> bool:
 def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     """Return the embeddings whose rows are chosen by the inputs: a dict from the name of the weight (V, D) to V.
 
-    Embeddings that receive the same indices for different inputs, such as those of positions, are left out. data: gives the shape
-    of the inputs. `model` is set to evaluation mode.
-    Raises what `model` raises for the inputs 0 and 1, which are assumed to be valid indices.
+    These are the embeddings that receive other indices for inputs of all ones than for all zeros, unlike those of positions.
+    data: gives the shape of the inputs. `model` is set to evaluation mode.
+    Raises what `model` raises for these two inputs, which are assumed to be valid.
     """
     model = model.eval()
     named = {name: module for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)}

@@ -1,4 +1,4 @@
-"""The forward pass of a network with given weights, in any memory layout, and differentiable twice."""
+"""A forward pass of a network with given weights, for inputs in any memory layout, and differentiable twice."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,8 +16,9 @@ from torch.utils import checkpoint
 def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (N, K) of `model` with weights and buffers `state` for normalised inputs x (N, *shape).
 
-    Attacks store images channels last, batch problems with `vmap`, and need second derivatives. Operations that do not support
-    this, such as `Tensor.view` or fused attention, are replaced by equivalent ones. Activation checkpointing is switched off.
+    Attacks store images channels last, batch problems with `vmap`, and need second derivatives. `Tensor.view`, hard sigmoids,
+    fused attention and cuDNN's recurrent layers, which do not support this, are replaced by equivalents. Activation checkpointing
+    is switched off.
     """
     with allow_double_backward(model), _AnyLayout():
         logits: Tensor = functional_call(model, dict(state), (x,))
@@ -26,9 +27,9 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
 
 @contextmanager
 def allow_double_backward(model: nn.Module) -> Iterator[None]:
-    """Restrict PyTorch, within a `with` statement, to kernels that have a second derivative.
+    """Switch off fused attention, and cuDNN if the model has recurrent layers, within a `with` statement.
 
-    Fused attention is switched off, and cuDNN too if the model has recurrent layers.
+    These kernels of PyTorch have no second derivative.
     """
     with ExitStack() as chosen:
         chosen.enter_context(sdpa_kernel([SDPBackend.MATH]))
@@ -59,7 +60,7 @@ def _view_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def _hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """Compute the hard sigmoid from elementary operations, since PyTorch's own has no second derivative."""
+    """Return the hard sigmoid, computed from elementary operations, since PyTorch's own has no second derivative."""
     found = (input + 3).clamp(0, 6) / 6
     return input.copy_(found) if inplace else found
 
@@ -80,8 +81,8 @@ def _is_attacked() -> bool:
 def _switch_off_checkpointing() -> None:
     """Make torch.utils.checkpoint call the functions that it is given directly, if it is called in `run_forward_pass`.
 
-    It saves memory and does not change values, but torch.func does not support it, nor does its reentrant version support second
-    derivatives. Its inner functions are replaced because networks import `checkpoint` by its name.
+    Checkpointing saves memory and does not change values, but torch.func does not support it, and its reentrant version has no
+    second derivatives. Inner functions of the module are replaced because networks import `checkpoint` by its name.
     """
 
     def call_plainly() -> Generator[None]:

@@ -1,4 +1,4 @@
-"""The linear layer of a network whose input is the flattened example itself."""
+"""The linear layer of a network whose input is the flattened normalised example itself."""
 
 from dataclasses import dataclass
 

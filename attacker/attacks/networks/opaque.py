@@ -78,7 +78,10 @@ class _Pullback(torch.autograd.Function):
 
 @contextmanager
 def _allow_saved_tensors_hooks() -> Iterator[None]:
-    """Allow hooks of saved tensors, which torch.func forbids for its own tensors; a wrapped function sees ordinary ones."""
+    """Allow hooks of saved tensors within a `with` statement.
+
+    torch.func forbids them for its own tensors, but a wrapped function sees ordinary ones.
+    """
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     if reason is None:
         yield

@@ -53,9 +53,10 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
-    """Return the torch.fx graph of `model` in evaluation mode, and a dict from name to module.
+    """Return the torch.fx graph of a copy of `model` in evaluation mode, and a dict from name in `model` to module of the copy.
 
-    A copy of the model is traced, which shares its weights. Raises NotAChain if the model's code cannot be traced.
+    The copy shares the weights. Raises NotAChain if the model's code cannot be traced, or if a module has hooks or a replaced
+    `forward`.
     """
     if hooked := [name or "the model" for name, module in model.named_modules() if _is_hooked(module)]:
         raise NotAChain(f"{hooked[0]} has hooks or a replaced forward method, which cannot be traced")
@@ -99,7 +100,7 @@ def find_activation(node: fx.Node, module: nn.Module | None) -> Activation | Non
     """Return the activation that a node of a traced network applies, or None if it applies none that is known.
 
     module: the module that the node calls; None if it calls a function or method.
-    A leaky ReLU of slope 0 counts as a ReLU. Raises NotAChain if its slope is negative, infinite or not a number.
+    A leaky ReLU of slope 0 counts as a ReLU. Raises NotAChain for a leaky ReLU whose slope is negative, infinite or not a number.
     """
     if module is not None:
         return _build_leaky_relu(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
@@ -120,11 +121,11 @@ def _build_leaky_relu(slope: Any) -> Activation:
 def build_map(
     node: fx.Node, module: nn.Module | None, shape: tuple[int, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Linear:
-    """Return the linear map that a node computes.
+    """Return the linear map that a node computes: average pooling or a reshape, which includes dropout in evaluation mode.
 
     module:    the module that the node calls, or None. shape: of the node's input, with batch axis.
     arguments, keywords: the arguments in the network's code besides the input.
-    Raises NotAChain if the node does not compute a linear map.
+    Raises NotAChain if the node does something else, or mixes the examples of a batch.
     """
     if isinstance(module, Stochastic):
         raise NotAChain(f"{get_call_name(node)} draws random numbers during training, which the server does not know")

@@ -1,1 +1,1 @@
-"""Optimisers of many independent problems at once."""
+"""Optimisers of many independent problems at once, and the loop that runs them."""

@@ -20,13 +20,13 @@ class History:
     """The L-BFGS memory of each problem, and the product of its inverse Hessian approximation with a gradient.
 
     limit:          maximum number of pairs per problem.
-    least:          a pair is stored if <step, change> > least * ||step|| * ||change||.
+    least:          a pair is stored only if <step, change> > least * ||step|| * ||change||.
     steps, changes: differences of latents and of gradients, (P, C, D), stored as a ring buffer per problem; the next pair of
                     problem p is written at index `count[p] % limit`. C is increased before an index reaches it.
     products:       inner products <step i, change j>, (P, C, C); valid only if pair i is not newer than pair j.
-    count:          number of pairs added so far, (P,).
+    count:          number of pairs stored since the start or since `forget`, those overwritten included, (P,).
     scale:          initial inverse Hessian of L-BFGS, a multiple of the identity, (P, 1).
-    width:          number of the C indices in use: the largest `count` of a problem, at most `limit`.
+    width:          number of the C indices in use: the largest `count` of a problem at the last `add`, at most `limit`.
     """
 
     limit: int
@@ -53,7 +53,7 @@ class History:
         )
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Store one pair per problem, step (P, D) and gradient change (P, D), unless its curvature is too small (`least`)."""
+        """Store one pair per problem, step (P, D) and gradient change (P, D), unless <step, change> is too small (`least`)."""
         curvature = (step * change).sum(dim=1)
         positive = curvature > self.least * norm(step) * norm(change)
         squares = change.square().sum(dim=1)
@@ -73,8 +73,7 @@ class History:
 
         The two loops of L-BFGS (Nocedal 1980) are written as two triangular systems, R a = S q and
         R^T c = diag(R) a - scale Y r, with q the negative gradient, R the upper triangle of `products` in chronological order,
-        S the steps, Y the changes, and r = q - Y^T a. This reads memory four times, as the loops do, but with far fewer kernel
-        calls, which makes small problems faster.
+        S the steps, Y the changes, and r = q - Y^T a. This needs far fewer kernel calls, which makes small problems faster.
         """
         if not self.width:
             return -self.scale * gradient
@@ -91,13 +90,13 @@ class History:
         return self.scale * q + _combine(steps, c.gather(1, back))
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """Return the ring buffer's indices from the oldest pair to the newest, (P, width), and the inverse permutation."""
+        """Return the ring buffer's indices from the oldest pair to the newest, and the inverse permutation, (P, width) each."""
         oldest = torch.where(self.count >= self.width, self.count, 0)[:, None]
         places = torch.arange(self.width, device=self.count.device)
         return (places + oldest) % self.width, (places - oldest) % self.width
 
     def forget(self, problems: Tensor) -> None:
-        """Drop the pairs of the problems where the mask (P,) is true."""
+        """Drop the pairs of the problems where the mask (P,) is true, and reset their `scale` to 1."""
         for kept in (self.steps, self.changes, self.products):
             kept[problems] = 0
         self.count = torch.where(problems, 0, self.count)
@@ -123,7 +122,7 @@ class History:
             setattr(self, name, getattr(self, name)[rows])
 
     def get_state(self) -> OptimiserState:
-        """Return the memory as tensors by name, without its unused part."""
+        """Return the memory as tensors by name, for a checkpoint, without its unused part; `of` reads them back."""
         used = slice(self.width)
         return {
             "steps": self.steps[:, used],

@@ -1,1 +1,1 @@
-"""Attacks on the row spaces of first-layer updates over many rounds."""
+"""Attacks that recover examples from the row spaces of first-layer updates over many rounds."""

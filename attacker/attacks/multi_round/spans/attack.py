@@ -33,10 +33,10 @@ at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples tha
 
 @dataclass(kw_only=True)
 class Spans:
-    """An attack that intersects the row spaces of a client's updates of a first linear layer.
+    """An attack that intersects the row spaces of a client's updates of the linear layer whose input is the example itself.
 
     relu:    whether to look for the remaining examples of a batch by the zeros of ReLU, see `separation`.
-    sees_gradient: False gives the null, grey examples.
+    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
@@ -51,7 +51,10 @@ class Spans:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, each of one client. Raises ValueError with the reason if no example of a case is recovered."""
+        """Return one reconstruction for each of `cases`, each of which is of one client.
+
+        Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
+        """
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
@@ -88,17 +91,17 @@ class Spans:
 
 
 def spans(*, relu: bool = True) -> Spans:
-    """Recover examples as intersections of row spaces of first-layer updates over rounds.
+    """Recover examples x as intersections of row spaces of first-layer updates over rounds.
 
-    The row spaces of two batches that share one example intersect in the line through that example.
+    Where two batches share exactly one example, their row spaces in general share only the multiples of [x, 1].
 
-    relu: look for the remaining examples of a batch by the zeros that ReLU causes in an update of one step.
+    relu: in rounds of one local step, look for the remaining examples of a batch by the zeros that ReLU causes in the update.
     """
     return Spans(relu=relu)
 
 
 def require_input_layer(observation: Observation) -> InputLayer:
-    """Return the input layer of the observed model.
+    """Return the input layer of the observed model, the linear layer with bias whose input is the example itself.
 
     Raises ValueError if the model has none, or if updates do not lie in the span of its inputs under these training settings.
     """
@@ -113,7 +116,7 @@ def require_input_layer(observation: Observation) -> InputLayer:
 def compute_spaces(
     case: Case, layer: InputLayer, rng: Generator, progress: Progress | None = None, device: str = "cpu"
 ) -> list[RowSpace]:
-    """Return the row space of each observation of a case, computed on `device` and returned on the CPU."""
+    """Return the row space of the layer's update in each observation of a case, computed on `device` and returned on the CPU."""
     found = []
     for number, observation in enumerate(case.observations, start=1):
         seen = read_rows(observation, layer, device)
@@ -126,14 +129,14 @@ def compute_spaces(
 
 
 def find_limits(observation: Observation) -> tuple[Tensor, Tensor]:
-    """Return the normalised inputs (F,) of examples of all zeros and of all ones."""
+    """Return the normalised inputs, (F,) each, of an example of all zeros and of one of all ones."""
     data = observation.data
     low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
     return low, high
 
 
 def _list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:
-    """Return a dict from the index of each observation of one local step to a function that loads the first layer's [W, b].
+    """Return a dict from the index of each observation of one local step to a function that loads the [W, b] sent for the layer.
 
     The result is empty if the layer is not the network's first one, or is not followed by ReLU.
     """
@@ -155,9 +158,10 @@ def _find_chain(observation: Observation) -> Chain | None:
 
 
 def label_examples(case: Case, layer: InputLayer, found: FoundExamples) -> Tensor:
-    """Return a label for each example (N,), determined from the first round that contains it.
+    """Return a label for each example (N,), determined from the update of the first round that contains it.
 
-    If the network is not a chain of layers, labels are those that the network predicts with the last weights sent.
+    If the network is not a chain of layers that begins with `layer`, labels are those that it predicts with the last weights
+    sent.
     """
     first = case.observations[0]
     chain = _find_chain(first)
@@ -207,7 +211,7 @@ def judge_certainty(found: FoundExamples) -> Tensor:
 
 
 def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
-    """Return slots (positions in batches) for examples in the observations that contain them.
+    """Return slots (positions in batches) for examples in the observations that contain them, as far as positions suffice.
 
     Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.
     """
@@ -223,7 +227,7 @@ def list_found_slots(case: Case, holders: Sequence[Sequence[int]]) -> tuple[Slot
 
 
 def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
-    """Return the null: grey examples with random labels, one per reported example of each round."""
+    """Return the null: examples of the value 0.5 with random labels, one per reported example of each round, at least one."""
     data = case.observations[0].data
     count = sum(observation.num_examples or 0 for observation in case.observations) or 1
     labels = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
@@ -241,7 +245,7 @@ def build_grey(case: Case, attack: str, rng: Generator) -> Reconstruction:
 
 
 def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:
-    """Return sentences on the ranks, the shared examples and the examples that were recovered.
+    """Return notes on the ranks, the shared examples and the examples that were recovered.
 
     shared: as `count_all_shared` returns it. isolated: number of examples from intersections alone. found: number of all
     examples, including those from the zeros of ReLU.

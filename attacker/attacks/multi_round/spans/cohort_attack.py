@@ -38,10 +38,10 @@ UNKNOWN_OWNER = SUM_CLIENT
 
 @dataclass(kw_only=True)
 class CohortSpans:
-    """An attack that isolates the spans of single clients in secure sums.
+    """An attack that isolates the spans of single clients' examples in secure sums, and separates the examples in a span.
 
-    lone_rows: whether to look for examples that alone turn on a neuron of a sum.
-    sees_gradient: False gives the null, grey examples.
+    lone_rows: whether to look also for examples that alone turn on several neurons of a sum.
+    sees_gradient: False gives the null, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
@@ -56,7 +56,10 @@ class CohortSpans:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases` of secure sums. Raises ValueError with the reason if no example of a case is recovered."""
+        """Return one reconstruction for each of `cases` of secure sums.
+
+        Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
+        """
         if not self.sees_gradient:
             return [build_grey(case, self.name, rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
@@ -98,9 +101,9 @@ class CohortSpans:
 def cohort_spans(*, lone_rows: bool = True) -> CohortSpans:
     """Recover examples and their owners from secure sums, given which clients took part in each sum.
 
-    The span of a client's examples is isolated by intersecting the sums in which it took part. Its examples are then separated
-    by the zeros that ReLU causes in the update.
-    lone_rows: also look for examples that alone turn on a neuron of a sum, as SRATTA does.
+    The span of a client's examples is isolated by intersecting the row spaces of the sums in which it took part. Its examples are
+    then separated by the zeros that ReLU causes in the update.
+    lone_rows: also look for examples that alone turn on several neurons of a sum, as SRATTA does.
     """
     return CohortSpans(lone_rows=lone_rows)
 
@@ -138,7 +141,7 @@ def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[s
 def _describe(
     spaces: Sequence[RowSpace], clients: dict[str, IsolatedClient], cohorts: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return sentences on the ranks of the sums, and on the number and names of the clients that were isolated."""
+    """Return notes on the ranks of the sums, and on the number and names of the clients that were isolated."""
     ranks = [space.rank for space in spaces]
     everyone = {name for cohort in cohorts for name in cohort}
     words = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
@@ -151,9 +154,9 @@ def _describe(
 
 
 def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
-    """Return a dict from the name of each client whose span can be isolated to a basis of that span, (dimensions, F).
+    """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
 
-    The span is that of the client's examples [x, 1]. The entries of the basis have noise of standard deviation 1.
+    The span is that of the vectors [x, 1] of the examples x. The entries of the vectors have noise of standard deviation 1.
     """
     layer = require_input_layer(case.observations[0])
     bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))

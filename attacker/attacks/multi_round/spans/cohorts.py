@@ -1,8 +1,8 @@
-"""Spans of single clients, computed from secure sums and their cohorts, and the part of each client in a sum.
+"""Spans of single clients' examples, computed from secure sums and their cohorts, and the part of each client in a sum.
 
 The row space of a summed update is the sum of the spans of its clients' examples, although the model moves between rounds. If
-clients use the same examples in every round, the intersection of all sums that a client takes part in is its own span as soon as
-no other client takes part in all of them. Given the spans of all clients of a round, its sum splits into their parts.
+clients use the same examples in every round, the intersection of all sums that a client takes part in is in general its own span
+as soon as no other client takes part in all of them. Given the spans of all clients of a round, its sum splits into their parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ MAX_CONDITION = 1e6
 class IsolatedClient:
     """The span of the examples of one client.
 
-    y: (dimensions, F) vectors that span it, in units of noise. round: the round, from 1, after which it was isolated.
+    y: (dimensions, F) vectors that span it, with noise of standard deviation 1 per entry. round: the round, from 1, after which
+    it was isolated.
     """
 
     y: Tensor
@@ -39,7 +40,7 @@ def isolate_clients(
 ) -> dict[str, IsolatedClient]:
     """Return a dict from the name of each client that can be isolated to the span of its examples.
 
-    A client can be isolated if no other client took part in all of its sums.
+    A client can be isolated if no other client took part in all of its sums, and their row spaces intersect.
     spaces, cohorts, rounds: row space, clients and round of each sum. Sums of full rank are left out, since they intersect every
     other sum.
     """
@@ -61,7 +62,7 @@ def isolate_clients(
 def split_sums(
     spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], clients: Mapping[str, IsolatedClient]
 ) -> dict[str, RowSpace]:
-    """Split sums into the parts of their clients; return a dict from each client to the matrix of its parts, in factorised form.
+    """Split sums into the parts of their clients; return a dict from each client of a split sum to its parts, in factorised form.
 
     A sum is split if all of its clients are isolated, its rank is not full and equals the dimensions of their spans together, and
     the spans are independent up to MAX_CONDITION. The rows of a client's matrix, one per neuron and sum, are `coordinates` times
@@ -92,8 +93,8 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
     """Return the examples of a client from rows (neurons) that only one of them turns on, as vectors (n, F) in units of noise.
 
     space: the client's parts of several sums, see `split_sums`. Rows that only one example turns on are parallel. All examples or
-    none are returned: n is the dimension of the span, or 0 if fewer directions were found, or if examples in these directions do
-    not explain all rows. The weights are not used, since they change during the local steps.
+    none are returned: n is the dimension of the span, or 0 if fewer directions were found, if hardly any neurons are off for one
+    of the examples, or if examples in these directions do not explain all rows. A span of dimension 1 is a single example.
     """
     rank, basis = space.rank, _normalise(space.y)
     nothing = basis.new_zeros(0, basis.shape[1])
@@ -125,7 +126,7 @@ def separate_by_zeros(space: RowSpace) -> Tensor:
 
 
 def find_lone_rows(space: RowSpace) -> Tensor:
-    """Return vectors (n, F) in units of noise of examples that alone turn on at least two neurons of a sum."""
+    """Return vectors (n, F) in units of noise of examples that alone turn on at least two neurons of a sum (parallel rows)."""
     groups = group_parallel_rows(space.coordinates, space.noise, space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise)
     directions = groups.directions[groups.confirmed]
     lengths = space.y.norm(dim=1)
@@ -141,6 +142,6 @@ def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
 
 
 def _normalise(y: Tensor) -> Tensor:
-    """Return an orthonormal basis of the rows of y."""
+    """Return an orthonormal basis of the span of the rows of y, which must be independent."""
     basis: Tensor = torch.linalg.qr(y.T).Q.T
     return basis

@@ -48,7 +48,7 @@ def compute_decayed_share(training: Training, steps: int) -> float:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The update of an input layer as rows (width, F + 1) in the span of [x, 1], in float64.
+    """The update of an input layer as rows (width, F + 1) in the span of [x, 1] of its examples, up to errors, in float64.
 
     noise: (width,) estimated standard deviation of the rounding errors of each row's values. A defense's noise is not included.
     """
@@ -58,7 +58,7 @@ class LayerRows:
 
 
 def read_rows(observation: Observation, layer: InputLayer, device: str = "cpu") -> LayerRows:
-    """Return the update of the input layer as rows. Raises ValueError if it contains NaN or infinite values.
+    """Return the update of the input layer as rows, without weight decay. Raises ValueError if it has NaN or infinite values.
 
     The update is decoded here and not kept, since an attack may read thousands of observations.
     """

@@ -1,7 +1,8 @@
 """Recovery of examples as one-dimensional intersections of the row spaces of a client's updates.
 
-Two batches that share exactly one example intersect in the line through [x, 1], which is the example once its last entry is
-scaled to 1. If two batches share several examples, the intersection with a third batch that holds only one of them is a line.
+The row spaces of two batches that share exactly one example x intersect, in general, in the multiples of [x, 1], which give the
+example once the last entry is scaled to 1. If two batches share several examples, a third one that holds only one of them is
+intersected as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +39,8 @@ class FoundExamples:
     """Examples recovered from row spaces, as vectors in units of noise.
 
     vectors: (N, F) multiples of [x, 1] whose entries have noise of standard deviation 1.
-    clearance: (N,) ratio `next / largest` of the `Intersection` behind each example; the larger, the clearer it is of noise.
-               It is infinite for examples that were recovered from zeros of ReLU.
+    clearance: (N,) ratio `next / largest` of the `Intersection` behind each example, the largest of several; the larger, the
+               clearer it is of noise. It is infinite for examples that were recovered from zeros of ReLU.
     holders: for each example, the indices of the row spaces that contain it, ascending.
     """
 
@@ -54,7 +55,7 @@ class FoundExamples:
 
 
 def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
-    """Return the numbers of examples (N, N) that the batches behind row spaces share, with the ranks on the diagonal.
+    """Return the dimensions (N, N) that row spaces share, in general the numbers of shared examples; ranks are on the diagonal.
 
     All pairs are screened in a common random projection. Pairs that pass are counted without it.
     """
@@ -71,9 +72,9 @@ def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
 
 
 def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> FoundExamples:
-    """Return the examples that are one-dimensional intersections of two or more row spaces, each once.
+    """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
-    shared: numbers of shared examples of all pairs. low, high: smallest and largest normalised inputs (F - 1,).
+    shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `is_plausible`.
     """
     vectors, clearances = [], []
     for i, j in torch.combinations(torch.arange(len(spaces))).tolist():
@@ -126,10 +127,11 @@ def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
 
 
 def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return vectors (M, F) in units of noise of which no two are parallel, and the largest clearance of each.
+    """Return vectors (M, F) in units of noise of which no two have the same direction, and the largest clearance (M,) of each.
 
-    Two vectors are parallel if a combination of both is noise only, or if they hardly differ. Of several copies the most
-    precise one is kept.
+    Two vectors have the same direction if a combination of both is noise only, or if they hardly differ. Opposite directions
+    differ.
+    Of several copies the most precise one is kept.
     """
     order = vectors.norm(dim=1).argsort(descending=True).tolist()
     unit = vectors / vectors.norm(dim=1, keepdim=True)
@@ -172,11 +174,11 @@ def find_holders(vectors: Tensor, spaces: Sequence[RowSpace]) -> tuple[tuple[int
 def add_separated(
     found: FoundExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
 ) -> FoundExamples:
-    """Return the examples found, and those that follow from the zeros of ReLU in batches of which some examples are known.
+    """Return the examples found, together with those that follow from the zeros of ReLU in batches with few unknown examples.
 
     forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
     before the step. Batches with the fewest unknown examples come first. Every example that is found is then known in all other
-    batches that contain it, and these are tried again.
+    batches that contain it, and these are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
     """
     tried: dict[int, int] = {}
     while True:

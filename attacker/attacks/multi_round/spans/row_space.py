@@ -32,9 +32,10 @@ class RowSpace:
     y:           (rank, F) orthogonal rows, longest first, with noise of standard deviation 1 per entry.
     coordinates: (width, rank), the rows of the matrix in terms of y, without scaling: matrix = coordinates @ unit rows of y.
     noise:       (width,) estimated standard deviation of the entries of each row of the matrix.
-    gap:         length of the shortest row of y divided by the threshold below which it would count as noise.
-    saturated:   whether the matrix has full rank, the number of its nonzero rows or columns, so that there may be more examples
-                 than dimensions.
+    gap:         length of the shortest row of y divided by the threshold below which it would count as noise; 0 if there is none.
+    saturated:   whether the matrix has full rank, that is as many dimensions as nonzero rows or as columns, so that there may be
+                 more examples than dimensions.
+    In results of `split_sums`, rows of y are not orthogonal, `coordinates` refer to another basis, and gap is 0.
     """
 
     y: Tensor
@@ -49,7 +50,7 @@ class RowSpace:
 
     @property
     def basis(self) -> Tensor:
-        """The unit rows of y."""
+        """The rows of y scaled to length 1, (rank, F)."""
         unit: Tensor = self.y / self.y.norm(dim=1, keepdim=True)
         return unit
 
@@ -57,9 +58,10 @@ class RowSpace:
 def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Generator) -> RowSpace:
     """Return the row space of a matrix (width, F) of noisy rows.
 
-    noise: (width,) lower estimate of the standard deviation of each row's entries. The estimate is replaced by what is measured
-           outside of the largest possible space, if that is larger.
+    noise: (width,) lower estimate of the standard deviation of each row's entries. It is replaced, where larger, by an estimate
+           from the parts of rows outside of the `most` strongest directions, if the matrix has at least two more.
     most:  largest possible rank, such as the number of examples; None if it is not known, and then `noise` is used as it is.
+    rng:   used for large matrices, whose strongest directions are approximated.
     """
     live = rows.norm(dim=1) > 0
     kept, level = rows[live], noise[live].clamp(min=torch.finfo(rows.dtype).tiny)
@@ -80,7 +82,7 @@ def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Genera
 
 
 def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
-    """Return the root mean square (width,) of the parts of rows outside the span of `basis`."""
+    """Return the standard deviation (width,) of the entries of each row, estimated from its part outside the span of `basis`."""
     spare = max(1, min(rows.shape) - len(basis)) * rows.shape[1] / min(rows.shape)
     left = rows - (rows @ basis.T) @ basis
     return (left.square().sum(dim=1) / spare).sqrt()

@@ -1,10 +1,10 @@
 """Recovery of the remaining examples of a batch from the zeros that ReLU causes, once some of its examples are known.
 
 The update of one step in the coordinates of its row space is C = D^T Z, with one row of Z (rank, rank) and of D (rank, width) per
-example. Let K be the known rows of Z, and N a basis of the directions orthogonal to them. Then C N = D_u^T (Z_u N) contains the
-unknown examples u alone, up to multiples of known ones. A neuron that is on for one unknown example only has a row parallel to
-its z_u N, which gives Z_u N and D_u. What is left, Z_u = (Z_u N) N^T + G Z_k, has the multiples G of known examples, which follow
-from the neurons that are off for a known example, where its row of D is zero.
+example. Let Z_k be the rows of known examples, Z_u those of unknown ones, and N a basis of the directions orthogonal to Z_k. Then
+C N = D_u^T (Z_u N) contains the unknown examples alone, up to multiples of known ones. A neuron that is on for one unknown
+example only has a row parallel to its z_u N, which gives Z_u N and D_u. What is left, Z_u = (Z_u N) N^T + G Z_k, has the
+multiples G of known examples, which follow from the neurons that are off for a known example, where its row of D is zero.
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ class ReluBatch:
 
 
 def separate(batch: ReluBatch, known: Tensor) -> Tensor:
-    """Return vectors (n, F), one for each newly separated example; n is 0 if none can be separated.
+    """Return vectors (n, F) of the unknown examples of a batch; n is the number of all of them, or 0 if they cannot be separated.
 
     A vector is [x, 1], the flattened example with a 1 appended, times a factor, in units of the noise's standard deviation.
-
+    Batches with more than MAX_UNKNOWN unknown examples are not separated.
     known: the vectors of examples of the batch that are known already, (k, F).
     """
     space, rank = batch.space, batch.space.rank
