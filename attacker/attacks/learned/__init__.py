@@ -1,1 +1,1 @@
-"""Learned image priors: an enhancer that sharpens reconstructions, and autoencoders whose latents are searched."""
+"""Learned image priors and their training: enhancers that sharpen reconstructions, and autoencoders for searched latents."""

@@ -1,4 +1,4 @@
-"""Degradations of images, as reconstructions from gradients show them, in random order (Yue et al. 2022, section 4.2)."""
+"""Random degradations of images that imitate those of reconstructions from gradients (Yue et al. 2022, section 4.2)."""
 
 from typing import Literal, cast
 
@@ -21,7 +21,7 @@ Shrinker = Literal["nearest", "bilinear", "bicubic", "area"]
 
 
 def degrade(x: Tensor, rng: Generator) -> Tensor:
-    """Shrink and enlarge images (N, 3, H, W), blur them, and add noise, in a random order.
+    """Shrink and enlarge images (N, 3, H, W), blur them, and add noise, in a random order, without clamping the result.
 
     The order, the method of shrinking and the width of the blur are drawn once for all images, and noise levels for each image.
     """
@@ -32,7 +32,10 @@ def degrade(x: Tensor, rng: Generator) -> Tensor:
 
 
 def _shrink_and_enlarge(x: Tensor, rng: Generator) -> Tensor:
-    """Shrink images FACTOR times by a random method, add noise to the small images, and enlarge them by bicubic interpolation."""
+    """Shrink the sides of images by FACTOR, add noise to the small images, and enlarge them to their old size (bicubic).
+
+    The method of shrinking is drawn at random.
+    """
     mode = cast(Shrinker, SHRINKERS[_draw_index(len(SHRINKERS), rng)])
     size = [side // FACTOR for side in x.shape[-2:]]
     filtered = mode in ("bilinear", "bicubic")
@@ -51,7 +54,7 @@ def _add_noise(x: Tensor, rng: Generator) -> Tensor:
 
 
 def _draw_noise(x: Tensor, largest: float, rng: Generator) -> Tensor:
-    """Return Gaussian noise with a standard deviation for each image, uniform between 0 and `largest`."""
+    """Return Gaussian noise for images x, with a standard deviation for each image that is drawn uniformly from [0, largest)."""
     deviation = largest * torch.rand(len(x), 1, 1, 1, generator=rng)
     return (deviation * torch.randn(x.shape, generator=rng)).to(x)
 

@@ -22,10 +22,10 @@ READY_FILE = Path(__file__).with_name("enhancer_small.safetensors")
 
 @dataclass(frozen=True)
 class Enhancer:
-    """A map from images to enhanced ones.
+    """A named map from images to enhanced ones, applied by calling the object.
 
-    name: shown in the notes of a reconstruction; for a learned prior (a file) it includes a hash.
-    sharpen: maps images (N, C, H, W) to images of the same shape.
+    name: shown in the notes of a reconstruction; for a learned prior (a file) it includes a hash of its weights.
+    sharpen: maps images (N, C, H, W) in [0, 1] to images of the same shape; its results are clamped to [0, 1] by `__call__`.
     """
 
     name: str
@@ -33,7 +33,10 @@ class Enhancer:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Return enhanced images (N, C, H, W) in [0, 1] of images that are about in [0, 1]."""
+        """Return the enhanced images of x, (N, C, H, W), in [0, 1]. Values of x outside [0, 1] are clamped first.
+
+        Raises ValueError if `sharpen` does not return a tensor of the same shape.
+        """
         made: object = self.sharpen(x.clamp(0, 1))
         if not isinstance(made, Tensor) or made.shape != x.shape:
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -46,7 +49,7 @@ SharpenFactory = Callable[[], Callable[[Tensor], Tensor]]
 
 
 def small() -> Callable[[Tensor], Tensor]:
-    """Return the enhancer that is shipped: a U-Net trained on 64x64 crops of public photographs, see docs/attacks.md."""
+    """Return the function `sharpen` of the shipped enhancer, a U-Net trained on public photographs, see docs/attacks.md."""
     return read_enhancer(READY_FILE).sharpen
 
 
@@ -55,7 +58,10 @@ ENHANCERS: Registry[SharpenFactory] = Registry("attacker.enhancers", BUILT_IN_EN
 
 
 def find_enhancer(name: str) -> Enhancer | None:
-    """Return an enhancer by name, file or `module:function`; None for "none". Raises ValueError for an unknown name."""
+    """Return the enhancer with this name, in this file or of this `module:function`; None for "none".
+
+    Raises ValueError for an unknown name, and for a file that holds no enhancer.
+    """
     if name == NO_ENHANCER:
         return None
     if name.endswith(FILE_ENDING):
@@ -71,10 +77,10 @@ def read_enhancer(path: Path) -> Enhancer:
 
 
 def _apply(network: nn.Module, x: Tensor) -> Tensor:
-    """Apply a network for colour images to images (N, C, H, W) of any size and 1 or 3 channels.
+    """Apply a network for colour images to images (N, C, H, W) of any size, with C = 1 or 3.
 
     Images are padded at the right and bottom to sides that the network's stride divides, and cropped to their size afterwards.
-    A single channel is repeated three times, and the three channels of the result are averaged.
+    A single channel is repeated three times, and the three channels of the result are averaged. Raises ValueError for another C.
     """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"the enhancer works on images of 1 or 3 channels, got {x.shape[1]}")

@@ -19,10 +19,12 @@ FOLDER_FACTOR = 2
 def read_images(path: Path, size: int) -> Tensor:
     """Return the images (N, 3, H, W), uint8, of a folder or a NumPy archive.
 
-    path: a folder that is searched for image files at any depth, or an archive with `images` or `train_images`, (N, H, W, 3)
-    uint8. An archive's images are returned as they are. The images of a folder, in the order of their paths, are cropped to their
-    central squares, which are then resized to one common side: that of the smallest square, but at most twice `size`.
-    Raises ValueError, naming the path, if there are no images, or the side of one is below `size`.
+    path: a folder that is searched for image files at any depth, or an archive with an array `images`, or else `train_images`, of
+    shape (N, H, W, 3), uint8. An archive's images keep their size. The images of a folder, in the order of their paths, are
+    cropped to their central squares, which are then resized to one common side: that of the smallest square, but at most twice
+    `size`.
+    Raises ValueError, naming the path, if there are no images, one cannot be read, or the side of one is below `size`;
+    FileNotFoundError if there is no such path.
     """
     images = _read_folder(path, size) if path.is_dir() else _read_archive(path)
     if min(images.shape[-2:]) < size:

@@ -1,7 +1,7 @@
 """The networks of learned priors: a U-Net, a convolutional autoencoder, and the critic that judges their images in training.
 
-All work on images (N, 3, H, W) in [0, 1] of any size that `stride` divides. None has batch statistics, so that the images of a
-batch do not interact.
+They take images (N, 3, H, W) on the scale [0, 1]. The sides of images for the U-Net and the autoencoder must be multiples of
+their attribute `stride`. No network has batch norm, so that the images of a batch do not interact.
 """
 
 from itertools import pairwise
@@ -46,9 +46,9 @@ class UNet(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """A convolutional autoencoder: images of side S become latents of side S / factor.
+    """A convolutional autoencoder: images (3, S, S) become latents (channels, S / factor, S / factor).
 
-    width: channels of the first layer. factor: a power of 2, at least 2. channels: those of the latents.
+    width: channels of the first layer. factor: a power of 2, at least 2; ValueError otherwise. channels: those of the latents.
     With 8 channels and factor 4, 8 and 16, images of 128x128 pixels have 8192, 2048 and 512 latent values, as in the attack ROG
     (Yue et al. 2022).
     """
@@ -68,7 +68,7 @@ class Autoencoder(nn.Module):
         self.leave = nn.Conv2d(width, 3, 3, padding=1)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the latents (N, channels, H / factor, W / factor) of images."""
+        """Return the latents (N, channels, H / factor, W / factor) of images (N, 3, H, W)."""
         found = _activate(self.enter(x))
         for shrink in self.down:
             found = _activate(shrink(found))
@@ -76,7 +76,7 @@ class Autoencoder(nn.Module):
         return latent
 
     def decode(self, z: Tensor) -> Tensor:
-        """Return the images of latents; not bounded."""
+        """Return the images (N, 3, H, W) of latents (N, channels, H / factor, W / factor), not limited to [0, 1]."""
         found = _activate(self.expand(z))
         for enlarge in reversed(self.up):
             found = _activate(enlarge(interpolate(found, scale_factor=2, mode="bilinear", align_corners=False)))
@@ -88,7 +88,10 @@ class Autoencoder(nn.Module):
 
 
 class PatchCritic(nn.Sequential):
-    """A PatchGAN critic with spectral normalisation: maps images to one score per overlapping patch (Isola et al. 2017)."""
+    """A PatchGAN critic with spectral normalisation: maps images (N, 3, H, W) to scores (N, 1, H / 8 - 1, W / 8 - 1).
+
+    Each score judges one of the overlapping patches of the image (Isola et al. 2017); a higher one means more like a real image.
+    """
 
     def __init__(self, width: int = 16) -> None:
         layers: list[nn.Module] = []

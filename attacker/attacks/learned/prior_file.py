@@ -29,8 +29,9 @@ MAX_WIDTH = 512
 class PriorFacts:
     """Metadata of a learned prior.
 
-    kind: enhancer or autoencoder. size: side of the images in training. settings: arguments of the network. steps: of training.
-    data: description of the images. images: their number. data_hash: SHA-256 of their bytes. seed: of weights and batches.
+    kind: enhancer or autoencoder. size: side of the square crops in training. settings: arguments of the network's constructor.
+    steps: number of training steps. data: description of the images. images: their number.
+    data_hash: SHA-256 of their shape and bytes. seed: of initial weights and batches.
     """
 
     kind: PriorKind
@@ -53,12 +54,12 @@ class LearnedPrior:
 
     @property
     def name(self) -> str:
-        """Kind, beginning of the hash, and training data, for notes."""
+        """The prior in words, for notes: kind, first 12 digits of its weights' hash, and description of its training images."""
         return f"{self.facts.kind} {self.weights_hash[:12]} of {self.facts.data}"
 
 
 def build_network(facts: PriorFacts) -> nn.Module:
-    """Return the network of a prior with PyTorch's initial weights."""
+    """Return a new, untrained network of the kind and with the settings in `facts`."""
     return NETWORKS[facts.kind](**facts.settings)
 
 
@@ -71,7 +72,10 @@ def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
 
 
 def read_prior(path: Path, kind: PriorKind) -> LearnedPrior:
-    """Read a file that `write_prior` wrote. Raises ValueError, naming the file, if it is missing, damaged or of another kind."""
+    """Return the learned prior in a file that `write_prior` wrote.
+
+    Raises ValueError, naming the file, if it is missing, damaged or not of the kind `kind`.
+    """
     if not path.is_file():
         raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kind} --out {path}")
     try:
@@ -92,7 +96,7 @@ def read_prior(path: Path, kind: PriorKind) -> LearnedPrior:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes and values."""
+    """Return the SHA-256 of the names, shapes, data types and values of tensors on the CPU, as hexadecimal digits."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
@@ -101,10 +105,10 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _check(facts: PriorFacts, kind: PriorKind, digest: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the file is valid.
+    """Raise ValueError unless the content of a file is valid.
 
-    It must be of the kind `kind` with valid settings, the hash of its `tensors` must be `digest`, which it states, and all their
-    values must be finite.
+    It must be of the kind `kind`, with settings that are whole numbers from 1 to MAX_WIDTH. The hash of its `tensors` must be the
+    one that the file states, `digest`, and all their values must be finite.
     """
     if facts.kind != kind:
         raise ValueError(f"it is of kind {facts.kind!r}")

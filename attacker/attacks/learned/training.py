@@ -1,4 +1,4 @@
-"""Training of learned priors on public images: l1 plus an adversarial loss, in batches that depend on seed and step alone."""
+"""Training of learned priors on public images, with the l1 distance and, if wanted, an adversarial loss."""
 
 import hashlib
 from collections.abc import Callable
@@ -29,9 +29,9 @@ TrainingProgress = Callable[[int, int, str], None]
 class PriorTraining:
     """The settings of a training.
 
-    steps: number of batches. batch: images in each. learning_rate: of Adam; it falls to zero linearly over the last half.
-    adversarial: weight of the critic's judgement beside l1; 0 trains without a critic. The critic takes part after a
-    quarter of the steps.
+    steps: number of batches. batch: images in each. learning_rate: of Adam; it falls linearly towards zero over the last half.
+    adversarial: weight of the critic's judgement beside the l1 distance; 0 trains without a critic. The critic takes part from a
+    quarter of the steps on.
     """
 
     steps: int = 2000
@@ -40,7 +40,7 @@ class PriorTraining:
     adversarial: float = 0.01
 
     def compute_rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
+        """Return the learning rate of a step, counted from 0."""
         return self.learning_rate * min(1.0, 2 * (1 - step / self.steps))
 
 
@@ -48,7 +48,8 @@ class PriorTraining:
 class Trainer:
     """A training that can be saved and resumed.
 
-    images: (N, 3, H, W) uint8. facts: of the prior; its seed draws weights and batches.
+    images: (N, 3, H, W) uint8, with sides of at least `facts.size`; ValueError otherwise.
+    facts: metadata of the prior; steps, images and data_hash are filled in. Its seed determines initial weights and batches.
     checkpoint: file for checkpoints, which `clean_up` removes; None for none.
     """
 
@@ -74,9 +75,10 @@ class Trainer:
         self.done = 0
 
     def run(self, progress: TrainingProgress | None = None) -> nn.Module:
-        """Train to the last step, from the checkpoint if there is one, and return the network.
+        """Train to the last step, from the checkpoint if there is one, and return the network, which is still in training mode.
 
-        After Ctrl-C, KeyboardInterrupt is raised, and the state is saved first if there is a checkpoint file.
+        After Ctrl-C, KeyboardInterrupt is raised, and the state is saved first if `checkpoint` names a file. Raises ValueError if
+        the checkpoint is of a training with other images or settings.
         """
         self._load()
         saved = monotonic()
@@ -95,12 +97,12 @@ class Trainer:
         return self.network
 
     def clean_up(self) -> None:
-        """Remove the checkpoint, after the result was written."""
+        """Remove the checkpoint file if there is one; to be called once the result is written."""
         if self.checkpoint is not None:
             self.checkpoint.unlink(missing_ok=True)
 
     def _take_step(self) -> float:
-        """Train on one batch and return its l1 loss."""
+        """Train on one batch and return its l1 distance before the step."""
         settings, rng = self.training, Generator().manual_seed(hash_seed(self.facts.seed, self.done))
         for optimiser in (self.optimiser, self.critics_optimiser):
             for group in optimiser.param_groups:
@@ -129,7 +131,7 @@ class Trainer:
 
     @property
     def _identity(self) -> str:
-        """Hash of everything that determines the result, so that no checkpoint of another training is resumed."""
+        """Hash of metadata and settings, including that of the images; a checkpoint with another one is not resumed."""
         return hashlib.sha256(repr((asdict(self.facts), asdict(self.training))).encode()).hexdigest()
 
     @property
@@ -160,10 +162,10 @@ class Trainer:
 
 
 def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
-    """Return random square crops of random images, shrunk to `size`, (count, 3, size, size) in [0, 1].
+    """Return random square crops of random images (N, 3, H, W), uint8, shrunk to `size`, as (count, 3, size, size) in [0, 1].
 
-    The side of a crop is at least `size` and MIN_CROP times the image's shorter side. Each crop is mirrored horizontally with
-    probability 1/2.
+    The side of a crop is drawn between the larger of `size` and MIN_CROP times the image's shorter side, and that shorter side.
+    Each crop is mirrored horizontally with probability 1/2.
     """
     crops = []
     for i in torch.randint(len(images), (count,), generator=rng).tolist():
@@ -180,10 +182,10 @@ def draw_batch(images: Tensor, count: int, size: int, rng: Generator) -> Tensor:
 
 
 def hash_images(images: Tensor) -> str:
-    """Return the SHA-256 of shape and bytes of images."""
+    """Return the SHA-256 of the shape and the bytes of images, as hexadecimal digits."""
     return hashlib.sha256(str(tuple(images.shape)).encode() + images.contiguous().numpy().tobytes()).hexdigest()
 
 
 def hash_seed(seed: int, step: int) -> int:
-    """Return the seed of one step's random numbers."""
+    """Return the seed of one training step's random numbers, computed from the training's seed and the step's number."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}".encode()).digest()[:8], "big") >> 1

@@ -1,6 +1,7 @@
-"""Linking: detection of the same example in different rounds of a client. It works on tensors, independent of attacks.
+"""Linking: detection of the same example in different rounds of a client, from tensors that describe the rounds.
 
-In this package, a place is the position of one example in one observation (the update of one client in one round).
+In this package, a place is the position of one example in one observation (the update of one client in one round). A pass is one
+epoch over the client's examples.
 """
 
 from attacker.attacks.linking.described import Described

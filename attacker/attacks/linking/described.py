@@ -25,10 +25,11 @@ class Described(NamedTuple):
     """The description of one observation of a client.
 
     round:     number of the round, 1-based. labels: inferred labels (N,), int64, of the N examples of the update.
-    features:  (N, F) finite features of each example, from `solve_head_features`, or None.
+    features:  (N, F) inputs of the network's last layer for each example, from `solve_head_features`, or None.
     reference: (P, F) features of the attacker's own inputs at the weights of this round, or None.
     images:    (N, *shape) in [0, 1], reconstructed from this observation alone, or None.
     problem:   reason why the observation cannot be compared, as text after "round 3: "; "" if it can.
+    Features and images must be finite, unless a problem is stated.
     """
 
     round: int
@@ -40,7 +41,7 @@ class Described(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether the examples can be compared with others: no problem is stated, and features or images are known."""
+        """Whether the examples can be compared with others: no problem is stated, and features or images are given."""
         return not self.problem and (self.features is not None or self.images is not None)
 
 
@@ -49,7 +50,7 @@ class Likeness(NamedTuple):
 
     cost:  (P, P) float32, symmetric; low if two examples are similar, IMPOSSIBLE_COST (infinity) if they cannot be linked.
     owner: (P,) int64, index of the observation of each place.
-    usual: costs of pairs of examples that are certainly different, ascending, with which other costs are compared.
+    usual: costs of a sample of pairs that are taken to be different examples (other labels, or the same observation), ascending.
     """
 
     cost: Tensor
@@ -58,15 +59,16 @@ class Likeness(NamedTuple):
 
 
 def measure_likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
-    """Return the costs of all pairs of places (positions in observations), at least 0; low for similar examples.
+    """Return the costs between all pairs of places (positions in observations), at least 0 and low for similar examples.
 
     The cost of features is 1 - cosine, after `make_comparable`. The cost of images is their mean squared difference, after
-    averages over squares of `kernel` pixels. Either is divided by its typical value for different examples; if all usable
-    observations have features as well as images, the two are averaged. The cost is infinite for pairs within one observation, for
-    pairs with an observation that is not usable, and for pairs that `rule` excludes.
+    averages over squares of side `kernel`. Either is divided by its median for different examples. If all usable observations
+    have features, these are compared, and if all have images, these; if both, the two costs are averaged. The cost is infinite
+    for pairs within one observation, for pairs with an observation that is not usable, and for pairs that `rule` excludes.
     rule: "own" allows only pairs with equal labels, "lists" all pairs of two observations that have a label in common, "none"
           (no filter) all pairs.
-    Raises ValueError if some usable observations have only features and others only images, or if sizes or values are invalid.
+    Raises ValueError if neither features nor images are given for all usable observations, if rounds are not ascending, or if
+    sizes or values are invalid.
     """
     _check_rounds(rounds)
     owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
@@ -107,9 +109,10 @@ def _estimate_typical_cost(cost: Tensor, different: Tensor) -> Tensor:
 
 
 def _sample_costs(cost: Tensor, different: Tensor) -> Tensor:
-    """Return, in ascending order, the costs of a sample of pairs that are certainly different.
+    """Return, in ascending order, the costs of a sample of the pairs in the mask `different`.
 
-    cost: (N, N). different: mask (N, N) of the pairs with different labels, and of those within one observation.
+    cost: (N, N). different: (N, N), the pairs with different labels and those within one observation. Pairs of an example with
+    itself are left out. The sample consists of the pairs of at most SAMPLED_EXAMPLES examples.
     """
     at = torch.linspace(0, len(cost) - 1, min(SAMPLED_EXAMPLES, len(cost))).long()
     apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)

@@ -27,7 +27,8 @@ class Passes(NamedTuple):
     """The passes of a client over its examples.
 
     starts:   indices of the observations that begin a pass, ascending from 0.
-    examples: number of examples in the longest pass that is followed by another one; None if there is only one pass.
+    examples: number of examples in the longest pass whose end was found by comparison; None if no end was found so, or if each
+              round is a pass because training is prescribed in epochs.
     """
 
     starts: tuple[int, ...]
@@ -35,14 +36,14 @@ class Passes(NamedTuple):
 
 
 def find_passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
-    """Divide observations, sorted by round, into passes in which no example occurs twice.
+    """Estimate where passes begin: divide observations, sorted by round, into passes in which no example occurs twice.
 
     seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
-    A pass ends where the following examples resemble those of the pass. The number of examples need not be constant, since rounds
-    may be missing and batch sizes may change. The observations after the last end that is found so are one pass, unless the two
-    passes before that end have the same number N of examples. Then they are divided after every N examples, as long as that falls
-    between two observations.
+    A pass is taken to end where the following examples resemble those of the pass. The number of examples need not be constant,
+    since rounds may be missing and batch sizes may change. The observations after the last end that is found so are one pass,
+    unless the two passes before that end have the same number N of examples. Then they are divided after every N examples, as
+    long as that falls between two observations.
     """
     alike = _measure_likeness(seen)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
@@ -59,8 +60,9 @@ def _measure_likeness(seen: Likeness) -> Tensor:
     """Return how clearly the example at each of P places also occurs in each of R observations, (P, R).
 
     It is a threshold minus the cost of the most similar place of the observation; 0 if that is negative, and for observations
-    that are not earlier than that of the place. Each place has its own threshold: if its example occurs in no earlier
-    observation, the lowest cost to an earlier place is below the threshold with probability FALSE_MATCH_RATE.
+    that are not earlier than that of the place. Each place has its own threshold, chosen such that for an example that occurs in
+    no earlier observation, the lowest cost to an earlier place is below the threshold with a probability of about
+    FALSE_MATCH_RATE.
     """
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
@@ -77,15 +79,12 @@ def _measure_likeness(seen: Likeness) -> Tensor:
 def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
     """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
 
-    For every later observation i, suppose that the current pass ends before it. The pass is compared with the same number of
-    examples from i on. One of these is old if it resembles an example of the pass more than it resembles any from i on. The score
-    of i is the sum of the differences between both likenesses, minus a penalty for each example that is not old (NEW_PENALTY).
-    Observations without enough old examples are excluded (MIN_REPEATED_SHARE and MIN_REPEATED), and so are those whose score is
-    not nearly the best (NEAR_BEST_SHARE).
-    Of the others, the first that follows an observation with `ends` is returned. If there is none, let L be the length of the
-    current pass if it ends before the first of the others. Of those that give it less than 1.5 L, the one with the best score is
-    returned.
-    A place is the position of one example in an observation; there are P places in R observations.
+    Every later observation i is tried: the examples of the pass before i are compared with as many examples from i on. The score
+    of i is high if the latter resemble examples of the pass more than each other. Observations are excluded if too few examples
+    do so (MIN_REPEATED_SHARE, MIN_REPEATED), or if their score is well below the best (NEAR_BEST_SHARE). Of the others, the first
+    that follows an observation with `ends` is returned. If there is none, it is the one with the best score among those that make
+    the pass less than 1.5 times as long as the first of them does. A place is the position of one example in an observation;
+    there are P places in R observations.
     alike: (P, R) how clearly each place is repeated in each observation, as `_measure_likeness` returns it.
     owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
     start: index of the observation that begins the current pass.
@@ -116,7 +115,7 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
 
 
 def _cut_passes(sizes: Tensor, start: int, examples: int) -> list[int]:
-    """Return the indices of the observations after `start` at which passes of `examples` examples each begin.
+    """Return the indices of the observations after `start` at which further passes begin, if each has `examples` examples.
 
     The first of these passes begins at the observation `start`. The list ends where a pass would end within an observation.
     """

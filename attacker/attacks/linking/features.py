@@ -1,14 +1,15 @@
 """Features of each example, the inputs of the last layer, computed from its gradient without a search for examples.
 
-For softmax cross-entropy over a batch of B, with f_i the features of example i, p_i its probabilities and e_i its one-hot label,
+For softmax cross-entropy over a batch of B, with f_i the features of example i, p_i its probabilities and e_i its one-hot label
+as rows of F, P and E, the gradients of the layer's weight and bias are
 
     G = A^T F    and    g = A^T 1    with    A = (P - E) / B    and    P = softmax(F W^T + b).
 
-G has rank B, so that F = C V^T, where the columns of V (F, B) are its right singular vectors and C (B, B) is unknown. P follows
+If G has rank B, then F = C V^T, where the columns of V (F, B) are its right singular vectors and C (B, B) is unknown. P follows
 from C, and C from P by least squares. This fixed-point iteration converges if probabilities depend weakly on features, as in
-barely trained networks. For other networks, and for examples that share a label, the same equations are solved by
-Levenberg-Marquardt. For equal labels the rows of A differ only by their probabilities, which float32 still distinguishes. For one
-example, see R-GAP, section 3.1.1. We know of no source for a batch.
+barely trained networks. Where it does not, and for examples that share a label, the same equations are solved by
+Levenberg-Marquardt, if the batch is small (MAX_SEPARATED). For equal labels the rows of A differ only by their probabilities.
+For one example, see R-GAP, section 3.1.1. We know of no source for a batch.
 """
 
 from typing import NamedTuple
@@ -31,11 +32,12 @@ MAX_RECOUNTS = 4
 
 
 class HeadFeatures(NamedTuple):
-    """The features of each example of a batch.
+    """The features (inputs of the last layer) of each example of a batch.
 
     features: (B, F), float64. labels: (B,) int64; ascending if they were corrected, otherwise as given.
-    shared:   (B,) bool, whether a row is only the mean over all examples with its label.
-    misfit:   distance between the gradient of these features and the observed one, relative to the norm of the latter.
+    shared:   (B,) bool, whether a row is only a mean over several examples: those with its label or, for a single logit, all.
+    misfit:   distance between the gradient of these features and the observed one, relative to the norm of the latter; for a
+              single logit it is not computed, but 0 for one example and 1 for several.
     error:    (B,) estimated norm of the error of a row; large if two examples differ only by rounding errors.
     """
 
@@ -47,7 +49,7 @@ class HeadFeatures(NamedTuple):
 
 
 class _Equations(NamedTuple):
-    """The equations in the basis of the gradient's row space, of dimension D.
+    """The equations in the basis of the gradient's row space, or of its D leading directions.
 
     target: the gradient, (K, D). logits, offset: map from coordinates of features to logits, a matrix (K, D) and an offset (K,).
     """
@@ -70,18 +72,19 @@ def solve_head_features(
     rng: Generator,
     recount: bool = False,
 ) -> HeadFeatures:
-    """Return the inputs (features) of a linear last layer for each example of a batch, from the layer's gradient.
+    """Estimate the features, the inputs of a linear last layer, of each example of a batch, from the layer's gradient.
 
     The gradient is that of the mean cross-entropy over the batch of B examples. An update of several steps, divided by
     learning rate and number of steps, is treated as the gradient of one batch.
     weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or inferred.
     rng:     randomness of the starting points that separate examples with equal labels.
     recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; it needs the bias's
-             gradient g.
+             gradient g, and has no effect without it.
 
-    Features are exact if B is smaller than K and F, and either all labels are distinct or B is at most MAX_SEPARATED.
-    Otherwise examples with equal labels get their common mean; with a single logit all examples do. Raises ValueError
-    for shapes that do not match, and for values that are not finite.
+    The equations determine the features if B is smaller than K and F; `misfit` and `error` of the result show whether they were
+    solved. Examples with equal labels are separated only if B is at most MAX_SEPARATED, K and F. Otherwise they get their common
+    mean; with a single logit all examples do. Raises ValueError for shapes that do not match, labels out of range, and values
+    that are not finite.
     """
     _check_shapes(weight_gradient, bias_gradient, labels, weight, bias)
     gradient, weight = weight_gradient.double(), weight.double()
@@ -119,7 +122,9 @@ def _check_shapes(
 def _solve(
     gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
 ) -> HeadFeatures:
-    """Solve as `solve_head_features` does, without correcting labels.
+    """Solve as `solve_head_features` does, for several logits and without correcting labels.
+
+    With a bias gradient, the features returned have one more column, which is nearly 1.
 
     With a bias gradient, that gradient is the last column of `gradient`, the bias that of `weight`, and `offset` is 0. Without
     one, neither has such a column, and `offset` (K,) is the layer's bias, or 0 if the layer has none.
@@ -150,9 +155,10 @@ def _solve(
 
 
 def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
-    """Return the estimated norm (B,) of the error of each row of c V^T.
+    """Return the estimated norm of the error of each row of c V^T, (rows of c,).
 
-    Each row of V^T is assumed to have the error of the gradient divided by its singular value s.
+    Row i of V^T is assumed to have the error of the gradient, from rounding and misfit, divided by the gradient's singular value
+    s_i.
     """
     noise = (ROUNDING_ERROR + ERROR_PER_MISFIT * misfit) * s.norm() / len(s) ** 0.5
     lengths: Tensor = (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
@@ -160,7 +166,7 @@ def _estimate_error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
 
 
 def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
-    """Solve for C, one row per class, by fixed-point iteration, as if examples of a class were equal.
+    """Solve for C (see the module) with one row per class, by fixed-point iteration, as if the examples of a class were equal.
 
     Returns C and its relative residual. classes, counts: the labels that occur, and how often each does. bias_gradient: for the
     start of the iteration; None for uniform probabilities.
@@ -188,7 +194,7 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
 def _solve_examples(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
     """Solve for C (see the module), one row per example, by Levenberg-Marquardt from `start`; return C and the relative residual.
 
-    Noise is added to the rows of `start` that several examples share, so that they can become different.
+    Noise is added to the rows of `start` that several examples share, marked in `shared`, so that they can become different.
     """
     size, width = len(labels), len(system.target)
     one_hot = torch.nn.functional.one_hot(labels, width).double()
@@ -230,16 +236,19 @@ def _compute_jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
 
 
 def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
-    """Return the damped Gauss-Newton step by least squares, without normal equations, which square the condition number."""
+    """Return the damped Gauss-Newton step by least squares, without normal equations, which square the condition number.
+
+    damping: square roots of the terms that damping adds to the diagonal of the normal equations.
+    """
     right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
     step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
     return step
 
 
 def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
-    """Return the features for a single logit: all examples get the mean weighted by p_i - y_i, since no more is determined.
+    """Return the features for a single logit: all examples get their mean weighted by p_i - y_i, since no more is determined.
 
-    Without a bias gradient, the scale of the mean is unknown, and its norm is set to 1.
+    Without a bias gradient, the scale and the sign of the mean are unknown; it is the weight gradient, scaled to norm 1.
     """
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
@@ -249,7 +258,10 @@ def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: 
 
 
 def _count_labels(logits: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Return ascending labels with the counts `B (mean p_c - g_c)`, rounded to the sum B."""
+    """Return ascending labels (B,) with the counts `B (mean p_c - g_c)`, rounded to the sum B; negative counts become 0.
+
+    logits: (B, K). bias_gradient: g, (K,).
+    """
     counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
     counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
     whole = counts.floor().long()

@@ -28,14 +28,14 @@ def link(
     least: float = MIN_CERTAINTY,
     whole_passes: bool = False,
 ) -> Links:
-    """Find the passes over the client's examples, and match the examples of each pass with those of earlier ones.
+    """Return the links of a client's rounds: find passes over its examples, and match those of each pass with earlier ones.
 
     rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
     matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
                   pass to all known examples at the smallest total cost; the cost of an example is that of its most similar place.
     rule:         "own" links only examples with equal labels, "lists" any examples of two observations that have a label in
                   common, "none" any. kernel: images are averaged over squares of this side before they are compared.
-    least:        pairs with smaller certainty are not linked; 0 links all.
+    least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
     """
@@ -58,7 +58,8 @@ def link(
 def _number_examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
-    Doubtful pairs were not linked because their certainty was below `least`. found: the passes. count: number of observations.
+    The certainty is 1 for places without a link to an earlier one. Doubtful pairs were not linked because their certainty was
+    below `least`. found: the passes. count: number of observations.
     """
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
@@ -101,7 +102,7 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
 def write_notes(
     rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
-    """Return remarks on the observations: passes, gaps, batch sizes, rounds left out.
+    """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.
 
     found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
     doubtful: number of pairs that were too uncertain to be linked.
@@ -139,7 +140,7 @@ def _describe_pass(
 
 
 def describe_gaps(numbers: Sequence[int]) -> list[str]:
-    """Return a remark on intervals between a client's rounds that are longer than the median one; empty if there are none.
+    """Return a list with one remark on the intervals between a client's rounds that are longer than the median; empty if none is.
 
     numbers: the client's rounds, ascending. Of two medians the smaller one counts.
     """
@@ -155,7 +156,7 @@ def describe_gaps(numbers: Sequence[int]) -> list[str]:
 
 
 def _describe_batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
-    """Return a remark on the rounds whose number of examples is not the client's most common one.
+    """Return a list with one remark on the rounds whose number of examples is not the client's most common one, or empty.
 
     batch_size: as the server prescribes it, for the remark.
     """

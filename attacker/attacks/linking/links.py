@@ -13,10 +13,11 @@ class Links:
 
     places:     one tensor (N_o,) int64 per observation of N_o examples: the number of the example at each place. Numbers are
                 contiguous from 0, and none occurs twice in one observation.
-    confidence: (examples,) in [0, 1]: certainty that all places of an example are correct; 1 for an example with one place.
+    confidence: (examples,) in [0, 1]: estimated certainty that all places of an example are correct; 1 for an example with one
+                place.
     labels:     (examples,) int64 inferred labels, or None.
-    epochs:     1-based epoch in which each observation began; empty if unknown.
-    notes:      remarks on the observations: epochs, gaps, rounds left out.
+    epochs:     1-based number of the pass over the examples (epoch) to which each observation belongs; empty if unknown.
+    notes:      remarks on the observations, such as passes, gaps and rounds left out.
     """
 
     places: tuple[Tensor, ...]
@@ -49,7 +50,7 @@ class Links:
 
 
 def build_unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
-    """Return links in which no two places hold the same example."""
+    """Return links in which no two places hold the same example. sizes: number of examples of each observation."""
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     places = tuple(torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False))
     return Links(places, torch.ones(sum(sizes)), notes=notes)

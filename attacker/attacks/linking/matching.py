@@ -1,4 +1,4 @@
-"""Distances between examples of different rounds, and matching of pairs of low distance."""
+"""Distances between examples of different rounds, and matching of pairs of low distance, with its certainty."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,7 +21,10 @@ different weights."""
 
 
 def pool(x: Tensor, kernel: int = 2) -> Tensor:
-    """Return images (N, C, H, W) averaged over squares of `kernel` pixels to reduce noise (AGIC, IV-B); rows (N, F) unchanged."""
+    """Return images (N, C, H, W) averaged over squares of side `kernel`, to reduce noise (AGIC, IV-B); rows (N, F) unchanged.
+
+    The side is at most that of the image. Rows and columns of pixels that fill no square are left out.
+    """
     if x.ndim != 4 or kernel == 1:
         return x
     return torch.nn.functional.avg_pool2d(x, min(kernel, *x.shape[-2:]))
@@ -34,7 +37,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 - cosine (N, M) of a (N, F) and b (M, F)."""
+    """Return 1 - cosine, (N, M), of the rows of a (N, F) and b (M, F); 1 for a row of zeros."""
     normal = torch.nn.functional.normalize
     return 1 - normal(a.double(), dim=1) @ normal(b.double(), dim=1).T
 
@@ -42,14 +45,14 @@ def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
 def make_comparable(
     features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0, ridge: float = 0.75
 ) -> list[Tensor]:
-    """Whiten the features of rounds with different weights, so that their cosine distinguishes examples.
+    """Return the features of rounds with different weights, whitened so that their cosine distinguishes examples, as a list.
 
-    features: (N_o, F) each. references: (P, F) features of the attacker's own inputs at the weights of each round, or None.
-    First, each round that has a reference is centred and whitened by the mean and covariance of the reference. `towards_plain`
-    times the mean variance is added to all variances, so that a large value leaves features nearly as they are.
-    Then each round is centred and whitened by the NEIGHBOUR_COUNT examples nearest in time, its own included. `ridge` times their
-    mean variance within the dimensions that they span is added to all variances. With too small a ridge, all neighbours would
-    become orthogonal, including equal ones.
+    features: (N_o, F) for each round, sorted by round. references: (P, F) features of the attacker's own inputs at the weights of
+    each round, or None. First, each round that has a reference is centred and whitened by the mean and covariance of the
+    reference. `towards_plain` times the mean variance is added to all variances, so that a large value changes little but the
+    scale. Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included.
+    `ridge` times their mean variance within the dimensions that they span is added to all variances. With too small a ridge, all
+    neighbours would become nearly orthogonal, including equal ones.
     """
     plain = [
         f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)
@@ -67,7 +70,10 @@ def make_comparable(
 
 
 def _whiten(x: Tensor, reference: Tensor, added: float) -> Tensor:
-    """Return x (N, F) centred and whitened by the covariance of the reference plus `added` times its mean variance."""
+    """Return x (N, F) centred by the mean of the reference and whitened by its covariance plus `added` times its mean variance.
+
+    If the latter is 0, x is only centred. reference: (M, F).
+    """
     mean = reference.mean(dim=0)
     _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
     variances = s.square() / len(reference)
@@ -86,7 +92,8 @@ def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[T
     rule:   "own" allows pairs with equal labels. "lists" allows all pairs of two observations that have a label in common; it is
             for labels that are known to occur in an observation, but not at which of its places (AGIC, IV-B). "none" (no filter)
             allows all pairs.
-    owners: for "lists", the indices of the examples' observations, (N,) and (M,).
+    owners: the indices of the examples' observations, (N,) and (M,); needed only for "lists", which raises ValueError without
+            them.
     """
     equal = a[:, None] == b[None]
     if rule == "none":
@@ -106,7 +113,8 @@ def is_possible_pair(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[T
 def match_greedily(cost: Tensor) -> Pairs:
     """Return pairs (row, column) of a cost matrix (N, M), chosen greedily by ascending cost (AGIC, section IV-B).
 
-    A pair is chosen if its cost is finite, and its row and column belong to no cheaper pair.
+    A pair is chosen if its cost is finite, and neither its row nor its column belongs to a pair chosen before. The result is
+    sorted by row.
     """
     pairs: Pairs = []
     rows, columns = set[int](), set[int]()
@@ -123,8 +131,9 @@ def match_greedily(cost: Tensor) -> Pairs:
 def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
     """Return one-to-one pairs (row, column) of a cost matrix (N, M) with the smallest total cost.
 
-    most: cost of leaving a row and a column unpaired, so that only cheaper pairs are chosen. If it is infinite, as many pairs of
-          finite cost as possible are chosen.
+    Pairs of infinite cost are left out.
+    most: cost of leaving a row and a column unpaired, so that only pairs of lower cost are chosen. If it is infinite, as many
+          pairs of finite cost as possible are chosen.
     """
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
@@ -137,10 +146,11 @@ def match_optimally(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
 
 
 def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
-    """Return the certainty of each pair in [0, 1]: 1 - its cost / the cost of the best alternative pair of either end.
+    """Return the certainty of each of `pairs`, in [0, 1]: 1 - its cost / the lowest cost of an alternative pair.
 
+    It is 0 if that is negative. Alternatives are the pairs of the same row or the same column that are not among `pairs`.
     cost:  (N, M), not negative.
-    usual: typical cost of different examples, an upper bound for the cost of the alternative.
+    usual: typical cost of different examples, above which the cost of the alternative is not counted.
     """
     if not pairs:
         return torch.empty(0, dtype=torch.float64)
