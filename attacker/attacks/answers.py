@@ -1,4 +1,4 @@
-"""Checks of what an attack returns, and of its members: attacks of other packages are checked before anything relies on them."""
+"""Checks that an object has the members of an attack, and that what an attack returned is usable."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +24,11 @@ def check_members(name: str, attack: Any) -> None:
 
 
 def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str, str]:
-    """Return a dict from the key of each case without a usable answer to a message: what is wrong, expected, and how to fix it.
+    """Return a dict from the key of each case without a usable answer to a message on what is wrong and what is expected.
 
     attack:  name of the attack, with which each message begins.
-    answers: what the attack returned for `cases`. A missing answer is no problem if any of the answers is marked as interrupted,
-             since the attack then stopped early.
+    answers: what the attack returned for `cases`. If it is not a list or tuple of `Reconstruction` only, every case gets a
+             message. A missing answer is no problem if any answer is marked as interrupted, since the attack then stopped early.
     """
     if not isinstance(answers, list | tuple) or not all(isinstance(answer, Reconstruction) for answer in answers):
         kinds = sorted({type(answer).__name__ for answer in answers}) if isinstance(answers, list | tuple) else []
@@ -52,9 +52,9 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
 
 
 def _find_fault(case: Case, answer: Reconstruction) -> str:
-    """Return a message on the first fault in an answer's tensors or slots, with the expected and the found value; "" if none.
+    """Return a message on the first fault in an answer's tensors or slots; "" if there is none.
 
-    The slots are the batch positions that are assigned to the examples, see `Reconstruction`.
+    A slot is the place of an example in one of the client's batches.
     """
     shape, x = case.observations[0].data.shape, answer.x
     wanted = f"(N, {', '.join(map(str, shape))})"

@@ -1,8 +1,7 @@
-"""Types of attack arguments, and the rule that decides which of them a job of the service may set.
+"""Marks for the type hints of attack arguments, and the rule that decides which arguments a job of the web service may set.
 
-A job may set numbers, booleans, and those texts that the attack declares with `OneOf` or `Literal`. Any other text could name a
-file, a module or an address that the worker would then open, so it is refused. An undeclared text argument of a new attack can
-therefore be set on the command line only.
+A job may set arguments that take numbers, booleans or None, and those texts that the attack declares with `OneOf` or `Literal`.
+Any other text could name a file, a module or an address that the worker would then open, so jobs may not set it.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +30,9 @@ FilePath = Annotated[str, LocalFile()]
 
 @dataclass(frozen=True)
 class Settable:
-    """The values that a job may give to one argument.
+    """The values that a job of the web service may give to one argument.
 
-    words:  the allowed texts; empty where no text is allowed.
+    words:  the allowed texts; empty if no text is allowed.
     scalar: whether numbers, booleans and None are allowed.
     """
 
@@ -42,7 +41,10 @@ class Settable:
 
 
 def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
-    """Return a dict from each parameter of the attack factory that a job may set to the values that are allowed for it."""
+    """Return a dict from the name of each parameter that a job of the web service may set to the values allowed for it.
+
+    factory: function or class that takes an attack's arguments and returns the attack.
+    """
     try:
         function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
         hints = get_type_hints(function, include_extras=True)
@@ -58,7 +60,7 @@ def list_settable(factory: Callable[..., Any]) -> dict[str, Settable]:
 
 
 def _read_allowed_values(hint: Any) -> Settable | None:
-    """Return the values that a type hint allows; None if it allows a text or an object that the attack did not declare."""
+    """Return the values that a job may give to an argument with this type hint; None if a job may not set the argument."""
     origin = get_origin(hint)
     if any(hint is scalar for scalar in SCALAR_TYPES):
         return Settable()
@@ -82,7 +84,7 @@ def _read_allowed_values(hint: Any) -> Settable | None:
 def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a text that is not allowed for it.
 
-    given: the job's arguments by name. `AttackSpec` checks the rest: unknown names, and values of a wrong type or range.
+    given: the job's arguments by name. Unknown names, and other types and ranges of values, are checked by `AttackSpec`.
     """
     allowed, parameters = list_settable(factory), signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())

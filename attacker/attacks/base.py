@@ -26,13 +26,13 @@ client could report any number."""
 
 @dataclass(frozen=True)
 class Case:
-    """The observations that one run of an attack uses together: one or more rounds of one client, ordered by round.
+    """The observations that an attack uses together: one or more rounds of one client, ordered by round.
 
-    known_labels: oracle, set only if the user asked for it: the true labels, which no server knows, (N,); those of several
-                  observations are concatenated in their order.
-    known_logits: oracle: the logits (N, K) of the true examples of the first observation under the weights that were sent.
-    links:        which positions of the observations hold the same example, see `Links`; if None, an attack on several rounds
-                  estimates the links.
+    known_labels: the true labels, (N,); those of several observations are concatenated in their order. No server knows them: they
+                  are set only if the user asked for it.
+    known_logits: the logits (N, K) of the true examples of the first observation under the weights that were sent; set only if
+                  the user asked for it, too.
+    links:        which batch positions of the observations hold the same example; None if this is not known.
     """
 
     observations: tuple[Observation, ...]
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """The name of the case, unique within its recording; its files are named after it."""
+        """The name of the case, see `build_case_key`; its files are named after it."""
         return build_case_key([observation.round for observation in self.observations], self.observations[0].client)
 
 
@@ -59,7 +59,7 @@ def build_case_key(rounds: Sequence[int], client: str) -> str:
 
 
 class Need(Enum):
-    """A condition that a case must meet for an attack to work. The value is the reason shown if the condition is not met."""
+    """A condition for an attack to work on a case. The value of each member is the reason shown if the condition is not met."""
 
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     SAME_CLIENT = "it attacks rounds of one client together"
@@ -84,7 +84,7 @@ class Need(Enum):
     def is_met(self, case: Case) -> bool:
         """Return whether `case` meets this condition.
 
-        OWN_IMAGES concerns images that the user passes to the attack and not the case, so every case meets it.
+        OWN_IMAGES concerns images that the user passes to the attack, and not the case, so that the result is then True.
         """
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
@@ -114,7 +114,7 @@ class Need(Enum):
 
     @property
     def mend(self) -> str:
-        """The setting of the attack's arguments that removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
+        """A hint on which argument of the attack removes the need, such as "--set tv=0 leaves it out"; "" if there is none."""
         return _MENDS.get(self, "")
 
 
@@ -128,7 +128,7 @@ _ORACLES = {Need.OWN_IMAGES: "images of the same class", Need.IMPRINT_LAYER: MAL
 
 
 def list_oracles(needs: frozenset[Need]) -> tuple[str, ...]:
-    """Return the names of the oracles among `needs`: knowledge beyond the threat model, which every score row states."""
+    """Return names of those `needs` that go beyond the threat model (a curious, honest server), such as "malicious server"."""
     return tuple(_ORACLES[need] for need in _ORACLES if need in needs)
 
 
@@ -141,7 +141,7 @@ class Sight:
     """The intermediate result of a running search for one case, for live display.
 
     x, y:  examples (N, *shape) and labels (N,), on the CPU. loss: value at x and y of the objective that the search minimises.
-    slots: the batch positions that are assigned to the examples, see `Reconstruction`.
+    slots: the places of the examples in the client's batches.
     """
 
     x: Tensor
@@ -155,10 +155,10 @@ Look = Callable[[Sequence[Sight], int, int], None]
 
 
 class Memory(Protocol):
-    """Storage for checkpoints that survives the process, so that a killed attack resumes with bitwise equal results.
+    """Protocol of a storage for checkpoints, from which an attack resumes after its process was killed.
 
-    every: number of seconds that a running search waits between two calls of `keep`; `keep` itself does not check it.
-    look:  callback that receives intermediate results about once a second; None if nobody watches.
+    every: number of seconds that an attack should wait between two calls of `keep`; `keep` itself does not check it.
+    look:  callback for the attack's intermediate results, to be called about once a second; None if nobody watches.
     """
 
     @property
@@ -180,14 +180,13 @@ class Attack(Protocol):
     """Protocol of an attack: it reconstructs the training examples of a batch of cases.
 
     All cases of a batch are from one recording, and have equally many observations with the same numbers of examples.
-    Any class with `needs`, `device`, `null` and `__call__` is an attack; planning, replay, checkpoints, scoring,
-    reports and the service use only them. The registry maps a name to a factory, a function or the class itself, that
-    takes the arguments and returns the attack.
+    Any class with `needs`, `device`, `null` and `__call__` is an attack; the protocols `Planning` and `Estimated` are optional.
+    The registry maps a name to a factory (a function or the class itself) that takes the arguments and returns the attack.
 
     needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the
-            attack. With `Need.SAME_CLIENT` all observations of a client form one case, otherwise each observation is a
-            case. Oracles (information that no server has), such as `Need.OWN_IMAGES`, are listed here as well.
-    device: PyTorch device on which the attack computes. `AttackSpec.build` sets it before it calls anything else.
+            attack. With `Need.SAME_CLIENT` all usable observations of a client form one case, otherwise each observation is
+            a case. Needs for information that no server has, such as `Need.OWN_IMAGES`, are listed here as well.
+    device: PyTorch device on which the attack computes; `AttackSpec.build` sets it.
     """
 
     device: str
@@ -208,8 +207,8 @@ class Attack(Protocol):
     ) -> list[Reconstruction]:
         """Return one reconstruction per case, in any order, each with the case's key in its field `case`.
 
-        rng:      only its initial seed is used. Draw random numbers from `seed_generator(rng, case, purpose)`, so that they
-                  depend on this seed and on the case's key, but not on the other cases of the batch.
+        rng:      holds the seed. Draw random numbers from `seed_generator(rng, case, purpose)`, so that they depend on this
+                  seed and on the case's key, but not on the other cases of the batch.
         progress: callback for a status line, see `Progress`.
         memory:   checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
 
@@ -224,8 +223,8 @@ class Attack(Protocol):
 class Effort:
     """The cost of an attack per case, from which a replay chooses the number of workers and the batch size.
 
-    evaluations: gradient evaluations of a case if its search runs to its last step; those of restarts are not counted.
-    vectors:     number of vectors of the size of the search variable that the optimiser stores at once for a case.
+    evaluations: number of gradient evaluations of one search that runs to its last step, without restarts.
+    vectors:     largest number of vectors of the size of the search variable that the optimiser stores at once for a case.
     """
 
     evaluations: int = 1
@@ -234,10 +233,10 @@ class Effort:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """The routes (methods that an attack tries in turn, such as a closed form or a search) for a case, before any is tried.
+    """Which routes (closed forms that an attack tries in turn) may apply to a case, judged before any is tried.
 
-    reasons:     dict from the name of each route to why it cannot apply; "" if it may apply. Empty for attacks without routes.
-    evaluations: sum of the gradient evaluations of all routes that may apply, without those of a search.
+    reasons:     dict from the name of each route to why it cannot apply; "" if it may apply. Empty if there are no routes.
+    evaluations: sum of the gradient evaluations of all routes that may apply, without those of a later search.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -253,14 +252,14 @@ class Planning(Protocol):
 
 @runtime_checkable
 class Estimated(Protocol):
-    """Protocol of an attack that reports its cost. It is optional: without it one gradient evaluation is assumed."""
+    """Protocol of an attack that reports its cost. It is optional; without it, the default values of `Effort` are assumed."""
 
     @property
     def effort(self) -> Effort: ...
 
 
 def estimate_effort(attack: object) -> Effort:
-    """Return the cost that an attack reports, or one evaluation and no vectors if it reports none."""
+    """Return the cost that an attack reports; if it reports none, that of one gradient evaluation and no stored vectors."""
     return attack.effort if isinstance(attack, Estimated) else Effort()
 
 
@@ -273,8 +272,8 @@ def build_reconstruction(
     this order in its slots, and again in each further epoch. After the last row of x, assignment starts again at the first.
     rng: its initial seed is stored. route: name of the method that found the examples. loss: the attack's own loss after each
     iteration (T,); None for a single 0.
-    said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, and 0
-    for iterations, evaluations and seconds.
+    said: further fields of `Reconstruction` by name, which replace the defaults: confidence NaN (undecided), restarts 1, no
+    oracles, 0 for iterations, evaluations and seconds, and those of `Reconstruction` itself.
     """
     slots, start = [], 0
     for observation in case.observations:
@@ -305,14 +304,14 @@ def build_reconstruction(
 def find_unmet(attack: Attack, case: Case) -> list[str]:
     """Return the reasons why `attack` cannot work on `case`; empty if it can.
 
-    An attack that needs NUM_EXAMPLES is also refused if FEW_EXAMPLES (at most MAX_EXAMPLES) is not met. An attack that reports a
-    cost above the default `Effort`, as searches do, is also refused if CONTINUOUS_INPUTS (no tokens) is not met.
+    An attack that needs NUM_EXAMPLES also needs FEW_EXAMPLES (at most MAX_EXAMPLES). An attack that reports another cost than the
+    default `Effort`, as searches do, also needs CONTINUOUS_INPUTS (inputs are real numbers and not tokens).
     """
     return [_explain(need, case) for need in _find_missing(attack, case)]
 
 
 def explain_refusal(attack: Attack, case: Case) -> str:
-    """Return one message with all reasons why `attack` cannot work on `case` and the arguments that help; empty if it can."""
+    """Return one message with all reasons why `attack` cannot work on `case`, and hints on arguments that help; "" if it can."""
     missing = _find_missing(attack, case)
     mends = [need.mend for need in missing if need.mend]
     return "; ".join([_explain(need, case) for need in missing] + mends)
