@@ -1,1 +1,1 @@
-"""Closed-form attacks: they solve equations for the inputs of layers, instead of searching for examples with a given gradient."""
+"""Closed-form attacks: they compute inputs of layers from gradients, instead of searching for examples with a given gradient."""

@@ -1,8 +1,8 @@
 """Route `features`: computes the features of each example from the last layer's gradient, and inverts each separately.
 
-Features are the inputs of the last linear layer. They can be separated by example without a search (`read_features`). Each
-example is then the maximum a posteriori (MAP) estimate given its own features and a smoothness prior, computed by Gauss-Newton.
-The gradients of earlier layers, which mix all examples, are not used here. A search that starts from the answer can use them.
+Features are the inputs of the last linear layer. `read_features` separates them by example; for some examples of one label it
+finds only the mean of their features. Each example is then the maximum a posteriori (MAP) estimate given its own features and a
+smoothness prior, computed by Gauss-Newton. The gradients of earlier layers are not used for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,16 +46,16 @@ Features = Callable[[Tensor], Tensor]
 
 
 def invert_features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Compute each example from its features. Raises ValueError with the reason if the features of each cannot be determined.
+    """Compute the examples of each case from their features. Raises ValueError as `require_features` does.
 
-    walk: settings of R-GAP, which every route receives and this one does not use.
+    The answer to a case has no examples if features do not explain the last layer's gradient. walk: settings of R-GAP, not used.
     """
     require_features(observed)
     return [_answer(observed, i, seed_generator(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
 
 def require_features(observed: Observed) -> None:
-    """Raise ValueError with the reason if the route cannot apply to the observations."""
+    """Raise ValueError with the reason if model, training or defense show that features cannot be computed and inverted."""
     first, model = observed.cases[0].observations[0], observed.model
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")
@@ -150,10 +150,10 @@ def _convert(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
 
 
 def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
-    """Return the MAP estimate x (*shape) for features `target` (F,), in float64.
+    """Return an approximate MAP estimate x (*shape) for features `target` (F,) in float64.
 
-    The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration linearises the features at x and solves
-    for z.
+    The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration solves the linearised features for z; it
+    ends early if no step length brings the features nearer to `target`.
     made:  function that computes the features of an example.
     error: approximate norm of the error of `target`.
     """
@@ -176,6 +176,6 @@ def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Seq
 
 
 def _compute_jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
-    """Return the Jacobian (F, D) of the features with respect to z, in float32; the next step corrects its rounding."""
+    """Return the Jacobian (F, D) of the features of 0.5 + spread(z) with respect to the D values of z, computed in float32."""
     rows = jacrev(made, chunk_size=JACOBIAN_CHUNK)((0.5 + spread(z)).float())
     return spread(rows).double().flatten(1)

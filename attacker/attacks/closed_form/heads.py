@@ -1,7 +1,8 @@
 """Solution of the last layer for one example: its input features f, and k = dL/dlogits (R-GAP, section 3.1.1).
 
 For one example, dL/dW = k f^T. With a bias, k is the gradient of the bias. Without one, k and f are known up to a factor, which
-the loss determines. For two classes there may be two solutions: the example and its twin (R-GAP, appendix B).
+follows from the loss. Several factors may be possible: that of the example, and that of a twin (R-GAP, appendix B), a multiple of
+f with the same gradient.
 """
 
 from collections.abc import Callable
@@ -33,9 +34,10 @@ class HeadReading:
     """One solution of the last layer for each of N problems.
 
     features: inputs of the layer, (N, F). k: dL/dlogits, (N, K). y: labels, (N,) int64.
-    valid:    (N,) whether the solution exists.
+    valid:    (N,) whether the solution exists and is nearly as plausible as the best one.
     clamped:  (N,) whether no single example has exactly this gradient, so that the nearest possible solution was used.
-    misfit:   (N,) distance between k and dL/dlogits at these features, relative to the norm of k.
+    misfit:   (N,) distance between k and dL/dlogits at these features, relative to the norm of k, see `_compute_misfit`; set to 0
+              for a single logit without a bias.
     """
 
     features: Tensor
@@ -58,9 +60,10 @@ def read_heads(
 ) -> list[HeadReading]:
     """Return the solutions of the last layer for N problems (gradients of one example each), the most plausible first.
 
-    Each entry of the list holds one solution for every problem; `valid` tells where it exists. Several logits: ordered by misfit
-    for each problem. A single logit without bias: one solution for each label, the likelier label first, then their twins. If
-    the gradient of the layer's bias is given and not zero, there is only one solution, for any number of logits.
+    Each entry of the list holds one solution for every problem; `valid` tells where it exists.
+    With the gradient of the layer's bias, if it is not zero for all problems: the list has one entry. Several logits without it:
+    ordered by misfit for each problem. A single logit without a bias: one solution for each label, the likelier label first
+    (guessed from the gradient's sign), then their twins.
     Raises ValueError for a single logit with a bias whose gradient is zero or None.
     loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
     (N, K), or None.
@@ -77,7 +80,7 @@ def read_heads(
 
 
 def has_rank_above_one(gradient: Tensor) -> Tensor:
-    """Return a mask (N,): whether dL/dW (N, K, F) of the last layer has a rank above one, so that it is not of one example."""
+    """Return a mask (N,): whether dL/dW (N, K, F) of the last layer clearly has a rank above one, so is not of one example."""
     values = torch.linalg.eigvalsh(gradient @ gradient.mT).clamp(min=0)
     if values.shape[1] < 2:
         return torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
@@ -88,10 +91,10 @@ def has_rank_above_one(gradient: Tensor) -> Tensor:
 def solve_logistic(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
-    The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s > 0 there is one solution, below
-    0. For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and the
-    minimiser is returned in its place. Returns (lower solution, upper solution, whether the upper one exists, whether s is below
-    the minimum), each of the shape of s.
+    The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s >= 0 there is one solution, at
+    most 0. For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and
+    the minimiser is returned in its place. Returns (lower solution, upper solution, whether the upper one exists, whether s is
+    below the minimum), each of the shape of s.
     """
     clamped = s < LOSS_EQUATION_MINIMUM
     inside = s.clamp(min=LOSS_EQUATION_MINIMUM)
@@ -140,7 +143,7 @@ def _solve_from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
 
 
 def _solve_from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
-    """Return the solutions for several logits: k = c u with u the left singular vector of dL/dW.
+    """Return the solutions for several logits: k = c u with u the first left singular vector of dL/dW.
 
     The factor c follows from the loss, softmax(W f + b) - e_y = k, for each candidate of the label y.
     """
@@ -155,12 +158,12 @@ def _solve_from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor)
 
 
 def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return candidates (N,) for the label, each with a mask (N,) of the problems for which it is one; u: (N, K).
+    """Return one or two pairs (candidates for the label (N,), mask (N,) of the problems for which they are candidates).
 
-    The label's entry of dL/dlogits is the only one with its sign, and is minus the sum of all others, so that it has the largest
-    magnitude. That entry is the first candidate. If the largest entry of the other sign is almost as large, rounding may have
-    swapped them, and it is the second candidate. If all entries have the same sign, that of the label was rounded to zero, so
-    that the smallest entry is the candidate.
+    u: (N, K), dL/dlogits up to a factor. The label's entry is the only one with its sign, and is minus the sum of all others, so
+    that it has the largest magnitude. That entry is the first candidate. If the largest entry of the other sign has more than
+    MIN_LABEL_ENTRY of its magnitude, rounding may have swapped them, and it is the second candidate. If no entry has the other
+    sign, that of the label was rounded to zero, so that the smallest entry is the candidate.
     """
     longest = u.abs().argmax(dim=1)
     across = (-u.gather(1, longest[:, None]).sign() * u).clamp(min=0)
@@ -179,9 +182,8 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     """Return the solutions for labels y (N,), where k = dL/dlogits is c u: u (N, K) is given, the factor c is sought.
 
     A factor c is a solution if 1 - p_y equals the sum of the entries of k other than the label's, with p_y the label's
-    probability that follows from c. If no c is one, the nearest is used, and the solution is marked as `clamped`.
-
-    The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
+    probability that follows from c. If no c is one, that with the smallest difference is used, and the solution is marked as
+    `clamped`. The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
     """
     v = (u[:, None] @ gradient)[:, 0]  # f = v / c
     slope, offset = (weight @ v[..., None])[..., 0], torch.zeros_like(u) if bias is None else bias.expand_as(u)
@@ -217,9 +219,10 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
 
 
 def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `grid` (N, M), sorted, with MAX_REFINED_EXTREMA points added at which `excess` has the local extrema closest to 0.
+    """Return `grid` (N, M) with MAX_REFINED_EXTREMA points added where `excess` comes closest to 0 without a change of sign.
 
-    Two roots between neighbouring points of the grid lie on the two sides of such an extremum, and would be missed.
+    Two roots between neighbouring points of the grid lie on the two sides of such an extremum, and would be missed. The result,
+    (N, M + MAX_REFINED_EXTREMA), is sorted.
     """
     value = excess(grid)
     left, middle, right = (value[:, i : i - 2 or None].abs() for i in range(3))
@@ -235,7 +238,11 @@ def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
-    """Sort the solutions of each problem by misfit; mark those with more than 10 times the best misfit + 1e-6 as not valid."""
+    """Return the solutions sorted by misfit for each problem, the best first.
+
+    Those with more than 10 times the best misfit + 1e-6 are marked as not valid. Entries at the end of the list that are valid
+    for no problem are left out.
+    """
     misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)
     enough = 1e-6 + 10 * misfits.amin(dim=0)

@@ -19,7 +19,7 @@ Judge = Callable[[Reconstruction, int, Observed], float]
 def get_criterion(name: str) -> Judge:
     """Return the function that scores answers by a criterion of `CRITERIA`, or by "gradient"; a lower score is better.
 
-    "gradient" is the relative distance between the answer's gradient and the observed one.
+    "gradient" is the relative distance between the answer's gradient and the observed one. Raises ValueError for other names.
     """
     if name == "gradient":
         return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
@@ -38,7 +38,7 @@ class Hybrid:
 
     criterion: how answers are compared, a name that `get_criterion` accepts. knows_defense: whether the criterion "gradient"
                models the defense; `closed` and `search` have settings of their own.
-    sees_gradient: False gives the null, that of `search`.
+    sees_gradient: False gives the null (the attack without the client's update), that of `search`.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Reading single examples off the gradient of an imprint layer (Fowl et al. 2022, "Robbing the Fed").
 
 All neurons of the layer measure one linear quantity of the input, and neuron i reacts if it exceeds the threshold t_i. Let G_i be
-the gradient of row i and g_i that of its bias. The differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin
-i, between the thresholds t_i and t_(i+1). If there is exactly one, its input is their quotient. The difference g_i - g_(i+1) is
-called the bin's bias difference here.
+the gradient of row i and g_i that of its bias. If the network treats the outputs of all neurons alike, the differences
+G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and t_(i+1). If there is exactly
+one, its input is their quotient. The difference g_i - g_(i+1) is called the bin's bias difference here.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ MARGIN = 0.05
 
 @dataclass(kw_only=True)
 class ImprintReadout:
-    """The readout of an imprint layer: examples that are alone between two thresholds, at any batch size.
+    """Attack that reads an imprint layer: at any batch size, it recovers examples that are alone between two thresholds.
 
-    The server has inserted the layer, so this is the attack of a malicious server. A reconstruction always has as many examples
-    as there are behind the update; those that could not be read are grey, with a confidence of 0.
+    The server has inserted the layer, so this is the attack of a malicious server. A reconstruction has as many examples as there
+    are behind the update: first what the occupied bins hold, which may also be mixtures, then grey images with confidence 0.
 
-    sees_gradient: False gives the null, grey examples with random labels.
+    sees_gradient: False gives the null (the attack without the client's update): grey examples with random labels.
     """
 
     name: str = "robbing_the_fed"
@@ -99,13 +99,13 @@ class ImprintReadout:
 class ImprintedExamples:
     """What is read from the M occupied bins of one update. A bin holds the examples between two neighbouring thresholds.
 
-    x:          (M, *shape), quotients of the differences: the example, in [0, 1], if a bin holds only one; otherwise a mixture.
+    x:          (M, *shape), quotients of the differences: the example, if a bin holds only one; otherwise a mixture.
     y:          (M,) the label with which x explains the bin's bias difference best.
     error:      (M,) distance between the bias difference of the single example (x, y) and the observed one, relative to the
                 latter, multiplied by the number of labels: each label is one more chance that a mixture matches by coincidence.
     plausible:  (M,) whether x lies between the thresholds of its bin and in the range of the data.
     size:       (M,) magnitude of the bias difference.
-    confidence: (M,) probability that the example is recovered.
+    confidence: (M,) estimated probability that the example is recovered.
     """
 
     x: Tensor
@@ -177,7 +177,7 @@ def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tenso
 
 
 def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor:
-    """Return whether each input lies between the thresholds of its bin, with a tolerance of one per cent of their distance."""
+    """Return a mask (M,): whether each input lies between the thresholds of its bin, up to one per cent of their distance."""
     value = inputs @ layer.direction
     low = layer.thresholds[occupied]
     high = torch.cat([layer.thresholds[1:], torch.full_like(layer.thresholds[:1], torch.inf)])[occupied]
@@ -186,7 +186,7 @@ def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor
 
 
 def _fit_labels(observed: Observed, layer: ImprintLayer, occupied: Tensor, x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each bin the label with which x explains the bias difference best, and `ImprintedExamples.error`.
+    """Return the label with which each x explains its bin's bias difference best, (M,), and `ImprintedExamples.error`, (M,).
 
     entries: the bias differences (M,) of the occupied bins. A single example x with label c contributes dL(x, c)/db_i / B to the
     gradient of a batch of B.
@@ -225,7 +225,7 @@ def _differentiate_bias(observed: Observed, layer: ImprintLayer, occupied: Tenso
 
 
 def _judge(error: Tensor, plausible: Tensor, count: int, noise: Tensor) -> Tensor:
-    """Return the probability that the example of each occupied bin is recovered, (M,).
+    """Return an estimate of the probability that the example of each occupied bin is recovered, (M,).
 
     It is `CERTIFIED_CONFIDENCE` where a single example explains the bias difference (`error` is at most CERTIFIED_ERROR), and 0
     for implausible bins. For the others it is a lower bound by counting. I implausible bins hold at least two of the `count`

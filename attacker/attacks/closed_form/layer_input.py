@@ -1,14 +1,12 @@
 """Route `layer_input`: computes the input of a hidden linear layer from its gradient, and inverts the layers before it.
 
-For one example, the gradient of a layer W h + b is d h^T, and that of its bias is d. Both h, the layer's input, and d follow
-without a search, whatever layers precede or follow. Gradient matching has to differentiate through the ReLU and pooling layers
-that follow, whose derivatives are often zero; with LeNet and ReLU it fails.
+For one example, the gradient of the weight of a layer W h + b is d h^T, and that of its bias is d. If d is not zero, h, the
+layer's input, follows without a search, whatever layers precede or follow. This includes the encoder of a variational bottleneck
+(PRECODE), whatever was drawn after it.
 
-The encoder of a variational bottleneck (PRECODE) is such a layer: its gradient is d h^T whatever was drawn after it.
-
-The answer is a maximum a posteriori (MAP) estimate by Adam, with a smoothness prior, in two stages: first from h alone, then also
-from the gradient of the last convolution before the layer. As the loss depends on x only through h, the gradient of a parameter p
-before the layer is the derivative of <W^T d, h(p, x)> with respect to p.
+The answer is a maximum a posteriori (MAP) estimate by Adam, with a smoothness prior, in up to two stages: first from h alone,
+then also from the gradient of the last convolution before the layer. If the loss depends on x only through h, the gradient of a
+parameter p before the layer is the derivative of <W^T d, h(p, x)> with respect to p.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +55,7 @@ class HiddenLayer:
     """A hidden linear layer, and the convolution before it.
 
     name:        name of the layer.
-    inputs:      number of distinct values among its inputs.
+    inputs:      estimated number of distinct values among its inputs.
     convolution: name of the weights of the last convolution before it; "" if there is none, or if these weights also affect the
                  logits by a path that bypasses the layer, so that their gradient cannot be computed from the layer's input.
     """
@@ -68,17 +66,19 @@ class HiddenLayer:
 
 
 def invert_layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Compute each example from the input of a hidden linear layer. Raises ValueError as `find_suitable_layer` does.
+    """Compute the example of each case from the input of a hidden linear layer. Raises ValueError as `find_suitable_layer` does.
 
-    walk: settings of R-GAP, which every route receives and this one does not use.
+    The answer to a case has no examples if its gradient does not fit the method. walk: settings of R-GAP, not used.
     """
     layer = find_suitable_layer(observed)
     return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
 def find_suitable_layer(observed: Observed) -> HiddenLayer:
-    """Return the first hidden linear layer whose input has at least MIN_INPUT_RATIO times as many distinct values as an example.
+    """Return the first hidden linear layer from whose input an example can be computed.
 
+    The layer has a bias, its gradient is not distorted by the defense, and the number of distinct values of its input is at least
+    MIN_INPUT_RATIO times the number of values of an example.
     Raises ValueError with the reason if there is none, if the update is not of one example and one step, if the network has more
     than MAX_WEIGHTS parameters, or if it was trained with dropout.
     """
@@ -113,7 +113,7 @@ def find_suitable_layer(observed: Observed) -> HiddenLayer:
 
 
 def _count_distinct(h: Tensor) -> int:
-    """Return the number of distinct values among the inputs h, since adaptive pooling repeats values.
+    """Return an estimate of the number of distinct values among the inputs h, which adaptive pooling may repeat.
 
     The share of distinct values is measured among the nonzero inputs, and assumed for the zeros that a ReLU causes as well.
     """
@@ -133,8 +133,8 @@ class _RecordedPasses:
     def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
-        Returned tensors that depend on x are differentiable with respect to x. changed: values by parameter name that replace
-        those of the network in this pass.
+        Returned tensors that depend on x are differentiable with respect to x. The logits are kept in `logits`.
+        changed: values by parameter name that replace those of the network in this pass.
         """
         seen: dict[str, list[Tensor]] = {}
         handles = [
@@ -171,9 +171,9 @@ class _RecordedPasses:
 
 
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i. It has no examples if the layer's gradient is not of rank one, or few inputs are zero.
+    """Return the answer for case i. It has no examples if the layer's gradient is zero or not of rank one.
 
-    If fewer than a share MIN_ZERO_SHARE of the layer's inputs are zero, no ReLU precedes it.
+    Nor has it if less than a share MIN_ZERO_SHARE of the layer's inputs is zero: it is then assumed that no ReLU precedes it.
     """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
@@ -200,7 +200,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
 
 
 def _find_convolution_gradient(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
-    """Return the observed gradient of the convolution before the layer; None if there is none, or if it is zero or distorted."""
+    """Return the observed gradient of the convolution before the layer; None without one, or if it is zero or not comparable."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
     gradient = observed.gradient[layer.convolution][i].float()
@@ -216,7 +216,7 @@ def _search(
     spread: Spread,
     rng: Generator,
 ) -> Tensor:
-    """Return the MAP estimate x (*shape), in [0, 1], of the network's input from the input of a layer.
+    """Return the approximate MAP estimate x (*shape), in [0, 1], of the example from the input of a layer.
 
     passed: forward passes of the network. target: input of the layer, (F,). cotangent: derivative of the loss by `target`, (F,).
     spread: linear map from standard normal z (*shape) to deviations of smooth images from 0.5, the prior. rng: draws the first z.

@@ -41,7 +41,7 @@ class Separated:
     x:         images (R, *shape); empty as long as only the layer's inputs are known, and these are not the images.
     vectors:   [z, 1] for each input z of the layer, up to a factor, (R, F + 1); only z, (R, F), for a layer without a bias.
     certainty: (R,) 1 for examples that were refined by the zeros that ReLU causes in the gradient, 0 for the others.
-    loss:      that of the unmixing, see `Unmixing`.
+    loss:      that of the independent component analysis, a negative mean log-likelihood or the loss of the paper.
     route:     name of the method, for the reconstruction.
     """
 
@@ -54,13 +54,14 @@ class Separated:
 
 @dataclass(kw_only=True)
 class CocktailParty:
-    """The separation of a batch behind a linear layer by independent component analysis.
+    """Attack that separates the examples of a batch from a linear layer's gradient by independent component analysis.
 
-    criterion: the loss of the separation: "likelihood", or that of the paper, "published", which needs a layer that sees the
-               images directly.
+    criterion: the loss of the separation: "likelihood", or that of the paper, "published", which needs a linear layer with a
+               bias that sees the images directly.
     steps:     iterations for "published", unused otherwise.
     restarts:  number of starts of the separation; the result with the lowest loss is kept.
-    refine:    whether to compute exact examples from the separated ones by the zeros that ReLU causes in the gradient.
+    refine:    whether to compute exact examples from the separated ones, where the zeros that ReLU causes in the gradient allow
+               it; this needs a layer with a bias.
     inversion_steps: iterations of the search for images with the separated features, if the layer does not see images directly.
     sees_gradient: False gives the null, an attack that ignores the update and returns grey images with random labels.
     """
@@ -112,7 +113,7 @@ class CocktailParty:
     def _separate(
         self, mixtures: Mixtures, observed: Observed, layer: FeatureLayer, rng: Generator, *, images: bool
     ) -> Separated:
-        """Return the separated inputs of the layer. images: whether these are the images, else `x` is empty."""
+        """Return the separated inputs of the layer. images: whether these are the images; if not, `x` of the result is empty."""
         unmixed, whitening = self._unmix(mixtures, observed, rng, images=images, layer=layer)
         vectors = unmixed.matrix.double() @ whitening @ mixtures.basis
         none = vectors.new_zeros(0, *observed.data.shape)
@@ -136,10 +137,11 @@ class CocktailParty:
     def _unmix(
         self, mixtures: Mixtures, observed: Observed, rng: Generator, *, images: bool, layer: FeatureLayer
     ) -> tuple[Unmixing, Tensor]:
-        """Return the unmixing (R', R') of the whitened mixtures with the lowest loss of all restarts, and the whitening (R', R).
+        """Return the unmixing (R', R') with the lowest loss of all restarts, and the whitening matrix (R', R) before it.
 
-        R' is the number of directions in which the R mixtures vary. images: whether the inputs of `layer` are the images. Then
-        their pixels or the differences of these are separated, otherwise the standardised features.
+        Both are to be applied to the R rows of the mixtures' basis, first the whitening. R' is at most R: less if the separated
+        values of the mixtures are linearly dependent. images: whether the inputs of `layer` are the images. Then their pixels
+        (criterion "published") or differences of pixels are separated, otherwise the standardised features.
         """
         if not images:
             public = standardise_features(observed, layer, mixtures.basis, rng)
@@ -207,11 +209,12 @@ def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor
 
 
 def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
-    """Return the examples of directions q (R, R) as vectors [x, 1] up to a factor, (R, F + 1); None if q is singular.
+    """Return the R examples as vectors [x, 1] up to a factor, (R, F + 1); None if q is singular.
 
-    q has one direction per column. The vectors q^-1 V, with V the basis of the gradient's row span, are fitted to the gradient's
-    `rows` (M, F + 1), with each example absent from the rows that are zero along its direction. If the root mean square residual
-    exceeds `MAX_RESIDUAL`, they are returned without the fit.
+    q: (R, R), one direction per column: a combination of the coordinates of `factors` that is zero at neurons which an example
+    turns off. The vectors q^-1 V, with V the basis of the gradient's row span, are fitted to the gradient's `rows` (M, F + 1),
+    with each example absent from the rows that are zero along its direction. If the root mean square residual exceeds
+    `MAX_RESIDUAL` standard deviations of noise, they are returned without the fit.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):
@@ -222,7 +225,7 @@ def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
 
 
 def check_size(examples: int, rows: Tensor) -> None:
-    """Raise ValueError if there are more examples than neurons, the `rows` (M, F + 1), or than MAX_EXAMPLES."""
+    """Raise ValueError if there are more examples than neurons, one per row of the gradient, or than MAX_EXAMPLES."""
     most = min(MAX_EXAMPLES, len(rows))
     if examples > most:
         raise ValueError(

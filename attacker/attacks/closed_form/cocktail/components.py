@@ -4,8 +4,8 @@ Sources are found in two stages. FastICA (Hyvarinen 1999, symmetric, log cosh) f
 Maximum likelihood with Cauchy-distributed sources then refines it without the constraint: the sources of one batch are few
 samples, and correlate by chance.
 
-scikit-learn's FastICA is the reference of the tests. It is not used here because it stops at the first stage, which on batches of
-32 CIFAR-10 images loses 4 dB, and because attacks compute on the device of their tensors.
+scikit-learn's FastICA is not used here because it ends after the first stage, which is less accurate, and because attacks compute
+on the device of their tensors.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ HALVINGS = 10
 
 
 class Unmixing(NamedTuple):
-    """An unmixing matrix (R, M) of M mixtures, and its loss.
+    """An unmixing matrix (R, R) of R whitened mixtures, and its loss.
 
     The loss is the negative mean log-likelihood per sample, up to a constant, or that of `published.PublishedLoss`.
     """
@@ -34,9 +34,10 @@ class Unmixing(NamedTuple):
 
 
 def whiten(mixtures: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return (R, M) whitening and (R, N) whitened mixtures of (M, N) mixtures, R = `rank`, whose second moments are the identity.
+    """Return the whitening matrix (R, M) for mixtures (M, N), and the whitened mixtures (R, N), in float64.
 
-    Directions with no variance are dropped, so that there may be fewer rows.
+    The second moments of the whitened mixtures are the identity; means are not subtracted. R is `rank`, or the number of linearly
+    independent mixtures if that is smaller.
     """
     u, s, _ = torch.linalg.svd(mixtures.double(), full_matrices=False)
     kept = min(rank, int((s > s[0] * torch.finfo(s.dtype).eps * len(s)).sum()))
@@ -45,7 +46,7 @@ def whiten(mixtures: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def separate(whitened: Tensor, rng: Generator) -> Unmixing:
-    """Run both stages on whitened mixtures (R, N) in float32; return the unmixing matrix (R, R) with its loss."""
+    """Return the unmixing of whitened mixtures (R, N) by FastICA and then maximum likelihood, computed in float32."""
     z = whitened.float()
     return maximise_likelihood(z, run_fast_ica(z, rng))
 
@@ -72,7 +73,7 @@ def orthogonalise(w: Tensor) -> Tensor:
 
 
 def maximise_likelihood(z: Tensor, w: Tensor) -> Unmixing:
-    """Refine an unmixing w (R, R) of mixtures z (R, N) by a quasi-Newton method with a block-diagonal Hessian.
+    """Refine an unmixing w (R, R) of mixtures z (R, N) by a quasi-Newton method with a block-diagonal Hessian; return the result.
 
     The loss is mean_n sum_i log(1 + y_in^2) - log|det w| with y = w z: that of independent Cauchy sources, whose scales are free.
     Steps are relative, w <- (1 + D) w (Ablin et al. 2018, "Faster ICA by preconditioning with Hessian approximations").

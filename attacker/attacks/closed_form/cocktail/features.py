@@ -1,9 +1,9 @@
-"""Feature mode of the Cocktail Party attack, for networks that begin with other layers than a linear one, such as convolutions.
+"""Feature mode of the Cocktail Party attack, for networks without a linear layer with a bias that sees the images directly.
 
 The inputs of the first linear layer (features) are separated instead of the images. The sign of an example's features follows
-from the gradient of the bias; without a bias, it is chosen so that their sum is positive, as after a ReLU. Their scale stays
-unknown. Images are then found by maximising the cosine similarity of their features and the separated ones, with a Gaussian
-prior of smooth images (feature inversion).
+from the gradient of the bias; without a bias, it is chosen so that their sum is not negative, as after a ReLU. Their scale stays
+unknown. Images are then searched for by maximising the cosine similarity of their features and the separated ones, with a
+Gaussian prior of smooth images (feature inversion).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ the route `layer_input`, not tuned for this attack."""
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """The first linear layer that is called with one row per example. weight, bias: parameter names; bias is "" without one."""
+    """The linear layer whose inputs are separated. weight, bias: names of its parameters; `bias` is "" if it has none."""
 
     weight: str
     bias: str
@@ -51,11 +51,12 @@ def find_feature_layer(observed: Observed) -> FeatureLayer:
 
 
 def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor, rng: Generator) -> Tensor:
-    """Return the mixtures (R, F) of features, less what all examples share, and divided by each feature's standard deviation.
+    """Return the mixtures (R, F) of features, with a mean subtracted, divided by each feature's standard deviation.
 
-    The mean and the deviation of each feature are estimated from random smooth images. With a bias, the last column of `basis`
-    (R, F + 1) holds the sum of each mixture's coefficients, so that this multiple of the means is subtracted from the mixture.
-    Without a bias the multiple is unknown, and each mixture's own mean over all features is subtracted.
+    The mean and the deviation of each feature are estimated from random smooth images.
+    basis: the mixtures. With a bias, (R, F + 1): the last column holds the sum of each mixture's coefficients, and this multiple
+    of the features' means is subtracted. Without a bias, (R, F): the multiple is unknown, and each mixture's own mean over all
+    features is subtracted.
     """
     images = 0.5 + build_smooth_spread(observed.data)(torch.randn(PUBLIC_IMAGES, *observed.data.shape, generator=rng))
     with torch.no_grad():
@@ -69,14 +70,18 @@ def standardise_features(observed: Observed, layer: FeatureLayer, basis: Tensor,
 
 
 def scale_features(vectors: Tensor, *, biased: bool) -> Tensor:
-    """Return features (R, F) up to a positive factor, from vectors that equal [z, 1] up to any factor, or z without a bias."""
+    """Return features (R, F) up to a positive factor, from vectors that equal [z, 1] up to a factor of either sign.
+
+    biased: whether the layer has a bias. Without one, the vectors equal z up to a factor; the sign is then guessed, so that the
+    sum of an example's features is not negative.
+    """
     if not biased:
         return vectors * torch.where(vectors.sum(dim=1, keepdim=True) < 0, -1.0, 1.0).to(vectors)
     return vectors[:, :-1] * torch.where(vectors[:, -1:] < 0, -1.0, 1.0).to(vectors)
 
 
 def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, *, steps: int, rng: Generator) -> Tensor:
-    """Return images (R, *shape) in [0, 1] whose inputs of the layer have the directions of `features` (R, F)."""
+    """Search for images (R, *shape) in [0, 1] whose inputs of the layer have the directions of `features` (R, F)."""
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
     target = features.float()
     z = (START_DEVIATION * torch.randn(len(target), *observed.data.shape, generator=rng)).to(target).requires_grad_()
@@ -99,9 +104,9 @@ def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, 
 
 
 def _record_inputs(observed: Observed, x: Tensor) -> dict[str, list[Tensor]]:
-    """Return a dict from the name of each linear layer to its inputs, one per call, for images x (N, *shape), in float32.
+    """Return a dict from the name of each linear layer that is called to its inputs, one per call, for images x (N, *shape).
 
-    The layers are in the order of their first calls.
+    The layers are in the order of their first calls. The inputs are float32.
     """
     seen: dict[str, list[Tensor]] = {}
     handles = [

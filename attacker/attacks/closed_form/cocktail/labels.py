@@ -13,7 +13,8 @@ from fedsim import models
 def find_labels(observed: Observed, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
     """Return the label of each example (R,) whose simulated gradient dL/dz fits that in the mixtures best, by its cosine.
 
-    rows: (M, F + 1) gradient of the layer. vectors: (R, F + 1) the examples [x, 1] up to a factor. x: images (R, *shape).
+    rows: gradient of the layer, (M, F + 1) with the bias as the last column, or (M, F) without one. x: images (R, *shape).
+    vectors: the layer's inputs up to a factor, with a last entry for the bias, (R, F + 1), or (R, F) without a bias.
     """
     side = vectors[:, -1:] if layer.bias else vectors.sum(dim=1, keepdim=True)
     d = torch.linalg.lstsq(vectors.T, rows.T).solution * torch.where(side < 0, -1.0, 1.0).to(vectors)

@@ -2,8 +2,7 @@
 
     [dL/dW, dL/db] = D^T [X, 1]
 
-has one row per neuron, and each row is a mixture of the vectors [x, 1] of the examples. Sums over clients and local steps are
-mixtures as well.
+has one row per neuron, and each row is a mixture (linear combination) of the vectors [x, 1] of the examples.
 """
 
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ MAX_DEVIATION, USUAL_DEVIATION = 0.5, 0.25
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The span of the vectors [x, 1] of a batch: an orthonormal basis (R, F + 1).
+    """The estimated span of the vectors [x, 1] of a batch: an orthonormal basis (R, F + 1), or (R, F) for a layer without a bias.
 
     factors: the factorised gradient, from which the basis is computed; None if noise hides the rank. R is then the number of
-             examples.
+             examples, at most that of rows or columns of the gradient.
     """
 
     basis: Tensor
@@ -35,7 +34,7 @@ class Mixtures:
 
 
 def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
-    """Return the span of a gradient's rows (M, F + 1), whose last column is that of the bias, for a number of examples."""
+    """Return the span of a gradient's rows (M, F + 1), whose last column is that of the bias. examples: size of the batch."""
     factors = factorise(rows, examples)
     if factors is not None:
         return Mixtures(factors.basis, factors)
@@ -45,10 +44,9 @@ def read_mixtures(rows: Tensor, examples: int) -> Mixtures:
 def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
     """Return the differences (R, N) between neighbouring pixels of R mixed images (R, F).
 
-    In colour images these are differences of the brightness, of red minus blue, and of green minus the mean of both.
-    A linear map of each image keeps the mixing. Pixels of one image depend on each other, and those of two images correlate by
-    chance; differences are sparse and nearly independent, so that ICA separates them where it fails on pixels. All kinds of
-    differences are scaled to equal mean squares.
+    In images with three channels these are differences of the brightness, of red minus blue, and of green minus the mean of both.
+    Each kind, horizontal or vertical, is scaled to a mean square of 1. As the map is linear, the differences are mixed as the
+    images are. Independent component analysis separates them better than pixels, which depend on each other.
     """
     images = rows.reshape(-1, *data.shape)
     images = images * torch.tensor(data.std, dtype=rows.dtype, device=rows.device).reshape(-1, 1, 1)
@@ -62,10 +60,10 @@ def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
 
 
 def scale_images(vectors: Tensor, data: DataSpec) -> Tensor:
-    """Return images (R, *shape) from vectors (R, F + 1) that equal [x, 1] up to a factor, which is their last entry.
+    """Return images (R, *shape), not clamped to [0, 1], from vectors (R, F + 1) that equal [x, 1] up to a factor, the last entry.
 
-    The factor fixes scale and sign of each image. If the result varies more than any image in [0, 1] can, the last entry was too
-    inexact; the image then gets a usual mean and deviation, and keeps the sign of the factor.
+    x: normalised image. If the result varies more than any image in [0, 1] can, the factor was too inexact: only its sign is then
+    used, and the image gets the mean 0.5 and the standard deviation USUAL_DEVIATION.
     """
     factor = vectors[:, -1:]
     sign = torch.where(factor < 0, -1.0, 1.0).to(vectors)

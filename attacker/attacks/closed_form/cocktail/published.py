@@ -5,9 +5,9 @@ For sources S = W X of whitened pixels X, with rows w_i of W of norm 1, it is
     - mean_i (mean_n log cosh s_in)^2 + d mean_ij (exp(T |cos(w_i, w_j)|) - 1) + t TV(S)
 
 the negentropy of the sources, the decorrelation of the rows of W, and the total variation TV: the mean absolute difference of
-neighbouring pixels of the sources.
+vertical neighbours among the pixels of the sources, plus that of horizontal neighbours.
 The public code computes the first term and then sets it to zero. Here it counts, as the paper says. The pairs i = j add a
-constant, exp(T) - 1 each, in which float32 would lose the other terms; they are left out.
+constant, exp(T) - 1 each, in which float32 would lose the other terms; their terms are set to zero.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class PublishedLoss:
 def search_published(loss: PublishedLoss, *, steps: int, restarts: int, rng: Generator) -> Unmixing:
     """Return the unmixing with the lowest loss of `restarts` searches of `steps` iterations, which run as one batch.
 
-    The first starts at the identity matrix, the others near it.
+    The first starts at the identity matrix, the others at the identity plus random noise.
     """
     count = len(loss.whitened)
     start = torch.eye(count).repeat(restarts, 1, 1)
