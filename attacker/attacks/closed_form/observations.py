@@ -33,10 +33,11 @@ FLOAT32_ROUNDING = 2.0**-24
 class Observed:
     """N stacked observations of the same model, data and training settings, in float64.
 
-    weights:   by parameter name, (1 or N, *shape); 1 if all observations share them.
+    model:     the network, whose own weights are not used.
+    weights:   those that the server sent, by parameter name, (1 or N, *shape); 1 if all observations share them.
     gradient:  by parameter name, (N, *shape), as `convert_to_gradient` recovers it from the updates.
     buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
-    simulated: function that computes the gradient of candidate examples.
+    simulated: function from (weights, x, y, buffers) to the gradient of candidate examples x with labels y.
     channel:   the attacker's model of the defense, a `defenses.channel.Channel`; `transparent`, which changes nothing, if the
                defense is not known.
     omitted:   names of the parameters that comparisons of gradients leave out; empty if the defense is not known.
@@ -90,11 +91,11 @@ class Observed:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
     def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
-        """Return the distance between the gradient of an answer and the observed gradient of case i, relative to its norm.
+        """Return the distance of an answer's gradient to the observed gradient of case i, relative to the norm of the latter.
 
-        If the defense is known, its model is applied to the answer's gradient first. 0 means exact; 1, as for a zero gradient,
-        means that nothing is explained, and is also returned for NaN and for no examples. An answer with fewer examples than the
-        client has contributes only its part of the mean gradient.
+        The model of the defense, `channel`, is applied to the answer's gradient first, and parameters in `omitted` are left out.
+        0 means exact; 1 is the distance of a zero gradient, and is also returned for NaN and for no examples. If the answer has
+        fewer examples than the client, the others are taken to contribute nothing to the mean gradient.
         x: (B, *shape) in [0, 1]. y: (B,).
         """
         if not len(x):
@@ -118,9 +119,9 @@ class Observed:
         return {name: u.to(self.device) for name, u in self.cases[i].observations[0].update.items()}
 
     def estimate_noise(self, i: int) -> float:
-        """Return the expected norm of the defense's noise relative to the observed gradient of case i; 0 without noise.
+        """Return the root mean square norm of the defense's noise, relative to the norm of the observed gradient of case i.
 
-        The gradient of the true examples has about this distance to the observed one.
+        The gradient of the true examples has about this distance to the observed one. 0 if `channel` models no noise.
         """
         power = self.channel.noise(self._decode_update(i)) / compute_total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
@@ -135,7 +136,10 @@ class Observed:
         return next(iter(self.gradient.values())).dtype
 
     def jitter(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """Return the gradient with random relative errors as large as float32 rounding. rngs: one per observation."""
+        """Return the gradient with random relative errors of at most half a unit in the last place of float32.
+
+        rngs: one per observation.
+        """
         return {
             name: g
             * (
@@ -148,7 +152,10 @@ class Observed:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
-    """Stack the first observation of each case. Raises ValueError if a gradient is zero or not finite."""
+    """Stack the first observation of each case. Raises ValueError if the gradient of one is zero, or has NaN or infinite values.
+
+    knows_defense: whether `simulated`, `channel` and `omitted` follow the clients' defense; otherwise none is assumed.
+    """
     observations = [case.observations[0] for case in cases]
     first = observations[0]
     model = build_network(first).to(device)

@@ -1,1 +1,1 @@
-"""Closed forms for networks that begin with a linear layer: the inputs of one example or of a whole batch, with labels."""
+"""Closed forms for networks that begin with a linear layer: they compute its inputs, of one example or a batch, and labels."""

@@ -34,8 +34,9 @@ class Explained:
     """Examples with their labels: x (N, F), y (N,). Examples that occur several times in the batch are repeated.
 
     source: (N,) index of each example among the `found` examples of the `LinearAnswer`.
-    misfit: (found,) unexplained part of the gradient dL/dz of each example of the `LinearAnswer`, relative to its norm.
-    twins:  (found,) whether another norm of that example explains its gradient equally well.
+    misfit: (found,) norm of the unexplained part of the gradient dL/dz of each example of the `LinearAnswer`, relative to that of
+            the gradient.
+    twins:  (found,) whether another norm of that example explains its gradient about equally well; False if the norm is known.
     """
 
     x: Tensor
@@ -59,11 +60,12 @@ def explain(
 
     model, weights: the network, which takes normalised inputs, and its weights by name. loss: name of the loss.
     answer:   the examples found, with their parts of the gradient. examples: number of examples in the batch.
-    bounds:   lowest and highest normalised inputs.
+    bounds:   lowest and highest possible normalised inputs.
 
-    An example that occurs n times in the batch gets n labels. If the layer has no bias, the norm of the example is chosen by the
-    same criterion; of two possible norms, the one within `bounds`, or the larger one if both are.
-    Raises ValueError if `answer` lacks the parts of the gradient: no example was found, or only isolated ones of a batch.
+    If fewer distinct examples than `examples` make up the whole gradient, an example may get several labels, one for each time
+    that it seems to occur in the batch. If the layer has no bias, the norm of the example is chosen by the same criterion; of
+    several possible norms, the one whose values leave `bounds` least, or the largest if they are equal in this.
+    Raises ValueError if `answer` has no examples, or lacks the part of the gradient of one.
     """
     if not answer.found or not bool((answer.d != 0).any(dim=1).all()):
         raise ValueError(f"labels cannot be found, because the gradient of each single example is not known; {answer.note}")
@@ -111,10 +113,10 @@ class _Simulation:
         return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
 
     def find_labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
-        """Return the labels of x (F,) whose gradients add up to `part` (width,), and the relative norm of the difference.
+        """Return the labels of x (F,) whose gradients add up best to `part` (width,), and the relative norm of the difference.
 
-        There are at least one and at most 1 + `spare` labels. More labels are used only if the norm is
-        then less than a tenth of the least norm for fewer labels.
+        There are at least one and at most 1 + `spare` labels, fewer if there were more than MAX_LABEL_COMBINATIONS combinations.
+        More labels are used only if the norm is then less than a tenth of that for fewer labels.
         """
         each, length = self.simulate_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
@@ -129,9 +131,10 @@ class _Simulation:
         return best
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
-        """Return x (F,), a unit vector, scaled to the norm s at which s dL/dz = `part` for some label, and whether it has a twin.
+        """Return x (F,), a unit vector, scaled to the norm s at which s dL/dz fits `part` best for some label, and a flag.
 
-        A twin is another norm that fulfils the equation equally well. bounds: as in `explain`.
+        The flag is whether there is a twin, another norm that fits nearly as well. Of these, the one whose values leave `bounds`
+        (lowest and highest possible inputs) least is chosen, or the largest one if they are equal in this.
         """
         low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in NORM_RANGE)
         grid = torch.linspace(float(low), float(high), GRID_POINTS, dtype=x.dtype, device=x.device)
@@ -152,7 +155,7 @@ class _Simulation:
         return candidates[-1], len(candidates) > 1
 
     def _compute_misfit(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
-        """Return the relative misfit (G, K) of x at each norm of `grid` (G,), given as logarithms, with each of K labels."""
+        """Return the relative misfit (G, K) of the unit vector x scaled to norms exp(`grid`), (G,), with each of K labels."""
         lengths = grid.exp()
         each = self.simulate_all_labels(lengths[:, None] * x)
         result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()

@@ -1,15 +1,15 @@
-"""Recovery of large batches behind two layers: directions along which the gradient takes two known values at every neuron.
+"""Recovery of large batches behind two layers: directions along which the gradient is near one of two known values at a neuron.
 
 As in `sparse`, the gradient is factorised as D^T [X, 1] = L V with D^T = L Q. The direction of an example is its column q of Q,
 and L q is its column of D^T, with one value per hidden neuron. For a network with one hidden layer with ReLU, this value is that
 of W_2^T r if the neuron is on, and zero otherwise. W_2 are the weights of the last layer, and r is the gradient of the example's
 loss with respect to the logits. Before training, r is close to p - e_y, the mean prediction minus the label y. The values of L q
-are therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has the known modulus |u| / 2 at every neuron.
+are therefore near 0 or near u = W_2^T (p - e_y), so that a = L q - u / 2 has about the known modulus |u| / 2 at every neuron.
 
 The mean squared difference of a^2 and u^2 / 4 is a polynomial of degree four, the criterion of constant-modulus equalisers
-(Godard 1980). Gradient descent from random starts finds its minima, one per example with label y, for all starts and labels at
-once. The neurons that are off then determine q up to rounding, as in `sparse`. A direction is kept only if it is zero up to
-rounding at more neurons than it has entries, which chance does not achieve.
+(Godard 1980). Gradient descent from random starts, for all labels at once, finds minima near the directions of examples with
+label y. The neurons that are off then determine q up to rounding, as in `sparse`. A direction counts as exact if it is zero up to
+rounding at more neurons than it has entries; others are used only if there are too few exact ones.
 
 SPEAR (Dimitrov et al. 2024) draws sets of neurons at random, which takes a time that is exponential in the batch size. SPEAR++
 (Bakarsky et al. 2025, arXiv 2510.24200) searches sparse directions by dictionary learning, without the known values.
@@ -76,10 +76,11 @@ REPAIRS = 4
 
 
 def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return u for each of the K labels at the M hidden neurons, (K, M), up to factors; see the module.
+    """Return u, the value that the gradient along an example's direction has near on neurons, for K labels and M neurons, (K, M).
 
-    Returns None unless the chain has one hidden layer, a linear one that ReLU follows. The mean prediction p is that for a grey
-    example: the middle of the `bounds` of the inputs, or 0 without bounds.
+    Each row is known up to a factor, see the module. Returns None unless the chain consists of two linear layers with a ReLU
+    between them. The mean prediction p is that for a grey example: the middle of `bounds`, the lowest and highest inputs, or 0
+    without bounds.
     """
     if len(chain.layers) != 2:
         return None
@@ -98,9 +99,10 @@ def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor
 def find_directions(
     factors: Factors, templates: Tensor, forward: Tensor, rng: Generator, *, constant: Tensor | None
 ) -> Directions | None:
-    """Return the directions of the R examples of a batch, or None if fewer are found.
+    """Return the directions of the R examples of a batch, exact or approximate, or None if fewer are found.
 
-    templates: values of each class (K, M), see `build_templates`. forward, constant: as in `sparse.search`.
+    templates: values u of each class (K, M), see `build_templates`. forward: (M, R), [W, b] in the coordinates of the basis.
+    constant: (R,), the last column of the basis if the layer has a bias; else None.
     """
     problem = _Problem.of(factors, templates)
     if problem is None:
@@ -140,7 +142,7 @@ class _Solutions(NamedTuple):
         return _Solutions(empty, empty, torch.zeros(0, dtype=torch.long, device=empty.device), empty.new_zeros(0))
 
     def join(self, other: "_Solutions") -> "_Solutions":
-        """Return the linearly independent solutions of both sets, those with the most zeros first."""
+        """Return linearly independent solutions of both sets, at most R: exact ones first, those with the most zeros first."""
         both = _Solutions(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
         order = both.zeros.argsort(descending=True, stable=True)
         sure = order[both.zeros[order] > 0]
@@ -157,7 +159,9 @@ class _Solutions(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The rows of the gradient that are not zero in whitened coordinates, (M', R), with the values u (K, M') of the classes.
+    """The rows of the gradient that are not zero, in whitened coordinates (their mean square is 1 along each direction).
+
+    rows:   (M', R). u: (K, M'), the values of the K classes, less those that are 0 everywhere.
 
     back:   (R, R) matrix from whitened coordinates to those of the factors.
     noise:  (M',) standard deviation of the noise of each row in the coordinates of the factors.
@@ -197,10 +201,10 @@ class _Problem(NamedTuple):
         return result
 
     def start(self, found: _Solutions, rng: Generator) -> tuple[Tensor, Tensor]:
-        """Return starts z (N, R) and the indices of their templates (N,).
+        """Return STARTS starts z (N, R) and the indices of their classes (N,), given the solutions found so far.
 
-        All are random in the first round. Later, a third of them lie around solutions, since the examples of a class are similar,
-        and a third are orthogonal to all solutions.
+        A start is `centre` of its class plus a random vector. If there are solutions, a third of the starts lie around solutions
+        instead, since the examples of a class are similar, and a third have a random vector orthogonal to all solutions.
         """
         label = torch.arange(STARTS, device=self.u.device) % len(self.u)
         z = torch.randn(STARTS, self.rows.shape[1], generator=rng, dtype=torch.float32).to(self.rows)
@@ -224,7 +228,7 @@ class _Problem(NamedTuple):
         """Return the directions to which descent leads, exact ones where possible, otherwise approximate ones.
 
         A direction is exact if it has at least R + SPARE_ZEROS zeros, and some W_2^T r explains the gradient elsewhere.
-        start: starting points z (N, R) and the indices of their templates, as the method `start` returns them.
+        start: starting points z (N, R) and the indices of their classes, as the method `start` returns them.
         """
         z, label = self._descend(*start)
         z, label = z.to(self.rows), label
@@ -253,7 +257,10 @@ class _Problem(NamedTuple):
         return z[good], label[good]
 
     def _solve_zeros(self, z: Tensor, label: Tensor) -> Tensor:
-        """Return the unit directions (N, R) that are zero at the neurons that the results z (N, R) of the descent turn off."""
+        """Return unit directions (N, R) that are as near zero as possible at neurons that the results z (N, R) turn off.
+
+        z: results of the descent. label: the class of each, (N,).
+        """
         u = self.u[label]
         strong = u.abs() >= u.abs().quantile(MIN_STRENGTH, dim=1, keepdim=True)
         off = ((z @ self.rows.T) / torch.where(u == 0, 1, u) < 0.5) & strong
@@ -282,11 +289,10 @@ class _Problem(NamedTuple):
         return q.nan_to_num(nan=0.0)
 
     def _measure_unexplained(self, q: Tensor, zero: Tensor) -> Tensor:
-        """Return, relative to its norm, the part (N,) of the gradient along each direction q (N, R) that no W_2^T r explains.
+        """Return the share (N,) of the norm of the gradient along each direction q (N, R) that no W_2^T r explains.
 
         Only neurons that are on count. A single example's gradient is W_2^T r there, that of a mixture of examples is not. The
-        templates span W_2^T r for all r that sum to zero, which holds for cross-entropy. zero: mask (N, M') of neurons that are
-        off.
+        r considered are combinations of the vectors p - e_y. zero: mask (N, M') of neurons that are off.
         """
         on = (~zero).to(q.dtype)
         d = (q @ self.rows.T) * on
@@ -316,10 +322,11 @@ def _find_distinct(z: Tensor) -> Tensor:
 
 
 def _solve_from_examples(q: Tensor, sure: int, factors: Factors, forward: Tensor, constant: Tensor | None) -> Tensor:
-    """Return directions (R, R). Those after the first `sure` are solved anew from the neurons that their examples turn off.
+    """Return the directions q (R, R), one per column, those after the first `sure` solved anew.
 
-    The examples are the rows of the inverse of q. Each is orthogonal to the directions of all others, so that it hardly depends
-    on its own direction.
+    They are solved from the neurons that their examples turn off, if there are enough. The examples are the rows of the inverse
+    of q. Each is orthogonal to the directions of all others, so that it hardly depends on its own direction. q is returned as it
+    is if it is singular. forward, constant: as in `find_directions`.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):

@@ -1,7 +1,7 @@
 """A pool of candidate directions for the search of `sparse`, refined to the precision of the data, and sorted by trust.
 
-A direction q (R,) is a linear combination of the factors' coordinates. That of a true example is zero at all neurons that are off
-for the example.
+A direction q (R,) is a linear combination of the R coordinates of the factorised gradient. Along that of a true example, the
+gradient is zero at all neurons that are off for the example.
 """
 
 import torch
@@ -51,8 +51,8 @@ MIN_INDEPENDENT = 1e-4
 class DirectionPool:
     """Distinct directions along which many rows of the gradient are 0, sorted by how likely each belongs to a single example.
 
-    q: unit directions (K, R). off: mask (K, M') of the rows of `space` that are 0 along each direction.
-    score: `zeros.measure_separability` of each direction, (K,): at most 1, the value for the direction of a single example.
+    q: unit directions (K, R) in whitened coordinates. off: mask (K, M') of the rows of `space` that are 0 along each direction.
+    score: `zeros.measure_separability` of each direction, (K,): at most 1; near 1 for the direction of a single example.
     """
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
@@ -99,8 +99,8 @@ class DirectionPool:
 
         Two mixed directions are separated by the multiple that creates most zeros. For each other direction, each row proposes
         the multiple that makes it zero; the distinct candidates with most zeros are added, at most MAX_UNMIXED for each doubtful
-        direction.
-        found: directions in the columns, (R, R). doubtful: (R,) mask.
+        direction. Of the pool, the POOL_SIZE best directions are kept.
+        found: directions in the coordinates of the factors, one per column, (R, R). doubtful: (R,) mask.
         """
         q = torch.linalg.solve(self.space.back, found).T
         q = q / q.norm(dim=1, keepdim=True)
@@ -132,7 +132,8 @@ class DirectionPool:
     def sharpen(self, q: Tensor) -> Tensor:
         """Return the directions (K, R) refined to the precision of the data.
 
-        Each becomes the direction with the smallest weighted sum of squares over its zero rows (iteratively reweighted).
+        Each becomes the direction with the smallest weighted sum of squares over its zero rows (iteratively reweighted), if it
+        has at least R of them.
         """
         rows, rank = self.space.rows, self.space.rank
         for _ in range(SHARPENING_ROUNDS):
@@ -150,9 +151,9 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K) of the neurons that are on in each of the K directions that certainly belong to single examples.
+        """Return a mask (M, K) of the neurons that are on along those K of the first R directions that seem to be of one example.
 
-        These are those of the first R directions with a score of at least MIN_SEPARABLE.
+        These are those with a score of at least MIN_SEPARABLE.
         """
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on
@@ -160,8 +161,8 @@ class DirectionPool:
     def choose(self, penalty: float) -> list[int] | None:
         """Return the indices of the R best linearly independent directions; None if there are fewer.
 
-        Directions are sorted by their number of zeros, less `penalty` for each neuron on the wrong side of the plane that best
-        separates the neurons that are on from the others, see `zeros.measure_separability`.
+        The best have the most zeros, less `penalty` times the estimated number of neurons on the wrong side of the plane that
+        best separates the neurons that are on from the others, see `zeros.measure_separability`.
         """
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)

@@ -6,8 +6,8 @@ with X the inputs (B, F), and D = dL/dz (B, width) the gradient at the layer's o
 
 ratio:             for one example, the ratio of the two gradients (Aono et al. 2017; Phong et al. 2018).
 isolated:          for each example that is the only one to activate some neuron followed by a ReLU.
-sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024). In small batches they are
-                   found by samples, in large ones by the values that D takes in a network with one hidden layer.
+sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024). They are found by random
+                   samples; in large batches of a network with one hidden layer, by the values that D takes.
 """
 
 from dataclasses import dataclass
@@ -46,13 +46,12 @@ class LinearAnswer:
     """The examples found in a batch. If none were found, `note` is the reason.
 
     x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
-    d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros if `how` is
-               "isolated" and not all examples were found. If x are unit vectors, d is multiplied by the norms of the inputs.
-    certainty: (found,) in [0, 1], a heuristic confidence that the example is right. By `how`, it follows from the explained share
-               of the gradient, the number of neurons that agree, or the share of neurons whose zeros agree.
-    rank:      number of distinct examples that the gradient contains; 0 if unknown.
-    how:       "ratio", "isolated" or "sparse directions"; "" if none were found.
-    scaled:    whether the norm of x is known.
+    d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros where it is not
+               known. If x are unit vectors, d is multiplied by the norms of the inputs.
+    certainty: (found,) in [0, 1], a heuristic confidence that the example is right.
+    rank:      rank of the gradient, the number of distinct examples that it shows; 0 if unknown.
+    how:       name of the method, see the module: "ratio", "isolated" or "sparse directions"; "" if none were found.
+    scaled:    whether the norm of x is known; False if x are unit vectors.
     """
 
     x: Tensor
@@ -82,9 +81,9 @@ def recover_linear(
 
     weights, gradient: by name, of one observation. examples: number of examples in the batch, or None if unknown.
     bounds:  lowest and highest possible normalised inputs, of any shape with F values. Without them, an example that was computed
-             from a single neuron is not trusted.
-    samples: largest number of samples in the search for sparse directions.
-    It never raises an error because of values that a client sent, such as noise, NaN or zeros.
+             from a single neuron is not returned.
+    samples: largest number of random samples in the search for sparse directions.
+    A gradient that is zero or not finite gives an answer without examples, and no error.
     """
     layer = chain.layers[0]
     if (reason := _explain_refusal(layer, gradient)) is not None:
@@ -109,7 +108,7 @@ def recover_linear(
 
 
 class _Task:
-    """The recovery of one batch: the gradient and weights of its first layer, each with the bias appended as a last column."""
+    """The recovery of one batch: the gradient and weights of its first layer, each with the bias, if any, as a last column."""
 
     def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
         layer = self.layer = chain.layers[0]
@@ -125,10 +124,10 @@ class _Task:
     def recover_single(self, rank: int, note: str) -> LinearAnswer:
         """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
 
-        gW_j and gb_j are the gradients of the weights and of the bias of neuron j. Without a bias, x is the unit vector of the
-        best rank-one fit of dL/dW; if a ReLU follows, its sign is that which turns on the neurons with a gradient.
-        An entry that is zero while others in its row and column are not counts as not sent, and is left out.
-        rank, note: copied to the answer.
+        gW_j and gb_j are the gradients of the weights and of the bias of neuron j. Entries of gW that are zero are left out of
+        both sums, since they may not have been sent. If gb is zero, the answer has no example.
+        Without a bias, x is the unit vector of the best rank-one fit of dL/dW; if a ReLU follows, its sign is that which turns
+        on the neurons with a gradient. rank, note: copied to the answer.
         """
         scale = self.rows.abs().amax()
         rows = self.rows / scale
@@ -180,9 +179,10 @@ class _Task:
     ) -> Directions | None:
         """Search for the directions of all R examples; return None if too few are found.
 
-        Batches below MIN_MODULUS_BATCH, and networks without templates, are searched by sampling (`sparse`). Others are searched
-        by the known values of the gradient, the templates, and by sampling if that fails, up to MAX_SAMPLED_BATCH.
-        forward, constant: as in `sparse.search`.
+        Batches below MIN_MODULUS_BATCH, and networks without templates (known values that the gradient takes), are searched by
+        sampling (`sparse`). Others are searched by the templates, and by sampling if that fails, up to MAX_SAMPLED_BATCH.
+        forward: (M, R), the layer's [W, b] in the coordinates of the basis. constant: (R,), the last column of the basis if the
+        layer has a bias; else None. samples: largest number of samples.
         """
         if self.templates is None or factors.rank < MIN_MODULUS_BATCH:
             return search(factors, forward, rng, samples=samples, constant=constant)
@@ -200,11 +200,11 @@ class _Task:
         return self._recover_some(groups.directions, groups, 0, examples, note)
 
     def _recover_some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
-        """Recover examples from K groups of parallel rows; at most `rank` or `examples` of them, if these are known.
+        """Recover examples from K groups of parallel rows; at most `rank` and `examples` of them, if these are known.
 
-        Groups of several rows come first. Groups of a single row are used only if their input lies within the known bounds of the
-        data. directions: those of the groups in the coordinates of the gradient's rows, (K, F'), F' = F + 1 with a bias.
-        rank: that of the gradient, for the answer; 0 if unknown. note: remark that is copied to the answer.
+        Confirmed groups, of several rows, come first. Others are used only if their input lies within the known bounds of the
+        data. directions: those of the groups as rows of the gradient, (K, F'), with F' = F + 1 if there is a bias, else F.
+        rank: that of the gradient; 0 if unknown. note: remark that is copied to the answer.
         """
         chosen = select_independent(directions)
         x, fits = self._compute_inputs(directions[chosen])
@@ -227,7 +227,7 @@ class _Task:
 
         Along an example's direction, a neuron is zero if ReLU turns it off for that example. If inputs and zeros
         together explain the gradient up to its noise, all examples are returned. Otherwise an example is returned only
-        if it turns off just the neurons that are zero along its direction (for a share of at least MIN_AGREEMENT).
+        if, for a share of at least MIN_AGREEMENT of the neurons, it turns off just those that are zero along its direction.
         factors:  the gradient, factorised with rank R. found: the directions.
         examples: number of examples of the batch, if known; the answer has a note if R is smaller.
         how:      the method that found the directions, for the answer.
@@ -257,11 +257,12 @@ class _Task:
         )  # fmt: skip
 
     def _fit_gradient(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return inputs x (R, F') and gradients D (M, R) that explain the observed gradient up to its noise, or None.
+        """Return inputs x (R, F'), up to a factor each, and gradients D (M, R) that explain the observed gradient, or None.
 
-        D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors.
-        If that fails and all examples are certain, the observed zeros are used.
-        seen: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
+        D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors,
+        until they explain the gradient up to its noise. If that fails and all examples are certain, x and D are fitted to the
+        observed zeros instead, however well they explain the gradient.
+        x: starting point. seen: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
         """
         rows, noise, live = self.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
         there, on = x, seen
@@ -290,9 +291,10 @@ class _Task:
         return length
 
     def _compute_inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (K, F) of directions (K, F'), and a mask (K,) of those that do not activate a dead neuron.
+        """Return the inputs (K, F) that belong to directions (K, F') of the gradient's rows, and a mask (K,) of possible ones.
 
-        A neuron whose gradient is zero is off for all examples of the batch.
+        With a bias, an input is possible if its direction's last entry is not zero, and if it turns on no neuron whose gradient
+        is zero: such neurons are off for all examples. Without a bias, inputs are unit vectors, and all count as possible.
         """
         z = directions @ self.weight.T
         if not self.biased:
@@ -315,8 +317,10 @@ class _Task:
 def _combine_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
     """Return the directions of the R examples from groups of parallel rows; None if fewer than R certain ones are independent.
 
-    Each group's direction is one example's [x, 1] up to a factor. The directions of the examples (see `sparse`) are the columns
-    of the inverse of R such vectors. forward, constant: as in `sparse.search`.
+    Each group's direction is one example's [x, 1] up to a factor, in the coordinates of the gradient's basis. The directions of
+    the examples (see `sparse`) are the columns of the inverse of R such vectors.
+    forward: (M, R), the layer's [W, b] in these coordinates. constant: (R,), the last column of the basis if the layer has a
+    bias; else None.
     """
     sure = groups.directions[groups.confirmed]
     chosen = select_independent(sure)

@@ -24,7 +24,7 @@ PAIRS_PER_CHUNK = 4096
 class Groups:
     """Groups of parallel rows: unit directions (K, F), and the number of rows of each (K,), descending.
 
-    chance: (K,) expected number of rows in each group if all rows had random directions.
+    chance: (K,) rough estimate of the number of rows in each group if all rows had random directions.
     """
 
     directions: Tensor
@@ -38,10 +38,9 @@ class Groups:
 
 
 def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
-    """Group the rows (M, F) by direction, up to sign and noise.
+    """Group the rows (M, F) that are parallel up to sign and noise.
 
-    Rows that contain different examples, or mixtures of them, are parallel only by chance, so that parallel rows are evidence of
-    one isolated example. noise: (M,) standard deviation of the values of each row. live: (M,) mask of the rows to use.
+    noise: (M,) standard deviation of the noise of each value of a row. live: (M,) mask of the rows to use.
     """
     kept, level = rows[live], noise[live]
     if not len(kept):
@@ -61,7 +60,7 @@ def group_parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 
 
 def _group_greedily(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
-    """Group rows greedily: repeatedly form a group of the row with most neighbours and these neighbours.
+    """Group rows greedily: repeatedly form a group of the row with most neighbours left and these neighbours.
 
     unit: rows as unit vectors (M, F). error: (M,) standard deviation of each row's direction. near: (M, M) mask of the pairs that
     are parallel up to noise, the neighbours.
@@ -89,14 +88,14 @@ def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def estimate_rounding(rows: Tensor) -> Tensor:
-    """Return the standard deviation (M,) of the rounding errors in rows (M, F) that were stored in float32."""
+    """Return an estimate (M,) of the standard deviation of the rounding errors in rows (M, F) that were stored in float32."""
     return (SUM_ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
-    """Select unit directions (K, F) in order, if their distance to the span of those selected before exceeds `least`.
+    """Return the indices, at most F, of those unit directions (K, F) that are independent of the selected ones before them.
 
-    Returns their indices, at most F.
+    A direction is selected if its distance to the span of those selected before exceeds `least`.
     """
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])

@@ -18,7 +18,8 @@ def assign_labels(
     """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
     The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
-    known inputs explain are used, since unknown examples do not affect them. examples: batch size.
+    known inputs explain are used, since unknown examples do not affect them.
+    loss: name of the loss. classes: number of labels. examples: batch size, which may exceed K.
     """
     layer = chain.layers[0]
     inputs = apply_maps(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)

@@ -1,4 +1,4 @@
-"""Low-rank factorisation of the gradient of a first linear layer. It shows the number of examples and the gradient's noise.
+"""Low-rank factorisation of the gradient of a first linear layer, with estimates of the gradient's rank and noise.
 
 For z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss with respect to z,
 
@@ -28,10 +28,11 @@ NOISE_LEVEL = 6.0
 class Factors(NamedTuple):
     """A factorisation of rows (M, F) of rank R into coordinates (M, R) times an orthonormal basis (R, F).
 
-    noise: (M,) standard deviation of each value of a row. live: (M,) mask of the rows that are more than noise.
+    noise: (M,) estimated standard deviation of the noise of each value of a row. live: (M,) mask of the rows that are more than
+           noise.
     gap:   the last singular value kept divided by the first one left out.
-    saturated: whether the rank is the largest possible one for the number of rows and values. The number of examples may then be
-           larger.
+    saturated: whether the rank equals the number of live rows or of columns that are not zero. The number of examples may then
+           be larger.
     """
 
     coordinates: Tensor
@@ -47,10 +48,10 @@ class Factors(NamedTuple):
 
 
 def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
-    """Factorise rows (M, F) of a gradient in float64 into as few directions as explain them, one per example at best.
+    """Factorise rows (M, F) of a gradient in float64 into as few directions as explain them up to noise.
 
     Returns None if all rows are zero, if a value is not finite, or if no gap in the singular values shows the rank.
-    examples: largest possible number of examples, if known. The rank is lower if some examples are equal, or change the
+    examples: number of examples, if known; the rank is at most that. It is lower if some examples are equal, or change the
               gradient by less than its rounding errors.
     The factorisation is done twice. In the second pass, rows are weighted by the inverse of their noise, which is
     estimated from their part outside the span of the first basis.
@@ -94,7 +95,7 @@ def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
 
 
 def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
-    """Return the noise (M,) of each row: its root mean square outside the span, but at least float32 rounding."""
+    """Return the estimated noise (M,) of each row: its root mean square outside the span, but at least about float32 rounding."""
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)
     left = rows - coordinates @ basis
@@ -110,9 +111,9 @@ def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
 def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor, float]:
     """Fit rows (M, F) by D x for a given zero pattern of D, and return D (M, B), x (B, F) and the root mean squared residual.
 
-    The fit minimises the squared residual in units of `noise` (M,), by alternating least squares.
+    The fit is by alternating least squares, with residuals in units of `noise` (M,), the standard deviation of each row's noise.
     active: (M, B), where D may differ from zero. x: starting point. rounds: number of alternations.
-    The residual is about 1 if the zero pattern is right, or has too few zeros.
+    The residual is about 1 if the zero pattern is right, larger if it has wrong zeros, and infinite if the fit breaks down.
     """
     chosen = active.to(x.dtype)
     weight = 1 / noise[:, None]

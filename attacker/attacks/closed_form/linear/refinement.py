@@ -1,8 +1,8 @@
 """Exact directions of a batch from approximate ones, by the zeros that ReLU causes (see `sparse`).
 
-An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. The direction that is zero
-at these neurons, and at as many others as possible, is that of the example. A direction with more zeros than the rank enforces is
-exact. Exact directions make the other examples less approximate, so that the search is repeated.
+An approximate example shows which neurons it surely turns off: those with the lowest pre-activations. Near its direction, one is
+searched for that is zero at these neurons, and at as many others as possible. A direction with at least SPARE_ZEROS more zeros
+than entries counts as exact. Exact directions make the other examples less approximate, so that the search is repeated.
 """
 
 from typing import NamedTuple
@@ -37,14 +37,17 @@ MIN_INDEPENDENT = 0.02
 
 
 class Refined(NamedTuple):
-    """Directions of a batch. replaced: mask (R,) of the exact ones, which have more zeros than the rank enforces."""
+    """Directions of a batch. replaced: mask (R,) of those that exact directions replaced; the others are approximate."""
 
     directions: Directions
     replaced: Tensor
 
 
 class _Whitened(NamedTuple):
-    """The live rows of a gradient (M', R) in coordinates of unit second moments. back: (R, R) matrix to those of the factors."""
+    """The live rows of a gradient (M', R), whitened so that their mean square is 1 in each direction.
+
+    back: (R, R) matrix that maps directions from whitened coordinates to those of the factors.
+    """
 
     rows: Tensor
     back: Tensor
@@ -59,8 +62,9 @@ class _Whitened(NamedTuple):
 def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> Refined | None:
     """Return the directions of the R examples of a batch, exact where their zeros show it.
 
-    p: approximate examples [x, 1] (R, R) in the coordinates of the span, one per row. forward, constant: as in `sparse.search`.
-    Returns None if `p` is not of R linearly independent examples, or if fewer than R + SPARE_ZEROS neurons are live.
+    p: approximate examples [x, 1] (R, R) up to a factor, in the coordinates of the basis, one per row.
+    forward: (M, R), the layer's [W, b] in these coordinates. constant: (R,), the last column of the basis.
+    Returns None if `p` is not of R linearly independent examples, or if fewer than R + SPARE_ZEROS rows are more than noise.
     """
     if p.shape != (factors.rank, factors.rank) or int(factors.live.sum()) < factors.rank + SPARE_ZEROS:
         return None
@@ -101,8 +105,8 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
     """Return a unit direction (R,) near q (R,) along which many of the rows (M', R) are zero.
 
     z:     pre-activations (M',) of the approximate example at the rows.
-    share: in the first iterations only this share of the rows with z < 0 counts, those with the lowest z; in the later ones all
-           rows count, also those with z >= 0.
+    share: in the first iterations only this share of the rows with z < 0 counts, those with the lowest z, but at least
+           R + SPARE_ZEROS rows; in the later ones all rows count, also those with z >= 0.
     """
     off = int((z < 0).sum())
     count = min(len(rows), max(int(share * off), rows.shape[1] + SPARE_ZEROS))
@@ -121,7 +125,7 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
 
 
 def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
-    """Return the distinct directions among q (K, R) that have more zeros than the rank enforces."""
+    """Return the distinct ones of unit directions q (K, R) along which at least R + SPARE_ZEROS of the rows (M', R) are zero."""
     zeros = ((q @ rows.T).abs() <= ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
     q = q[zeros >= rows.shape[1] + SPARE_ZEROS]
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
@@ -135,8 +139,9 @@ def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor,
 
     A pair is an exact direction and the approximate direction that it may replace. Its score is the share of rows that are either
     zero along the exact direction and off for the approximate example, or neither, times the magnitude of the approximate
-    direction's coefficient in the exact one, relative to the largest. Each exact direction replaces at most one approximate
-    direction, so that the sum of scores is largest, and only at a score of at least MIN_SCORE.
+    direction's coefficient in the exact one, relative to the largest. Pairs are chosen so that the sum of scores is largest, with
+    each direction in at most one pair. The exact direction of a pair replaces the other if the score is at least MIN_SCORE and
+    the directions stay independent.
     """
     zero, off = ((pool @ rows.T).abs() <= ZERO).to(z.dtype), (z <= 0).to(z.dtype)
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)

@@ -21,9 +21,10 @@ EXAMPLE_SPREAD = 0.5
 class Space(NamedTuple):
     """The informative rows of a gradient, as unit vectors in whitened coordinates, in which no direction is preferred.
 
-    rows:  the unit vectors, (M', R). back: (R, R) matrix that maps whitened coordinates to those of the factors.
-    level: noise of each row relative to its norm, (M',), in the factors' coordinates, where it is equal in all directions.
-    live:  mask (M,) of the informative rows among all rows.
+    rows:  the unit vectors, (M', R). back: (R, R) matrix that maps directions from whitened coordinates to those of the factors.
+    level: (M',), standard deviation of each row's noise in the factors' coordinates, where it is equal in all directions, divided
+           by the norm of the row in whitened coordinates.
+    live:  mask (M,) of the informative rows, those that are more than noise, among all rows.
     """
 
     rows: Tensor
@@ -62,11 +63,11 @@ class Space(NamedTuple):
 
 
 def score_likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
-    """Return scores (SAMPLES_PER_BATCH, M') of how likely each informative neuron is on, standardised per sample.
+    """Return random scores (SAMPLES_PER_BATCH, M') of how likely each informative neuron is on, standardised per sample.
 
     A ridge logistic regression on the neurons' weights predicts which neurons are on for a mean example. Each sample then uses a
-    random point around that mean. forward: weights of the neurons, (M, R). on: neurons that are on for the K examples found so
-    far, (M, K).
+    random point around that mean. forward: (M, R), the layer's [W, b] in the coordinates of the basis. on: mask (M, K) of the
+    neurons that are on for the K examples found so far.
     """
     unit = normalise_rows(forward)
     share = factors.live.to(unit.dtype)
@@ -88,7 +89,8 @@ def score_likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generato
 def sample_directions(space: Space, likely: Tensor, rng: Generator) -> Tensor:
     """Sample unit directions (K, R), each orthogonal to R - 1 independent rows that are drawn without replacement.
 
-    likely: scores of `score_likely_on`; rows that are probably off are drawn first.
+    likely: (N, M') scores of `score_likely_on`; rows that are probably off tend to be drawn first. K is N, less the samples with
+    too few independent rows.
     """
     low, high = SHARPNESS_RANGE
     drawn = torch.rand(len(likely), 1, generator=rng, dtype=likely.dtype).to(likely.device)

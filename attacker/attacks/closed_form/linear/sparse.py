@@ -6,8 +6,7 @@ Therefore each column of Q is a direction that is orthogonal to many rows of L. 
 example determine its direction; SPEAR draws sets of rows at random until it finds such sets.
 
 Here, sampling is guided. Rows of the gradient that are zero belong to neurons that are off for all examples. Together with the
-known weights, they show where the examples lie, and so which other neurons are probably off. This finds about a hundred times as
-many directions per sample.
+known weights, they show where the examples lie, and so which other neurons are probably off.
 """
 
 from typing import NamedTuple
@@ -40,7 +39,8 @@ class Directions(NamedTuple):
 
     q:         (R, R), one direction per column, see the module.
     agreement: (R,) share of neurons at which both or neither holds: the gradient is zero along the direction, and the example
-               that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted.
+               that follows from q turns the neuron off. Neurons whose zeros noise hides are not counted. It is 0 for directions
+               with too few zeros.
     samples:   number of sets of rows drawn at random, or of starts of `constant_modulus`; 0 if nothing was drawn.
     """
 
@@ -53,9 +53,9 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
     """Search for the directions (columns of Q, see the module) of the R examples of a batch; return None if too few are found.
 
     forward:  (M, R), [W, b] in the coordinates of the span: forward @ p is the pre-activation of the example p @ basis.
-    constant: (R,), the last column of the basis if the layer has a bias; it determines scale and sign of each example.
-    samples:  largest number of sets of rows drawn. The search stops early if all examples agree with their zeros
-              (STOP_AGREEMENT).
+    constant: (R,), the last column of the basis if the layer has a bias, else None; it determines scale and sign of each example.
+    samples:  about the largest number of sets of rows drawn; large batches draw fewer. The search stops early if the agreement of
+              every example is at least STOP_AGREEMENT.
     """
     space = Space.of(factors)
     if len(space.rows) < space.rank + 2:

@@ -59,10 +59,12 @@ def compute_zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
 
 
 def measure_agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
-    """Return for each direction of q (R, R) the share (R,) of neurons that are zero along it exactly if its example is off there.
+    """Return for each direction of q (R, R) the share (R,) of decided neurons at which both or neither holds.
 
-    It is 0 if noise hides most zeros, or if all neurons are on, since neither is evidence.
-    seen: zero pattern of the directions. forward, constant: as in `sparse.search`.
+    These are: the neuron is zero along the direction, and the direction's example, a row of the inverse of q, turns it off. The
+    share is set to 0 if fewer than MIN_ZEROS neurons are known to be zero, if none is on, or if q is singular.
+    seen: zero pattern of the directions, which also tells the neurons decided in spite of noise. forward: (M, R), the layer's
+    [W, b] in the coordinates of the basis. constant: (R,), the last column of the basis if the layer has a bias; else None.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):
@@ -81,8 +83,9 @@ def measure_separability(seen: Pattern, forward: Tensor) -> Tensor:
     """Return for each of K directions how well a plane separates the neurons that are on along it from those that are off.
 
     A neuron is on if w x + b > 0, with known w and b, so that the neurons that are on for a single example lie on one side of a
-    plane in the space of (w, b). For a mixture of two examples they do not. The result (K,) is the balanced accuracy of a
-    logistic regression: 1 for the direction of a single example.
+    plane in the space of (w, b). For a mixture of two examples they usually do not. The result (K,) is the balanced accuracy of a
+    logistic regression: near 1 for the direction of a single example; 0 if no neuron is on or fewer than MIN_ZEROS are off.
+    forward: (M, R), the layer's [W, b] in the coordinates of the basis.
     """
     on, off = seen.on, seen.told & ~seen.on
     x, both = normalise_rows(forward), seen.told.to(forward.dtype)
@@ -104,7 +107,8 @@ def normalise_rows(forward: Tensor) -> Tensor:
 def fit_logistic(x: Tensor, y: Tensor, weight: Tensor, ridges: tuple[float, ...] = (0.05,)) -> Tensor:
     """Fit K ridge logistic regressions of y (M, K) in [0, 1] on x (M, R) by Newton's method, and return their weights (K, R).
 
-    weight: (M, K) weight of each row. ridges: regularisation strengths, used one after the other as warm starts; the last counts.
+    weight: (M, K) weight of each row. ridges: regularisation strengths, used one after the other, each from the result of the one
+    before; the result is that for the last.
     """
     w = x.new_zeros(y.shape[1], x.shape[1])
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Assembly and scaling of the equations for a network's input, after R-GAP has solved the layers behind the deficient one."""
+"""Assembly and scaling of equations for a network's input, once R-GAP has solved the layers behind one with too few equations."""
 
 from copy import copy
 from dataclasses import replace
@@ -14,9 +14,9 @@ from defenses.base import Tensors
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
-    """Return the equations of layer `point.at` and of those below it for the network's input; they are not linear in it.
+    """Return the equations of layer `point.at` and of those before it for the network's input; they are not linear in it.
 
-    point: R-GAP's solution at the output of layer `point.at`.
+    point: R-GAP's solution at the output of layer `point.at`, for N problems (observations).
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.
     """
     system, target = build_equations(chain, weights, gradient, point)
@@ -58,7 +58,10 @@ def build_sign_pattern(x: Tensor) -> Tensor:
 
 
 def _scale_equations(problem: Composed) -> Composed:
-    """Scale the equations of each layer to equal norms, then each layer so that all respond equally to a change of the input."""
+    """Scale the equations, so that those of a layer have about equal norms, and all layers respond equally to a test change.
+
+    The response is measured at grey images, see `build_sign_pattern`. The equations of the last layer have equal norms already.
+    """
     x = build_grey_images(problem)
     typical = [_average_slope(layer, slope) for layer, slope in zip(problem.below, problem.linearise(x).slopes, strict=True)]
     lengths = []

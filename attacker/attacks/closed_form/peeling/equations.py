@@ -35,7 +35,7 @@ from attacker.attacks.networks.chain import Layer
 
 @dataclass(frozen=True)
 class EquationSides:
-    """One side, left or right, of all equations of N problems.
+    """One side, left or right, of all equations of N problems, or their residuals.
 
     top:   values for the equations of layer i, the deficient one. below: values for the equations of the gradients of each layer
            below it, (N, C_out, values under the kernel).
@@ -51,7 +51,7 @@ class EquationSides:
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
-    """The equations for the inputs of N problems, scaled so that all respond equally to a change of the input.
+    """The equations for the network's inputs of N problems (observations), and the factors by which they are scaled.
 
     layers:    layers 0 to i; layer i is the one with too few equations for its input. system: the equations of layer i, scaled by
                `system.scale`. target: their right-hand sides, not scaled.
@@ -114,7 +114,7 @@ class Composed:
         )
 
     def linearise(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
-        """Return the linearisation of the equations at x (N, *inputs) in [0, 1]: their residual, and products by the Jacobian.
+        """Return the linearisation of the equations at x (N, *inputs), on the scale of [0, 1].
 
         weighing: weights of the equations of the layers below layer i; None leaves these equations out.
         """
@@ -130,7 +130,7 @@ class Composed:
         return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
 
     def _linearise_top(self, inputs: Tensor) -> tuple[System, EquationValues]:
-        """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and their residual."""
+        """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and the residual, right less left."""
         got = self.system.apply(inputs)
         missed = (self.target * self.scale).add(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
         if bool(self.known.all()):
@@ -140,10 +140,11 @@ class Composed:
         return system, EquationValues(missed.weights * holds, missed.gradients)
 
     def backpropagate(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return two tuples with one entry for each layer below, from first to last: loss gradients at two places.
+        """Return two tuples of loss gradients, with one entry for each layer below, from first to last.
 
-        These are the layer's outputs after the activation, (N, *outputs), and the products W U of weights and input patches,
-        before pooling and activation, (N, C_out, places). slopes: derivatives of the layers' activations.
+        The first holds those with respect to the layer's outputs after the activation, (N, *outputs), the second those with
+        respect to the products W U of weights and input patches, before pooling and activation, (N, C_out, places).
+        slopes: derivatives of the activations of the layers below, from first to last.
         """
         outputs: list[Tensor] = []
         given: list[Tensor] = []
