@@ -9,7 +9,7 @@ Criterion = Callable[[Tensor], Tensor]
 
 
 def measure_roughness(x: Tensor) -> Tensor:
-    """Return the mean squared difference between each image and its 3x3 mean filter; it is large for noise.
+    """Return the mean squared difference between each image (N, C, H, W) and its 3x3 mean filter; it is large for noise.
 
     H-GAP uses it to choose between the answers of R-GAP and of a search (R-GAP, section 5).
     At borders, the mean is over the pixels inside.
@@ -18,13 +18,13 @@ def measure_roughness(x: Tensor) -> Tensor:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of vertical neighbours plus that of horizontal neighbours, for each image."""
+    """Return, for each image (N, C, H, W), the mean absolute difference of vertical plus that of horizontal neighbours."""
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
 
 
 def measure_outside(x: Tensor) -> Tensor:
-    """Return, for each example, the mean squared distance of its values to [0, 1], the range of all data."""
+    """Return, for each example, the mean squared distance of its values to [0, 1], the range of valid data."""
     return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
 
 

@@ -158,10 +158,13 @@ class Composed:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The linearisation, at some x, of the equations for the network's input.
+    """Linearisation at x of the equations for the network's input, where layer i has too few equations for its own input.
 
-    `apply` multiplies by the Jacobian, `adjoint` by its transpose. Layer i is the one that has too few equations for its input.
-    system:   the equations of layer i that are used at x. top: their residual, the right-hand side less the left-hand side.
+    `apply` multiplies a change of x by the scaled Jacobian, weighted by `weighing`; `adjoint` multiplies by its transpose. Slopes
+    of piecewise linear activations count as constant.
+    x:        (N, *inputs), in units in which data are in [0, 1], not normalised.
+    system:   the equations of layer i, without the upper bounds that x fulfils (see `Composed.known`).
+    top:      residual of these equations: right-hand side less left-hand side, scaled.
     columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
     outputs, k: for each layer below, the loss gradients at its outputs after the activation and at its products W U, as
               `Composed.backpropagate` returns them.
@@ -184,14 +187,20 @@ class Tangent:
 
     @cached_property
     def missed(self) -> EquationSides:
-        """The weighted residual of all equations."""
+        """Residual of all equations: right-hand sides less left-hand sides, scaled and weighted.
+
+        Without `weighing`, it is 0 for the equations of the layers below.
+        """
         problem = self.problem
         below = (k @ u.mT * s for k, u, s in zip(self.k, self.columns, problem.lengths, strict=True))
         wanted = problem.sides.below
         return self.weigh(EquationSides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
 
     def select(self, rows: Tensor) -> "Tangent":
-        """Return the linearisation at the same x for the problems `rows`, without the equations of the layers below."""
+        """Return the linearisation at the same x for the problems with the indices `rows`.
+
+        It leaves out the equations of the layers below.
+        """
         return self.problem.select(rows).linearise(self.x[rows])
 
     def weigh(self, sides: EquationSides, *, transposed: bool = False) -> EquationSides:
@@ -231,7 +240,10 @@ class Tangent:
         return problem.span * v
 
     def _compute_slope_changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
-        """Return the changes of k, (N, C_out, places), that changes of the pre-activations z cause, for the layers below."""
+        """Return, for each layer below, the change of k (N, C_out, places) that is due to changes of activation slopes.
+
+        changes: for each layer below, the change of its pre-activations z, (N, *outputs), which changes the slopes.
+        """
         found: list[Tensor] = []
         behind: Tensor | float = 0.0
         for j in reversed(range(len(changes))):
@@ -257,10 +269,10 @@ class Tangent:
     def suppress_doubtful(self, unsure: Sequence[Tensor]) -> Weighing:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
-        The slope of a ReLU is uncertain if the sign of its pre-activation is. It changes k at that position, and thus the
-        equations k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U. The weights whiten these
-        errors.
-        unsure: for each layer below, (N,) magnitude of a pre-activation up to which its sign is uncertain.
+        The slope of a ReLU or leaky ReLU is uncertain if the sign of its pre-activation is. It affects k at that position and in
+        the layers before, and thus the equations k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U.
+        `compute_whitening` derives the weights from the variance of k.
+        unsure: for each layer below, (N,) magnitude of a pre-activation below which its sign is uncertain.
         """
         problem = self.problem
         factors: list[Tensor | None] = []
@@ -290,7 +302,7 @@ def _measure_jump(layer: Layer) -> float:
 
 
 def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
-    """Apply the pooling and reshapes after the kernel to products W U (N, C_out, places).
+    """Apply the pooling and reshapes that follow the kernel to products W U, (N, C_out, places).
 
     The result (N, *outputs) is the layer's pre-activation without the bias.
     """
@@ -298,16 +310,16 @@ def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
 
 
 def _map_to_products(layer: Layer, outputs: Tensor) -> Tensor:
-    """Apply the transpose of `_map_to_outputs`."""
+    """Apply the transpose of `_map_to_outputs` to values (N, *outputs), and return (N, C_out, places)."""
     return apply_transposed_maps(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
 
 
 def _apply_transposed_weight(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
-    """Return W^T k, (N, *inputs), for k (N, C_out, places)."""
+    """Return W^T k at the layer's input, before any pooling there, (N, *inputs), for k (N, C_out, places)."""
     return apply_transposed_maps(layer.before, fold(layer, weight.mT @ k), layer.inputs)
 
 
 def sum_squares(x: Tensor) -> Tensor:
-    """Return the sum of squares of each problem, (N,)."""
+    """Return the sum of the squares of each x[i], (N,)."""
     total: Tensor = x.flatten(1).square().sum(dim=1)
     return total

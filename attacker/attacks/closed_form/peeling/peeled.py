@@ -1,10 +1,12 @@
-"""Route `peeled`: solves for the network's input from the equations of several layers and a prior, if one layer has too few.
+"""Route `peeled`: the network's input from the equations of several layers together and a prior, if one layer has too few.
 
-    minimise over x in [0, 1]   ||residual of the equations||^2 + 2 lambda prior(x),    lambda decreasing to 0
+    minimise over x   ||residual of the equations||^2 + 2 lambda prior(x),    lambda decreasing to 0
 
-by Gauss-Newton with conjugate gradients. The smoothness prior brings x close to the solution and is removed in the end. The input
-is exact if the equations of all these layers together determine it, and the signs of all pre-activations before the deficient
-layer are right.
+by Gauss-Newton steps with conjugate gradients. x is in units in which data are in [0, 1], but is not confined to this range. The
+prior (total variation of images, distance to 0.5 of rows) brings x close to the solution, and the last steps are without it. If
+they leave a residual, such as that of noise, the answer is usually that of a lambda above 0, see `Peeling.noise`. The input is
+exact only if the equations of all these layers together determine it, and the signs of all pre-activations before the deficient
+layer, the one with too few equations, are right.
 """
 
 import math
@@ -31,18 +33,19 @@ MAX_PROGRESS_RATIO = 0.7
 class Peeling:
     """The settings of `peel`.
 
-    strongest, weakest: first and last weight lambda of the prior before it is set to 0. At 1 the prior weighs as much as one
-              equation per input value.
-    levels:   number of lambdas, in a geometric sequence. steps: Newton steps for each.
-    certain:  largest lambda at which the equations of the layers below are used, with weights for uncertain slopes.
-    sure:     the sign of a pre-activation is certain if its magnitude exceeds this multiple of the root mean square by which the
-              layer's pre-activations last changed.
-    edge:     smoothing of the total variation, in units of [0, 1].
-    inner, thorough: iterations of conjugate gradients in each step with the prior, and in each step without it.
-    last:     largest number of steps without the prior. patience: number of successive steps without progress that are allowed.
-    rounding: largest residual of an exact answer, relative to the right-hand sides.
-    noise:    if the residual without the prior exceeds `rounding`, the answer is that of the largest lambda whose residual is at
-              most `noise` times the residual without the prior (discrepancy principle, Morozov 1966).
+    strongest, weakest: first and last weight lambda of the prior before it is set to 0.
+    levels:   number of lambdas, in a geometric sequence. steps: Gauss-Newton steps for each.
+    certain:  largest lambda at which the equations of the layers below are used, if one of these layers has a kink in its
+              activation. Otherwise they are used at every lambda. The layers below are those before the deficient layer.
+    sure:     the sign of a pre-activation is certain if its magnitude is at least this multiple of the root mean square by which
+              the layer's pre-activations last changed.
+    edge:     see `TotalVariation`.
+    inner, thorough: largest number of iterations of conjugate gradients in each step with the prior, and in each step without it.
+    last:     largest number of steps without the prior. patience: number of successive steps without progress that ends them.
+    rounding: largest relative misfit of an exact answer, see `Peeled.misfit`.
+    noise:    if the misfit without the prior exceeds `rounding`, the answer is that of the largest lambda at which the residual
+              of the deficient layer's equations is at most `noise` times that without the prior (discrepancy principle, Morozov
+              1966). If there is none, the answer is that without the prior.
     """
 
     strongest: float = 5e-2
@@ -68,12 +71,15 @@ class Peeled:
     """The answers of `peel` to N problems.
 
     x:      normalised inputs of the network, (N, *inputs).
-    misfit: (N,) residual of all equations, relative to the right-hand sides.
-    weight: (N,) final weight lambda of the prior; 0 if the equations alone were used.
-    free:   (N,) norm of the part of a random change of x that changes no equation, relative to the norm of the whole change; NaN
-            if the misfit exceeds `Peeling.rounding`.
-    exact:  (N,) whether the equations alone determine x up to rounding; otherwise the prior influences x.
-    iterations: number of conjugate gradient iterations, the sum over all steps.
+    misfit: (N,) norm of the residual of all equations, relative to the norm of the right-hand sides.
+    weight: (N,) weight lambda of the prior at which x was found; 0 if x is the best of the last steps, which are without the
+            prior.
+    free:   (N,) norm of the part of a random change of x that changes no equation, relative to the norm of the whole change;
+            found by iterations that end early, so that it is too high rather than too low. NaN if the misfit exceeds
+            `Peeling.rounding`.
+    exact:  (N,) whether x fulfils the equations up to `Peeling.rounding`, and `free` is so small that they determine x.
+            Otherwise, the prior may have influenced x.
+    iterations: number of conjugate gradient iterations for the whole batch, the sum over all steps.
     """
 
     x: Tensor
@@ -89,9 +95,10 @@ def peel(
 ) -> Peeled:
     """Solve for the network's input, given R-GAP's solution `point` at the output of the deficient layer `point.at`.
 
+    A layer is deficient if it has too few equations for its own input; of several, `point.at` must be the last.
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1,
-    which broadcast to the network's inputs. The prior is total variation for images (C, H, W), and the distance to 0.5 for rows.
-    If several layers are deficient, `point.at` must be the last of them.
+    which broadcast to the network's inputs. The prior is total variation for images (C, H, W), and else the squared distance to
+    0.5.
     """
     problem = compose(chain, weights, gradient, point, low, high)
     return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else Middle(), how).run()
@@ -102,9 +109,9 @@ def never_stop(x: Tensor) -> bool:
 
 
 class _Peeler:
-    """The state of one call of `peel`. Here x is in [0, 1], not normalised.
+    """The state of one call of `peel`. Here x is in units in which data are in [0, 1], not normalised.
 
-    path: the weights lambda of the prior so far, with the x found for each.
+    path: the weights lambda of the prior so far, each with the x (N, *inputs) found for it.
     """
 
     def __init__(self, problem: Composed, belief: SmoothnessPrior, how: Peeling) -> None:
@@ -136,9 +143,10 @@ class _Peeler:
         )
 
     def _anneal(self) -> tuple[Tensor, Tangent]:
-        """Minimise from a grey image with decreasing lambda; return the x of the last lambda and an earlier linearisation.
+        """Minimise from grey images with decreasing lambda; return the x of the last lambda and an earlier linearisation.
 
-        The latter is at the x of the lambda before; how much pre-activations changed since shows which signs are uncertain.
+        The latter is at the x at which the last lambda started; how much pre-activations changed since shows which signs are
+        uncertain.
         """
         how, x = self.how, build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
@@ -155,9 +163,11 @@ class _Peeler:
         return x, before
 
     def _step(self, tangent: Tangent, share: float) -> Tangent:
-        """Return the linearisation after one Newton step, halved until it does not increase the objective, at most eight times.
+        """Return the linearisation after one Gauss-Newton step of each problem.
 
-        If every length increases it, x stays. share: the weight lambda of the prior.
+        The first of the lengths 1, 1/2, ... 1/128 at which the objective is not larger than before is used; if there is none, x
+        stays.
+        share: the weight lambda of the prior.
         """
         d, worth = self._find_direction(tangent, share), self._compute_objective(tangent, share)
         length = torch.ones_like(worth)
@@ -192,9 +202,10 @@ class _Peeler:
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
         """Make steps without the prior; return the x with the lowest residual of the deficient layer, and its misfit (N,).
 
-        That residual is `_measure_top_residual`. A problem ends when the misfit of all equations is at most `rounding` and the
-        residual no longer falls, or after `patience` steps without progress, or after `last` steps. Before each step, the
-        weights of uncertain slopes are computed from the change since `before`, the linearisation at an earlier x.
+        That residual is `_measure_top_residual`; a step makes progress if it falls below MAX_PROGRESS_RATIO of the lowest so far.
+        A problem ends after a step without progress if its misfit is at most `rounding`, after `patience` such steps in
+        succession, or after `last` steps. Before each step, the weights of uncertain slopes are computed from the change of the
+        pre-activations since `before`, the linearisation at an earlier x.
         """
         how, problem = self.how, self.problem
         best, least = x.clone(), _measure_top_residual(problem, x)
@@ -216,7 +227,10 @@ class _Peeler:
         return best, misfit
 
     def _measure_freedom(self, problem: Composed, x: Tensor) -> Tensor:
-        """Return the norm (N,) of the part of a random change of x that changes no equation, relative to the whole change."""
+        """Return the norm (N,) of the part of a random change of x that changes no equation, relative to the whole change.
+
+        The iterations end once it is at most the threshold for all problems, so that it is an upper estimate.
+        """
         curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
         def measure_rest(seen: Tensor) -> Tensor:
@@ -239,9 +253,10 @@ def conjugate_gradients(
 ) -> tuple[Tensor, int]:
     """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
 
-    The part of x in the null space of `curve`, a symmetric positive semidefinite linear map, stays 0.
-    tolerance: residual relative to the norm of the target at which a problem has converged. until: function of x that stops the
-               iteration if it returns True; it is called every 50 iterations.
+    curve:      symmetric positive semidefinite linear map. target: (N, *shape), in the range of `curve`; of several solutions, x
+                approximates the one of least norm.
+    iterations: largest number. tolerance: residual relative to the norm of the target at which a problem has converged.
+    until:      function of x that stops all problems if it returns True; it is called every 50 iterations.
     """
     x, left = torch.zeros_like(target), target
     direction, power = left, sum_squares(left)
@@ -268,12 +283,18 @@ def _compute_misfit(problem: Composed, x: Tensor) -> Tensor:
 
 
 def _measure_top_residual(problem: Composed, x: Tensor) -> Tensor:
-    """Return the residual norm (N,) of the deficient layer's own equations, which are continuous in x, unlike the others."""
+    """Return the norm (N,) of the scaled residual of the deficient layer's own equations.
+
+    These are continuous in x, while those of the layers before it jump where a ReLU's pre-activation changes its sign.
+    """
     return problem.linearise(x).top.squared_norm().sqrt()
 
 
 def _compute_freedom_threshold(problem: Composed) -> float:
-    """Return the threshold for `Peeled.free`: a quarter of its expected value for a null space of one dimension."""
+    """Return the threshold for `Peeled.free`, a quarter of 1 / sqrt(number of input values).
+
+    The latter is the root mean square that `free` would have if the equations left one random direction open.
+    """
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 
 

@@ -1,6 +1,7 @@
-"""Smoothness priors of inputs for Newton's method.
+"""Priors of inputs for Newton's method: total variation for images, distance to 0.5 for table rows.
 
-Each is differentiable, and gives at every point a quadratic function that bounds it from above, which a Newton step minimises."""
+Each is differentiable, and gives at every x a quadratic function that touches it at x and is nowhere below it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ Curvature = Callable[[Tensor], Tensor]
 
 
 class SmoothnessPrior(Protocol):
-    """Protocol of a convex prior of x (N, *shape) in [0, 1]; a lower value is likelier."""
+    """Protocol of a convex prior of x (N, *shape) for data in [0, 1]; a lower value means a likelier x."""
 
     def value(self, x: Tensor) -> Tensor:
         """Return the value of the prior for each example of x, (N,)."""
@@ -25,15 +26,18 @@ class SmoothnessPrior(Protocol):
         ...
 
     def curvature(self, x: Tensor) -> Curvature:
-        """Return the multiplication by the Hessian of a quadratic upper bound of the prior that touches it at x."""
+        """Return the function v -> H v, for v of the shape of x.
+
+        H is the Hessian of a quadratic function that touches the prior at x and is nowhere below it.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """Smoothed total variation of images (N, C, H, W): the sum of sqrt(across^2 + down^2 + edge^2) - edge over all pixels.
+    """Smoothed total variation of images (N, C, H, W): sum of sqrt(across^2 + down^2 + edge^2) - edge over pixels and channels.
 
-    across and down are the differences to neighbouring pixels of the same channel.
+    across and down are the differences to the next pixel to the right and below in the same channel, 0 at the border.
     edge: smoothing in units of x. Differences well below it count quadratically, larger ones linearly, and the function is
           differentiable everywhere. The quadratic bound is that of lagged diffusivity (Vogel and Oman 1996).
     """
@@ -62,7 +66,7 @@ class TotalVariation:
 
 @dataclass(frozen=True)
 class Middle:
-    """Prior of table rows: half the squared distance to 0.5."""
+    """Prior of table rows: half the squared Euclidean distance of each row to 0.5."""
 
     def value(self, x: Tensor) -> Tensor:
         return self.gradient(x).flatten(1).square().sum(dim=1) / 2
@@ -75,7 +79,10 @@ class Middle:
 
 
 def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return differences to the next value across and down, each of the shape of x (..., H, W); 0 at the far edge."""
+    """Return the differences to the next value along W and along H, each of the shape of x (..., H, W).
+
+    They are 0 in the last column and in the last row, respectively.
+    """
     across, down = torch.zeros_like(x), torch.zeros_like(x)
     across[..., :-1] = x[..., 1:] - x[..., :-1]
     down[..., :-1, :] = x[..., 1:, :] - x[..., :-1, :]
@@ -83,7 +90,7 @@ def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def transpose_differences(across: Tensor, down: Tensor) -> Tensor:
-    """Apply the transpose of `compute_differences`, and return the result in the shape of the images."""
+    """Apply the transpose of `compute_differences` to differences (..., H, W), and return images of that shape."""
     x = torch.zeros_like(across)
     x[..., 1:] += across[..., :-1]
     x[..., :-1] -= across[..., :-1]

@@ -1,7 +1,8 @@
-"""Rank analysis: whether the gradient of one example determines a network's input, computed from layer shapes alone.
+"""Rank analysis: whether the gradient of one example determines a network's input, computed from the architecture alone.
 
 It computes the index of R-GAP (Zhu and Blaschko 2021, section 4), and the number of independent equations of each layer, which
-the index only estimates. It assumes that the gradient is that of one example, and that weights and data are generic.
+the index only estimates. It assumes that the gradient is that of one example, and that weights and data are generic, without
+special relations between their values.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,16 @@ class LayerRank:
     virtual:   |V|, the paper's estimate of further constraints from earlier layers.
     index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
     used:      unknowns that the network's output depends on.
-    known:     weight constraints whose right-hand side is known; it is unknown where a ReLU's output is 0.
-    rank:      independent equations, of both kinds together.
+    known:     weight constraints of outputs that later layers use and that are assumed not to be the zeros of a ReLU, for which z
+               is unknown.
+    rank:      independent equations, of both kinds together; see `proved`.
     alone:     upper bound on the rank of the gradient constraints alone.
     missing:   used - rank, a property.
-    proved:    whether `rank` is exact: computed by elimination, or that of a linear layer. Otherwise it was counted and may be
-               too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
+    proved:    whether `rank` holds for all generic data: computed by elimination, or that of a linear layer. Otherwise it was
+               counted and may be too high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU
+               that is pooled.
     near:      independent equations for the layer's input from this and all later layers together, for inputs close to the true
-               one, where the equations are linear.
+               one, where the equations are linear. Counted, so that it may be off by a few.
     """
 
     name: str
@@ -70,8 +73,8 @@ class RankReport:
     """The result of a rank analysis.
 
     layers:   the layers from first to last.
-    dead:     assumed share of outputs that are 0 after a ReLU; None if no rank depends on it.
-    readable: whether the last layer is linear, so that its gradient determines its input; a convolution's does not.
+    dead:     assumed share of outputs that are 0 after a ReLU; None if it affects no rank.
+    readable: whether the last layer is linear, where R-GAP can start; it cannot start at a convolution.
     """
 
     layers: tuple[LayerRank, ...]
@@ -85,12 +88,12 @@ class RankReport:
 
     @property
     def critical(self) -> int:
-        """Position of the critical layer: the one with the largest `missing`, and among equals with the largest `index`."""
+        """Index of the critical layer: the one with the largest `missing`, and among equals with the largest `index`."""
         return max(range(len(self.layers)), key=lambda i: (self.layers[i].missing, self.layers[i].index))
 
     @property
     def deficient_layers(self) -> tuple[int, ...]:
-        """Positions of the layers with fewer independent equations than used unknowns (`missing` > 0), in ascending order."""
+        """Indices of the layers with fewer independent equations than used unknowns (`missing` > 0), in ascending order."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.missing > 0)
 
     @property
@@ -100,7 +103,7 @@ class RankReport:
 
     @property
     def full(self) -> bool:
-        """Whether R-GAP finds the whole input.
+        """Whether R-GAP has enough equations to compute the whole input.
 
         That is so if the last layer is linear, every layer has enough equations of its own, and every input value is used.
         """
@@ -108,12 +111,18 @@ class RankReport:
 
     @property
     def locally_unique(self) -> bool:
-        """Whether no other input near the true one has the same gradient, by the number of equations of all layers together."""
+        """Whether no other input near the true one has the same gradient.
+
+        This is by count: all layers together have at least as many independent equations as the input has values.
+        """
         return self.layers[0].near >= self.layers[0].unknowns
 
     @property
     def undetermined(self) -> int:
-        """Number of directions in which the true input can change without changing the gradient, to first order."""
+        """Number of directions in which the true input can change without changing the gradient, to first order.
+
+        This is by count, and may be off by a few.
+        """
         return max(0, self.layers[0].unknowns - self.layers[0].near)
 
 
@@ -121,8 +130,8 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
     """Analyse how many values of each layer's input the gradient of one example determines.
 
     dead:  assumed share of outputs, in [0, 1), that are 0 after a ReLU and give no weight constraint.
-    prove: a layer's rank is computed by elimination if its gradient constraints leave at most this number of unknowns open.
-           Otherwise the rank is counted, which never gives too low a number. 0 counts all ranks.
+    prove: the rank of a convolution is computed by elimination, where that is possible, if its gradient constraints leave at most
+           this number of unknowns open. Otherwise it is counted, which never gives too low a number. 0 counts all ranks.
 
     Raises NotAChain if the network pools in a way that cannot be analysed, and ValueError for `dead` out of range.
     """
@@ -176,7 +185,10 @@ def count_virtual_constraints(chain: Chain) -> list[int]:
 
 
 def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
-    """Return for each layer a mask of the output values of one channel that later layers depend on."""
+    """Return for each layer a mask of the output values of one channel that later layers depend on, in any channel.
+
+    The outputs of a linear layer count as channels of one value.
+    """
     masks: list[Tensor] = []
     for layer, shape, used in zip(chain.layers, footprints, [*find_used_values(chain)[1:], None], strict=True):
         places = 1 if layer.kernel is None else len(shape.sees[0]) if shape.after is None else len(shape.after)
@@ -188,7 +200,7 @@ def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> lis
 
 
 def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
-    """Return whether the rank of layer `at` depends on the data.
+    """Return whether the rank of layer `at`, a convolution, depends on the data.
 
     That is so for a ReLU if `dead`, the assumed share of its zeros, is above 0. It is also so for a leaky ReLU before pooling,
     since its slopes depend on the signs of its inputs.
@@ -199,7 +211,10 @@ def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
 
 
 def _count_linear(layer: Layer) -> Count:
-    """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input after pooling."""
+    """Count the equations of a linear layer.
+
+    The gradient constraints k x^T = dL/dW alone determine x, the layer's input after any pooling that precedes the weights.
+    """
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     if pool is None:
         unknowns = rank = prod(layer.inputs)
@@ -235,8 +250,9 @@ def _count_locally_independent(chain: Chain, counts: Sequence[Count], ranks: Seq
 def _count_shared(layer: Layer, one: Count) -> int:
     """Return how many of the relations `one.shared` between weight and gradient constraints hold even if z is not known.
 
-    They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b. It determines all
-    products if the layer has no activation, those with a = b if the activation is linear on both sides of 0, and none otherwise.
+    They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b, with k_a =
+    dL/dz_a. It determines all products if the layer has no activation, those with a = b if the activation is linear on both sides
+    of 0, and none otherwise.
     one: the counted equations of the layer.
     """
     if layer.activation is IDENTITY:

@@ -3,14 +3,15 @@
 Terms: a tap is one position inside the kernel, a place is one position of the kernel on the image. There are three reasons for
 linear dependence between equations, which R-GAP does not count.
 
-* Taps that see disjoint sets of values form groups, such as the parity classes of a stride. A group has at most as many
-  independent gradient constraints as values.
+* The taps fall into groups that see disjoint sets of values, such as the parity classes of a stride of 2. A group has at most as
+  many independent gradient constraints as values.
 * A place has at most as many independent weight constraints as values under the kernel.
 * With Z = W U and G = k U^T for the patches U of one x, all output channels a and b fulfil <k_a, z_b> = <w_b, g_a>. These are
   rank(k) rank(W) relations between both kinds of equations, usually C_out^2.
 
-The count is an upper bound of the generic rank. The rank may be slightly lower if the image is small compared with the kernel, or
-if padding makes many equations depend on single values; the module `generic` computes it.
+The count is an upper bound of the generic rank, that for random weights and data. The generic rank may be slightly lower if the
+image is small compared with the kernel, or if padding makes many equations depend on single values; the module `generic`
+computes it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 @dataclass(frozen=True)
 class Group:
-    """A group of taps that share values.
+    """A group of taps that share values with each other, and none with other groups.
 
     taps:   indices of the taps.
     values: indices of the values of an input channel that the taps see.
@@ -44,9 +45,8 @@ class Group:
 class Count:
     """The number of unknowns and independent equations of a layer.
 
-    unknowns:  input values that the layer uses.
-    gradients: independent gradient constraints.
-    weights:   independent weight constraints.
+    unknowns:  input values that later layers depend on through this layer.
+    gradients: independent gradient constraints, an upper bound. weights: independent weight constraints, an upper bound.
     shared:    linear relations between both kinds.
     rank:      rank of all equations together, never below the generic rank.
     """
@@ -59,7 +59,7 @@ class Count:
 
 
 def count_equations(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
-    """Count the independent equations of a layer.
+    """Count the independent equations of a convolution, or an upper bound of their number.
 
     live: mask of the output values of one channel that later layers depend on.
     dead: share of the layer's outputs at which a ReLU is 0. Such an output gives no weight constraint. Most relations between
@@ -112,17 +112,20 @@ def compute_pooled_rank(matrix: Tensor) -> int:
 
 
 def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
-    """Return a mask (output values, taps): whether the output value is live and uses the tap at a position inside the image."""
+    """Return a mask (output values of a channel, taps): whether the output value is live and uses the tap inside the image.
+
+    live: mask of the output values of one channel that later layers depend on.
+    """
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]
 
 
 def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
-    """Return the number of independent weight constraints on the values that `taps` see.
+    """Return an upper bound on the number of independent weight constraints on the values that `taps` see, over all channels.
 
-    Each place has at most as many of them as values under the kernel. It also has at most `alive` of them, the mean number of
-    channels that a ReLU does not set to 0.
+    Each live output position has at most as many of them as values under the kernel. It also has at most `alive` of them, the
+    mean number of channels that a ReLU does not set to 0.
     """
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)
@@ -134,7 +137,10 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
 
 
 def _count_relations(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
-    """Return the number of relations between the weight and gradient constraints on the values that `taps` see."""
+    """Return the number of relations between the weight and gradient constraints on the values that `taps` see.
+
+    dead: share of each channel's outputs at which a ReLU is 0, which removes relations.
+    """
     filters = min(layer.filters, layer.channels * len(taps))
     places = int(_find_meeting_outputs(layer, live)[:, taps].any(dim=1).sum())
     every = filters * min(layer.filters, places)

@@ -28,7 +28,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def draw(*shape: int, rng: torch.Generator) -> Tensor:
-    """Draw integers uniformly from [1, PRIME)."""
+    """Draw integers uniformly from [1, PRIME), as a float64 tensor of the given shape."""
     return torch.randint(1, PRIME, shape, generator=rng).double()
 
 
@@ -50,9 +50,10 @@ def compute_rank(matrix: Tensor) -> int:
 
 
 def _factor(panel: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Eliminate a panel of columns; return the row order, the multipliers (rows, columns), and the number of pivots.
+    """Eliminate a panel of columns modulo PRIME; return the row order, the multipliers (rows, columns), and the number of pivots.
 
-    Entry (i, j) of the multipliers is the multiple of pivot row j that was subtracted from row i.
+    The row order holds the original index of each row after swaps; pivot rows come first. Entry (i, j) of the multipliers is the
+    multiple of pivot row j that was subtracted from row i, in the new order.
     """
     panel, order, low = panel.clone(), torch.arange(len(panel)), torch.zeros_like(panel)
     pivots = 0

@@ -1,7 +1,8 @@
-"""The generic rank of each layer's equations, by elimination with random weights, activation slopes and output gradient.
+"""The generic rank of each layer's equations, by elimination modulo a prime.
 
-The gradients k = dL/dz of a layer are computed from the layers behind it. Dependencies between layers therefore count, such as
-those of two convolutions without an activation between them, or of values that a later layer does not use.
+Weights, activation slopes and output gradient are random integers. The gradients k = dL/dz of a layer are computed from the
+layers behind it, up to the first one that is not eliminated. Dependencies between layers therefore count, such as those of two
+convolutions without an activation between them, or of values that a later layer does not use.
 """
 
 from dataclasses import replace
@@ -24,11 +25,11 @@ def compute_generic_ranks(
 ) -> list[int | None]:
     """Return the generic rank of each layer's equations, or None for a layer for which it is not computed.
 
-    It is not computed for linear layers, which need no elimination, for layers that are too large, and for layers whose pooled
-    input cannot have arbitrary values.
+    It is not computed for linear layers, which need no elimination, for layers that are too large, and for layers whose input
+    after pooling cannot have arbitrary values.
     live:      for each layer, mask of the output values of one channel that later layers depend on.
-    open_ones: for each layer, number of unknowns that its gradient constraints leave undetermined.
-    columns:   a layer with more than this number of such unknowns is too large.
+    open_ones: for each layer, number of unknowns that its gradient constraints leave undetermined, by count.
+    columns:   a layer with more than this number of such unknowns is too large; so is one with too large matrices.
     dead:      assumed share of outputs that are 0 after a ReLU.
     """
     rng = torch.Generator().manual_seed(0)
@@ -57,16 +58,16 @@ def compute_generic_ranks(
 
 
 def _draw_pooled_gradient(layer: Layer, rng: torch.Generator) -> Tensor | None:
-    """Draw a random gradient at the input of a layer, (channels, values); None if the layer does not pool its input.
+    """Draw a random gradient modulo PRIME at a layer's input before its pooling, (channels, values).
 
-    Pooling restricts the possible gradients; without it, the caller draws any gradient.
+    Pooling restricts the possible gradients. None if the layer does not pool its input; the caller then draws any gradient.
     """
     pool = build_pooling_matrix(layer.before, layer.inputs, layer.name)
     return None if pool is None else multiply(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 
 def _estimate_largest_matrix(shape: LayerFootprint) -> int:
-    """Return the number of entries of the largest matrix that is created before the elimination."""
+    """Estimate the number of entries of the largest matrix that is created before the elimination."""
     taps, places = shape.sees.shape
     return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
 
@@ -76,10 +77,12 @@ def _is_surjective(shape: LayerFootprint) -> bool:
 
 
 def _draw_slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
-    """Draw random derivatives of an activation, in the shape of the mask `live`; 0 where it is false.
+    """Draw derivatives of an activation for the elimination, integers in [0, PRIME).
 
-    They are 1 without an activation, one of two values for a leaky ReLU, random for a smooth activation, and 1 for a ReLU but 0
-    for the share `dead` of each channel.
+    They have the shape of the mask `live`, and are 0 where it is false. Elsewhere they are 1 without an activation, either 1 or
+    one random number for a leaky ReLU, whatever its slope is, independent random numbers for a smooth activation, and 1 for a
+    ReLU but 0 for the share `dead` of the live values of each channel.
+    live: mask (filters, values), with equal rows.
     """
     if activation is RELU:
         order = torch.rand(live.shape, generator=rng).masked_fill(~live, 2).argsort(dim=1).argsort(dim=1)
@@ -95,10 +98,10 @@ def _draw_slopes(activation: Activation, live: Tensor, dead: float, rng: torch.G
 def _compute_rank(
     shape: LayerFootprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
 ) -> int | None:
-    """Return the rank of a layer's equations, or None if the elimination would be too large.
+    """Return the rank modulo PRIME of a layer's equations for its input after pooling; None if elimination would be too large.
 
     The gradient constraints are eliminated first, for each input channel separately. Then the weight constraints are applied to
-    the unknowns that the gradient constraints leave undetermined.
+    the unknowns that the gradient constraints leave undetermined. Weights and gradients are integers in [0, PRIME).
     weight:  (filters, channels, taps).
     k:       loss gradient at the output of the convolution, before pooling, (filters, places).
     known:   mask (filters, output values) of weight constraints with a known right-hand side.
@@ -123,7 +126,7 @@ def _compute_rank(
 
 
 def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
-    """Return a basis (n, dimensions) of the null space of the gradient constraints on one input channel of n values.
+    """Return a basis (n, dimensions) of the null space modulo PRIME of the gradient constraints on one input channel of n values.
 
     k: (filters, places). used: mask (n,) of the values that the `live` output values depend on; the others are 0 in the basis.
     """
@@ -145,13 +148,17 @@ def _find_null_space(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tenso
 
 
 def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
-    """Return a mask that selects `rows` of the known weight constraints at random."""
+    """Return a mask that selects `rows` of the constraints in the mask `known` at random, or all if there are fewer."""
     order = torch.rand(known.shape, generator=rng).masked_fill(~known, 2).flatten().argsort()[:rows]
     return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
 
 
 def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
-    """Return the chosen weight constraints in the null space `left`: a matrix (constraints, channels * dimensions)."""
+    """Return the chosen weight constraints as a matrix (constraints, channels * dimensions), in coordinates of the basis `left`.
+
+    left: basis (n, dimensions) of what the gradient constraints leave open in each channel. chosen: mask (filters, output
+          values).
+    """
     padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
     which = chosen.any(dim=0)
     blocks = []

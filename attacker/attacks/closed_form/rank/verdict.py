@@ -4,7 +4,10 @@ from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
 def write_headline(report: RankReport) -> str:
-    """Return one line on whether the gradient of one example determines this example: by a closed form, by a search, or not."""
+    """Return one line on whether the gradient of one example determines this example.
+
+    It says that a closed form computes it, that a search can, or that the gradient determines it only in part.
+    """
     if report.full:
         return "yes, exactly: a closed form computes the input"
     if report.locally_unique:
@@ -13,9 +16,10 @@ def write_headline(report: RankReport) -> str:
 
 
 def write_verdict(report: RankReport) -> list[str]:
-    """Return the reasons as sentences.
+    """Return the reasons for the headline as a list of sentences.
 
-    They say which layers lack how many equations, whether all layers together still determine the input, and what was assumed.
+    They say which layers lack how many equations, whether all layers together still determine the input, what was assumed, and
+    which ranks are not proved.
     """
     if report.full:
         said = ["Every layer has as many independent equations as unknowns: R-GAP computes the input "

@@ -37,18 +37,24 @@ class LayerFootprint:
     after: Tensor | None = None
 
     def find_live_places(self, live: Tensor) -> Tensor:
-        """Return a mask (places,) of those that affect an output value in the mask `live`."""
+        """Return a mask (places,) of the places of the kernel that affect an output value in the mask `live`.
+
+        live: mask of the output values of one channel.
+        """
         return live if self.after is None else self.after[live].any(dim=0)
 
     def find_used_values(self, live: Tensor) -> Tensor:
-        """Return a mask of the input values of one channel on which an output value in the mask `live` depends."""
+        """Return a mask of the input values of one channel on which an output value in the mask `live` depends.
+
+        The input is that before any pooling. live: mask of the output values of one channel.
+        """
         seen = self.sees[:, self.find_live_places(live)]
         taken = torch.zeros(self.taken, dtype=torch.bool)
         taken[seen[seen >= 0]] = True
         return taken if self.before is None else self.before[taken].any(dim=0)
 
     def count_uses(self) -> Tensor:
-        """Return how often each output value uses each value under the kernel, (output values, n), as floats."""
+        """Return how often each output value of a channel uses each of the n values of an input channel, (output values, n)."""
         taps, places = self.sees.shape
         meets = torch.zeros(places, self.taken + 1)
         meets.scatter_add_(1, (self.sees % (self.taken + 1)).T, torch.ones(places, taps))
@@ -56,9 +62,10 @@ class LayerFootprint:
 
 
 def build_footprint(layer: Layer) -> LayerFootprint:
-    """Return the footprint of a layer; each input of a linear layer counts as a channel of one value.
+    """Return the footprint of a layer.
 
-    Raises NotAChain if the layer's pooling cannot be analysed.
+    Each input of a linear layer counts as a channel of one value, and pooling before that layer is left out.
+    Raises NotAChain if the pooling before or after a convolution cannot be analysed.
     """
     if layer.kernel is None:
         return LayerFootprint(torch.zeros(1, 1, dtype=torch.long), layer.taken[0], layer.shape[0], 1)
@@ -77,9 +84,8 @@ def build_footprint(layer: Layer) -> LayerFootprint:
 def find_used_values(chain: Chain) -> list[Tensor]:
     """Return for each layer a mask, of the shape `inputs` of that layer, of the input values that the logits depend on.
 
-    A stride can skip values, or stop before the border. A skipped value inside a network is an output of the layer
-    before. It cannot be recovered and is not needed: the loss does not depend on it, so that it has no part in that
-    layer's weight gradient, and R-GAP uses no weight constraint (output = weight * input) for it.
+    A stride can skip values, or stop before the border. R-GAP cannot recover a skipped value, and does not need it: the loss does
+    not depend on it, so that it has no part in the weight gradient of the layer before.
     """
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
@@ -98,8 +104,10 @@ def find_used_values(chain: Chain) -> list[Tensor]:
 def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
     """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
-    Entries are 0 or 1: sums instead of averages, which does not change ranks. shape: of the input. name: layer name for errors.
-    Raises NotAChain if channels are reshaped besides pooling, or if a channel has more than MAX_POOLED_VALUES values.
+    Entries are 1 where a value is averaged and 0 elsewhere: sums instead of averages. Of several poolings in succession, it is
+    the product of their matrices. shape: of the input. name: layer name for errors.
+    Raises NotAChain if an image is reshaped to another one besides pooling, if what is pooled is not an image (C, H, W), or if a
+    channel has more than MAX_POOLED_VALUES values.
     """
     matrix, sides = None, shape
     for one in maps:
@@ -113,7 +121,7 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], name: s
 
 
 def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
-    """Return whether a linear map for inputs of `shape` is a reshape."""
+    """Return whether a linear map of inputs (N, *shape) only reshapes them, keeping values and their order."""
     values = torch.arange(prod(shape), dtype=torch.float64).reshape(1, *shape)
     return torch.equal(one(values).flatten(), values.flatten())
 
