@@ -31,15 +31,17 @@ MISFIT_TO_NOTE = 0.01
 class ClosedFormAnswer:
     """The answer of a closed form to one case (the observations that are attacked together).
 
-    x, y:       examples (B, *shape), not clamped to [0, 1], and their labels (B,).
+    x, y:       the examples found, (B, *shape), whose values may lie outside [0, 1], and their labels (B,). B may be 0.
     route:      name of the closed form.
     notes:      remarks for the user.
-    doubts:     reasons why the answer may be wrong; dropped if its gradient turns out to be exact.
+    doubts:     reasons why the answer may be wrong; not shown if its gradient is within `router.EXACT_DISTANCE` of the observed
+                one.
     stays:      (B,) in [0, 1], how certain each example is, from which its confidence is estimated. None if the closed form does
                 not measure it; `Routing` may then measure how little x changes under other rounding errors of the gradient.
-    twin:       another x with the same gradient, if there is one.
-    determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
-    likeliest:  whether x is a MAP estimate, which does not fit noise.
+    twin:       another x with the same gradient, if one was found.
+    determined: share of the input's values that the gradient determines, by count; below 1 the input is not unique. 1 also if it
+                was not counted.
+    likeliest:  whether x is a maximum a posteriori (MAP) estimate, whose prior keeps it from fitting noise.
     final:      whether no search starts from x, since a search for the whole gradient would move away from a correct answer.
     """
 
@@ -57,12 +59,12 @@ class ClosedFormAnswer:
 
 @dataclass(frozen=True)
 class Readings:
-    """The chosen solutions of the last layer of N problems, from which R-GAP continues.
+    """The chosen solutions of the last layer of N problems, from which R-GAP continues. They hold the layer's input.
 
     first:  the likeliest solution of each problem.
-    twins:  mask (N,) of the problems that have a second solution.
-    factor: (N,) ratio of the second solution to the first, if they are multiples of each other; else None.
-    second: the second solution, if it is not a multiple of the first; else None.
+    twins:  mask (N,) of the problems that have a second solution that fits as well.
+    factor: (N,) ratio of the second solution to the first, if there are twins and they are multiples of each other; else None.
+    second: the second solution, if there are twins and they are not multiples of each other; else None. Valid only in `twins`.
     doubts: for each problem, see `ClosedFormAnswer`.
     """
 
@@ -74,7 +76,10 @@ class Readings:
 
 
 def require_single(observed: Observed) -> Chain:
-    """Return the model as a chain of layers. Raises ValueError with the reason if R-GAP does not apply to the observations."""
+    """Return the model as a chain of layers.
+
+    Raises ValueError with the reason if the model is not such a chain, or the update is not of exactly one example.
+    """
     chain = observed.chain
     if isinstance(chain, str):
         raise ValueError(f"this model cannot be inverted layer by layer: {chain}")
@@ -89,8 +94,9 @@ def require_single(observed: Observed) -> Chain:
 def choose_readings(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
-    A solution is judged by how well the layer before can be solved with it. If there is only one layer, it is judged by whether
-    its input is in [0, 1]. Solutions with another label than a known one come last.
+    Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
+    If there is only one layer, the distance of its input to [0, 1] takes the place of the latter. Solutions with another label
+    than a known one come last.
     gradient: by name, (N, *shape).
     """
     points = solve_last_layer(chain, observed.weights, gradient, observed.training.loss)
@@ -119,7 +125,8 @@ def build_answers(
 ) -> list[ClosedFormAnswer]:
     """Return one answer per problem from the normalised inputs (N, *shape) that R-GAP found.
 
-    first, second: inputs from the first solution of the last layer and, if R-GAP was run for it as well, from the second.
+    first, second: inputs from the first solution of the last layer and from the second; None if R-GAP was not run for the second.
+                   A twin that is a multiple of `first` is computed here (`Readings.factor`).
     """
     if second is None and readings.factor is not None:
         second = first * readings.factor.reshape(-1, *[1] * (first.ndim - 1))
@@ -134,7 +141,7 @@ def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = D
     """Run R-GAP on all observations at once, and return one answer for each.
 
     gradient: by name, (N, *shape), used instead of the observed gradient if given.
-    Raises ValueError if R-GAP does not apply, see `require_single`.
+    Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
     """
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient
@@ -145,9 +152,10 @@ def run_rgap(observed: Observed, gradient: Tensors | None = None, walk: Walk = D
 
 
 def _choose_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
-    """Return for each problem x or, where there is a twin (`readings.twins`), the better one of x and `other`.
+    """Return one answer per problem, with x or, where there is a twin (`readings.twins`), the better one of x and `other`.
 
-    If both are in [0, 1], the better one is that with the larger variance of its values; otherwise that nearer to [0, 1].
+    If both are in [0, 1], the better one is that with the larger variance of its values; otherwise that nearer to [0, 1]. The
+    other one becomes the answer's `twin`.
     """
     off = measure_outside(x), measure_outside(other)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
@@ -200,7 +208,7 @@ def read_known_labels(observed: Observed) -> Tensor | None:
 def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
     """Return a score (N,) of a solution of the last layer: the residual of R-GAP up to `point` plus the solution's misfit.
 
-    Lower is better. Solutions that are not valid get inf.
+    The residual is the largest of the layers solved so far. Lower is better. Solutions that are not valid get inf.
     place:  index of the solution in its list; the first of equal ones is preferred.
     labels: known labels (N,), or None; a solution with another label gets a large penalty.
     """

@@ -27,14 +27,14 @@ class Weighing:
 
 
 def compute_whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
-    """Return a matrix that whitens the errors of a filter's equations k U^T = dL/dW if some values of k are uncertain.
+    """Return matrices that whiten the errors of each filter's equations k U^T = dL/dW if some values of k are uncertain.
 
     Whitening suppresses what depends on uncertain values of k. The errors of the scaled equations are assumed to have the
     covariance 1 + SLOPE_VARIANCE * diag(lengths) U diag(variance) U^T diag(lengths).
-    columns:  input patches U, (N, taps, places).
+    columns:  input patches U, (N, V, places), with V values under the kernel.
     variance: variance of each value of k, (N, C_out, places); 0 for certain values.
-    lengths:  factor by which each equation is multiplied to scale it, (N, C_out, taps).
-    Returns (N, C_out, taps, taps), or for kernels above MAX_WHITENED_VALUES only one factor per equation, (N, C_out, taps).
+    lengths:  factor by which each equation is multiplied to scale it, (N, C_out, V).
+    Returns (N, C_out, V, V), or if V is above MAX_WHITENED_VALUES only one factor per equation, (N, C_out, V).
     """
     if columns.shape[1] > MAX_WHITENED_VALUES:
         return (1 + SLOPE_VARIANCE * lengths.square() * (variance @ columns.square().mT)).rsqrt()

@@ -1,9 +1,10 @@
 """Preconditioners for conjugate gradients: approximate inverses of a layer's normal matrix [W; K]^T [W; K].
 
-K is the same for every input channel. A stride s divides the pixels of a channel into s * s classes, and no equation of K
-contains pixels of two classes (R-GAP, section 3.1.3, stores all of K). Therefore K^T K consists of a few small blocks, which
-are inverted exactly. W^T W connects all channels: its diagonal is added to the blocks, or, if a layer has few outputs, all of
-it by Woodbury's identity.
+W and K are the matrices of the weight and gradient constraints (`system`). K is the same for every input channel. A stride s
+divides the pixels of a channel into s * s classes, and no equation of K contains pixels of two classes (R-GAP, section 3.1.3,
+stores all of K). Therefore K^T K consists of a few small blocks, which are inverted exactly. W^T W connects all channels. Of it,
+only the diagonal is added to the blocks, averaged over channels; but if K has few equations and the layer few outputs, all of it
+by Woodbury's identity. If the blocks are too large or K has very few equations, only the diagonal of the normal matrix is used.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ DIAGONAL_FLOOR = 1e-9
 def build_preconditioner(system: System) -> Inverse | None:
     """Return a preconditioner for the equations of `system`; None for linear layers, pooled inputs, and unscaled equations.
 
-    The scale of the equations must be equal for all input channels.
+    The scale of the gradient constraints must be equal for all input channels.
     """
     layer = system.layer
     if layer.kernel is None or not are_reshapes(layer.before) or system.scale is None:
@@ -70,9 +71,10 @@ def _needs_whole(layer: Layer, classes: list["Class"]) -> bool:
 
 @dataclass(frozen=True)
 class Class:
-    """A class of pixels of an input channel that are seen by the same taps (positions inside the kernel).
+    """A class of pixels of an input channel: those whose row and column have the same remainders when divided by the stride.
 
-    places: (P,) indices of the pixels, row by row. taps: (A,) indices of the taps.
+    places: (P,) indices of the pixels, row by row. taps: (A,) indices of the taps (positions inside the kernel) that see any of
+            them.
     meets:  (A, P) index of the output pixel that is computed with tap a on input pixel p. If there is none, it is the number of
             output pixels, an index beyond the last one.
     """
@@ -83,7 +85,10 @@ class Class:
 
 
 def find_pixel_classes(layer: Layer) -> list[Class]:
-    """Return the classes of the pixels of a convolution's input; there are at most stride * stride."""
+    """Return the classes of the pixels of a convolution's input.
+
+    There are at most as many as the product of the strides of both axes.
+    """
     assert layer.kernel is not None
     sides = [_find_output_positions(layer, i) for i in (0, 1)]
     outputs = prod(layer.given[1:])
@@ -105,7 +110,7 @@ def find_pixel_classes(layer: Layer) -> list[Class]:
 def _find_output_positions(layer: Layer, i: int) -> Tensor:
     """Return for each tap and input position along axis i the output position that combines them, (taps, positions).
 
-    It is -1 if there is none.
+    It is -1 if there is none. i: 0 for rows, 1 for columns.
     """
     assert layer.kernel is not None
     taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.taken[1 + i])
@@ -142,7 +147,10 @@ class _Blocks:
 
 
 class _Whole:
-    """The preconditioner (K^T K + W^T W)^-1 for a layer with few outputs, by Woodbury's identity."""
+    """The preconditioner (K^T K + W^T W)^-1 for a layer with few outputs, by Woodbury's identity.
+
+    A small multiple of the identity (DIAGONAL_FLOOR) is added to K^T K, so that it can be inverted.
+    """
 
     def __init__(self, system: System, classes: list[Class]) -> None:
         layer, count = system.layer, len(system.k)
@@ -164,7 +172,7 @@ class _Whole:
         return near - self.blocks(fold(self.layer, self.weight.mT @ taken).reshape(x.shape))
 
     def _compute_product(self, classes: list[Class]) -> Tensor:
-        """Return W (K^T K)^-1 W^T, (N, outputs, outputs), summed over pairs of taps of each class."""
+        """Return W (K^T K)^-1 W^T with unscaled W, (N, outputs, outputs), summed over pairs of taps of each class."""
         filters, channels = self.layer.shape[:2]
         weight = self.weight.reshape(len(self.weight), filters, channels, -1)
         count, places = len(self.scale), self.scale.shape[2]
@@ -215,14 +223,20 @@ def _compute_gradient_scale(system: System) -> Tensor:
 
 
 def _build_rows(system: System, one: Class) -> Tensor:
-    """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P)."""
+    """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P).
+
+    A and P are the numbers of taps and of pixels of the class.
+    """
     padded = functional.pad(system.k, (0, 1))
     rows = padded[..., one.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *one.meets.shape)
     return (rows * _compute_gradient_scale(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
 
 
 def _compute_mean_square(system: System) -> Tensor:
-    """Return the mean squared norm of the columns of K, the matrix of gradient constraints, (N,)."""
+    """Return the mean squared norm of the columns of K, the matrix of gradient constraints of one channel, (N,).
+
+    It is too high with padding, whose entries are included.
+    """
     square = _compute_gradient_scale(system).square().mT @ system.k.square()
     return square.flatten(1).sum(dim=1) / prod(system.layer.taken[1:])
 
@@ -230,7 +244,8 @@ def _compute_mean_square(system: System) -> Tensor:
 def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     """Return a diagonal (N, ...) made positive, so that it can be inverted for unknowns without equations as well.
 
-    For each problem, 1e-12 * (mean of the diagonal + mean square of `like`) is added; `like` (N, ...) is the rest of the matrix.
+    For each problem, 1e-12 * (mean of the diagonal + mean square of `like`) is added, or 1e-12 if that is 0.
+    like: (N, ...) values to which the diagonal is added, which set the scale.
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     least = 1e-12 * torch.where(mean > 0, mean, 1)

@@ -1,8 +1,8 @@
 """Detection of pre-activations near zero whose sign was determined wrongly, for activations with a kink at zero such as ReLU.
 
 The slope of the activation jumps at the kink, and with it k = dL/dz. One wrong sign makes the equations of a layer wrong, and
-those of all layers before it. It can be detected in the residual of the layer's equations, which then contains a multiple of
-the input patch at that position.
+those of all layers before it. If the layer has more equations than unknowns, their residual then contains a multiple of the
+input patch at that position.
 """
 
 import torch
@@ -16,9 +16,9 @@ MIN_EXPLAINED = 0.04
 
 
 def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
-    """Return the outputs that the pre-activations of the outputs f (N, ...) would have with opposite signs.
+    """Return the outputs that a ReLU or leaky ReLU would have instead of f (N, ...) if its inputs had opposite signs.
 
-    A pre-activation is unknown where a ReLU's output is 0; a very small positive output is returned there.
+    The input is unknown where a ReLU's output is 0; a very small positive output is returned there.
     """
     low = activation.slope(torch.full_like(f, -1))
     inside = torch.where(low > 0, f / low, compute_root_mean_square(f) * 1e-9)
@@ -26,8 +26,9 @@ def flip_outputs(activation: Activation, f: Tensor) -> Tensor:
 
 
 def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
-    """Return a mask (N, *outputs) with at most one value per problem: the one whose sign change explains most of the residual.
+    """Return a mask (N, *outputs), true where a sign change explains most of the problem's residual.
 
+    That is one value per problem, or none if it explains at most the share MIN_EXPLAINED of the squared residual.
     system, target: the equations of the layer, and their right-hand sides without scaling.
     x:           least-squares solution of the equations, (N, *inputs).
     f, gradient: outputs of the layer and the loss gradient there, (N, *outputs).
@@ -50,5 +51,5 @@ def find_doubtful_signs(system: System, target: EquationValues, x: Tensor, f: Te
 
 
 def compute_root_mean_square(f: Tensor) -> Tensor:
-    """Return the root mean square of f for each problem, with the axes of f for broadcasting."""
+    """Return the root mean square of f[i] for each problem i, (N, 1, ..., 1), with as many axes as f."""
     return broadcast_like(f.flatten(1).square().mean(dim=1).sqrt(), f)

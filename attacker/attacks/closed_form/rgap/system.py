@@ -28,6 +28,7 @@ class EquationValues:
 
     weights:   for the weight constraints, (N, *outputs).
     gradients: for the gradient constraints, (N, C_out, values under the kernel).
+    The first axis is 1 instead of N for values that hold for all problems.
     """
 
     weights: Tensor
@@ -37,7 +38,7 @@ class EquationValues:
         return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
     def select(self, rows: slice) -> "EquationValues":
-        """Return the values of the problems `rows` only; a tensor with a first axis of 1 holds for all problems and is kept."""
+        """Return the values of the problems `rows` only; a tensor with a first axis of 1 is kept."""
         return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
     def add(self, other: "EquationValues", share: Tensor) -> "EquationValues":
@@ -56,8 +57,10 @@ class System:
     """The equations for the input of `layer` for N problems, as a linear map [W; K] with scaled rows.
 
     `apply` multiplies by the map, `adjoint` by its transpose.
-    weight: (1 or N, *shape of the layer's weight). k: loss gradient at the layer's outputs before the activation, (N, *outputs).
-    scale:  factor of each equation; 0 leaves an equation out. None for no scaling.
+    The constructor takes `weight`, (1 or N, *shape of the layer's weight), and k, the loss gradient at the layer's outputs before
+    the activation, (N, *outputs). It stores them as (1 or N, C_out, values under the kernel) and, before any pooling of the
+    outputs, as (N, C_out, places of the kernel).
+    scale: factor of each equation; 0 leaves an equation out. None, as initially, for no scaling.
     """
 
     def __init__(self, layer: Layer, weight: Tensor, k: Tensor) -> None:
@@ -92,11 +95,14 @@ class System:
         return apply_transposed_maps(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
     def compute_gradient_below(self) -> Tensor:
-        """Return the loss gradient at the layer's input, W^T k, (N, *inputs)."""
+        """Return the loss gradient at the layer's input, W^T k with unscaled W, (N, *inputs)."""
         return apply_transposed_maps(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
 
     def compute_norms(self) -> EquationValues:
-        """Return the norm of each equation's row, taking padding into account; approximate with average pooling."""
+        """Return the norm of each equation's row in the unscaled matrix [W; K], taking padding into account.
+
+        It is approximate with average pooling.
+        """
         inside = unfold(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
         weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
         weights = apply_maps(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
@@ -104,9 +110,9 @@ class System:
 
 
 def unfold(layer: Layer, x: Tensor) -> Tensor:
-    """Return the input patches under the kernel as columns, (N, values under the kernel, places).
+    """Return the input patches under the kernel as columns, (N, values under the kernel, places of the kernel).
 
-    x: the layer's input after the reshapes and pooling that precede the kernel, (N, *layer.taken).
+    x: the layer's input after the reshapes and pooling that precede the kernel, (N, *layer.taken). A linear layer has one place.
     """
     if layer.kernel is None:
         return x[..., None]
@@ -114,7 +120,10 @@ def unfold(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fold(layer: Layer, columns: Tensor) -> Tensor:
-    """Apply the transpose of `unfold`: sum the entries of all patches that belong to the same input value."""
+    """Apply the transpose of `unfold` to columns (N, values under the kernel, places), and return (N, *layer.taken).
+
+    It sums the entries of all patches that belong to the same input value.
+    """
     if layer.kernel is None:
         return columns[..., 0]
     sides = layer.taken[1:]
@@ -140,7 +149,11 @@ def apply_transposed_maps(maps: Sequence[Linear], y: Tensor, shape: tuple[int, .
 
 @dataclass(frozen=True)
 class Solved:
-    """A least-squares solution x (N, *inputs), its residual norms (N,) relative to the right-hand sides, and the iterations."""
+    """The least-squares solutions of N problems.
+
+    x: (N, *inputs). residual: (N,) norm of the residual, relative to that of the right-hand sides, both scaled. iterations:
+       number.
+    """
 
     x: Tensor
     residual: Tensor
@@ -163,11 +176,14 @@ def solve_least_squares(
 ) -> Solved:
     """Solve the equations by least squares, with conjugate gradients on the normal equations (CGLS).
 
-    If there are several solutions, the one nearest to `start`, or to 0, is found, unless `inverse` is given.
-    tolerance: norm of the gradient, relative to the initial one, at which a problem has converged.
+    If there are several solutions, the one nearest to `start`, or to 0, is approached, unless `inverse` is given.
+    target:    right-hand sides without scaling; `system.scale` is applied to them.
+    tolerance: norm of the gradient, relative to the initial one, at which a problem has converged. It is checked every
+               CHECK_INTERVAL iterations.
+    iterations: largest number.
     inverse:   preconditioner, an approximate inverse of the normal matrix. It decides which of several solutions is found.
     spare:     (N,) number of surplus equations. If given, a problem also stops when CHECK_INTERVAL iterations reduce the squared
-               residual by less than one equation's share of it, since such changes are below the noise of the equations.
+               residual by less than 1 / spare of it, one surplus equation's share, since such changes are below the noise.
     """
     one, two = _Flat(system, target), inverse or _identity
     x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
@@ -196,7 +212,7 @@ def solve_least_squares(
 
 
 class _Flat:
-    """The scaled equations of a system with all values of a problem in one vector."""
+    """The scaled equations of a system, with the values of all equations of a problem in one vector."""
 
     def __init__(self, system: System, target: EquationValues) -> None:
         self.system = system
@@ -227,7 +243,7 @@ def _concatenate(rows: EquationValues) -> Tensor:
 
 
 def broadcast_like(values: Tensor, like: Tensor) -> Tensor:
-    """Return one value per problem, (N,), with as many trailing axes of size 1 as `like` has further axes."""
+    """Reshape one value per problem, (N,), to (N, 1, ..., 1) with as many axes as `like` has."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 

@@ -5,7 +5,7 @@ Zhu and Blaschko 2021, algorithm 1. For each layer with output f and input x, fr
     z = inverse(f);  k = dL/df * slope(f);  x = lstsq([W; K], [z - b; dL/dW]);  f, dL/df = x, W^T k
 
 `slope` is the derivative of the activation, and the input x is the output f of the layer before. The method is extended to biases
-and smooth activations here, so that it also inverts the sigmoid networks of DLG and CPL.
+and smooth activations here, so that it also inverts the sigmoid networks of the papers DLG and CPL.
 """
 
 from dataclasses import dataclass, replace
@@ -32,12 +32,13 @@ from defenses.base import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds its settings.
+    """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
 
-    scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner.
+    scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner where there
+               is one. False solves unscaled equations.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
-    precision: data type of the values passed from layer to layer.
-    tolerance, iterations: of the least-squares solver.
+    precision: data type to which the values passed from layer to layer are rounded.
+    tolerance, iterations: relative gradient norm at which the least-squares solver stops, and its largest number of iterations.
     """
 
     scaled: bool = True
@@ -71,9 +72,10 @@ class Point:
     """The state of R-GAP between two layers, for N problems.
 
     at:        index of the layer whose output is known; -1 if it is the network's input.
-    f, gradient: that output and the loss gradient there, (N, *outputs).
+    f, gradient: that output and the loss gradient there, in the shape of the next layer's inputs, (N, *inputs).
     head:      the solution of the last layer from which it started.
-    residuals: relative residuals (N,) of the layers solved so far, from the last layer on.
+    residuals: relative residuals (N,) of the layers solved so far, without the last layer, in the order in which they were
+               solved.
     """
 
     at: int
@@ -84,7 +86,7 @@ class Point:
 
     @property
     def residual(self) -> Tensor:
-        """The largest residual of all layers solved so far, (N,)."""
+        """The largest residual of all layers solved so far, (N,); 0 if there is none."""
         return torch.stack(self.residuals).amax(dim=0) if self.residuals else torch.zeros_like(self.f.flatten(1)[:, 0])
 
 
@@ -92,7 +94,7 @@ def solve_last_layer(chain: Chain, weights: Tensors, gradient: Tensors, loss: st
     """Return the solutions of the last layer, each as a state at its input.
 
     weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
-    Raises ValueError if the last layer is a convolution.
+    Raises ValueError if the last layer is a convolution, or if its gradient cannot be solved (`read_heads`).
     """
     layer = chain.layers[-1]
     if layer.kernel is not None:
@@ -131,8 +133,9 @@ def build_equations(
 ) -> tuple[System, EquationValues]:
     """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
 
-    `System.scale` is 0 for equations whose right-hand side is unknown. For the others, it is 1 over the expected error of the
-    equation if `walk.scaled` is set, and 1 otherwise.
+    `System.scale` is 0 for weight constraints whose right-hand side is unknown: at the zeros of a ReLU, and at outputs that no
+    later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that is 0 or
+    infinite), and 1 otherwise.
     """
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
@@ -151,12 +154,13 @@ def build_equations(
 
 
 def estimate_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
-    """Return the expected error of each equation of a layer, in units of the relative error of f; inf for useless equations.
+    """Return the expected error of each equation of a layer, in units of the relative error of f.
 
+    An error of f causes an error of z that is larger by 1 / slope, so that saturated values contribute little; it is inf at a
+    slope of 0. It also changes the slope, and with it k = gradient * slope. All values of a problem are assumed to have equal
+    errors, and the gradient to have the same relative error as f.
     f, gradient: output of the layer and the loss gradient there, (N, *outputs). sides: dL/dW, (N, C_out, values under the
-    kernel). An error of f causes an error of z that is larger by 1 / slope, so that saturated values contribute little. It also
-    changes the slope, and with it k = gradient * slope. The gradient is assumed to have the same relative error as f, equal for
-    all values.
+                 kernel).
     """
     act = system.layer.activation
     size = compute_root_mean_square(f)
@@ -177,7 +181,10 @@ def solve_layers(
 
 
 def is_homogeneous(chain: Chain) -> bool:
-    """Return whether the network is positively homogeneous, without biases: twins are then multiples of each other."""
+    """Return whether the network is positively homogeneous: it has no biases, and all activations are ReLU, leaky ReLU or none.
+
+    Twins, two inputs with the same gradient, are then multiples of each other.
+    """
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
 
@@ -190,7 +197,7 @@ def _flip_signs(
 ) -> tuple[System, Tensor, Tensor]:
     """Change signs of pre-activations near zero where that reduces the residual, and return equations, solution and residual.
 
-    unknowns: number of input values that the network uses.
+    unknowns: number of the layer's input values that the network uses.
     solved:   the equations before the changes, their right-hand sides, solution and residual.
     """
     layer, (system, target, x, residual) = chain.layers[point.at], solved
@@ -221,11 +228,10 @@ def _flip_signs(
 def _solve_system(
     system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Solve a layer's equations for its input x; return x and its relative residual (N,).
+    """Solve a layer's equations for its input x; return x and its relative residual (N,), that of the scaled equations.
 
-    Problems are solved in batches that fit into memory.
-
-    unknowns: number of input values that the network uses.
+    With preconditioning (`walk.scaled`), convolutions are solved in batches of problems that fit into memory.
+    unknowns: number of the layer's input values that the network uses. start: x at which the iterations begin; 0 if None.
     """
     layer = system.layer
     if layer.kernel is None and are_reshapes(layer.before):
@@ -260,7 +266,7 @@ def _split_range(count: int, size: int) -> list[slice]:
 
 
 def _count_spare_equations(system: System, unknowns: int) -> Tensor:
-    """Return the number of independent equations minus `unknowns`, (N,), the argument `spare` of `solve_least_squares`.
+    """Return the estimated number of independent equations minus `unknowns`, (N,), for `spare` of `solve_least_squares`.
 
     It is inf for problems with at most MIN_SURPLUS_EQUATIONS surplus equations, too few to estimate noise from the residual. The
     solver then does not stop because of noise.
@@ -272,13 +278,14 @@ def _count_spare_equations(system: System, unknowns: int) -> Tensor:
 
 
 def _get_memory_limit(device: torch.device) -> int:
-    """Return the memory in bytes that solving may use on a device."""
+    """Return the memory in bytes that solving may use: a quarter of a GPU's free memory, or 128 MiB on a CPU."""
     return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
 def _solve_linear_layer(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
-    """Solve for the input x of a linear layer, whose gradient constraints alone determine it; return x and its relative residual.
+    """Solve for the input x of a linear layer, whose gradient constraints alone determine it.
 
+    Returns x and its relative residual (N,) over the scaled equations of both kinds.
     paper: average over outputs as in equation 3 of the paper, instead of weighted least squares.
     """
     k, rows, scale = system.k[..., 0], target.gradients, system.scale
@@ -296,11 +303,14 @@ def _solve_linear_layer(system: System, target: EquationValues, *, paper: bool) 
 
 
 def compute_offset(layer: Layer, bias: Tensor) -> Tensor:
-    """Return the contribution of a bias (1 or N, C) to the layer's outputs before the activation, (1 or N, *outputs)."""
+    """Return the contribution of a bias (1 or N, C) to the layer's outputs before the activation, (1 or N, *outputs).
+
+    It takes pooling between the bias and these outputs into account.
+    """
     spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
     return apply_maps(layer.after, spread)
 
 
 def invert_lengths(lengths: Tensor) -> Tensor:
-    """Return 1 / lengths, and 0 for lengths of 0."""
+    """Return 1 / lengths for lengths of at least 0, and 0 for lengths of 0."""
     return torch.where(lengths > 0, 1 / lengths, 0)
