@@ -36,12 +36,14 @@ MIN_CERTIFIED_CONFIDENCE = 0.9
 class ClosedForm:
     """An attack that tries closed forms before a search.
 
-    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact and no other input has its gradient.
-    fallback:  search for cases without an exact answer, started from the best answer; without one, the best closed-form answer is
-               returned.
+    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact and, by count of equations, the only
+               input with this gradient.
+    fallback:  search for cases without an exact or `final` answer, started from the best answer. Of both, the one whose gradient
+               is nearer to the observed one is returned, or the search's if the other would fit noise. Without a fallback, the
+               best closed-form answer is returned.
     walk:      settings of R-GAP.
-    stability: whether to repeat an exact closed form on a gradient with other rounding errors, and lower the confidence by how
-               much the answer changes.
+    stability: whether to repeat a closed form with an exact answer on a gradient with other rounding errors, and lower the
+               confidence by how much the answer changes, if the closed form does not measure its certainty itself.
     knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
                gradient as received in either case.
     sees_gradient: False gives the null, the attack without the gradient: the fallback's null, or grey images without a fallback.
@@ -68,6 +70,7 @@ class ClosedForm:
         """Return for each route why it cannot apply to a case, or "" if it may, before any is tried.
 
         The plan also holds the number of gradient evaluations of the routes that may apply. That of a null has no routes.
+        Raises ValueError if the gradient is zero or not finite.
         """
         if not self.sees_gradient or not self.routes:
             return RoutePlan()
@@ -78,9 +81,10 @@ class ClosedForm:
     def certify(self, case: Case, *, rng: Generator) -> Reconstruction | None:
         """Return the closed forms' answer to a case if it is certified, without a search; None otherwise.
 
-        A certified answer is exact, has all examples of the batch, and is determined by the gradient and not by a prior. The
-        confidence in each example is undecided or at least MIN_CERTIFIED_CONFIDENCE. If a defense adds noise above EXACT_DISTANCE
-        of the gradient's norm, nothing is certified, since an exact answer would fit the noise.
+        A certified answer is exact and has all examples of the batch. At least the share MIN_CERTIFIED_STAYS of each example is
+        determined by the gradient and not by a prior. The confidence in each example is undecided or at least
+        MIN_CERTIFIED_CONFIDENCE. If a defense adds noise above EXACT_DISTANCE of the gradient's norm, nothing is certified, since
+        an exact answer would fit the noise.
         """
         if observe([case], knows_defense=self.knows_defense, device=self.device).estimate_noise(0) > EXACT_DISTANCE:
             return None
@@ -91,8 +95,10 @@ class ClosedForm:
     ) -> list[Reconstruction]:
         """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
 
+        Returns one reconstruction per case, in order; if the user interrupts the search, cases without any answer are left out.
         memory: storage for checkpoints, which only the fallback uses.
-        Raises ValueError with the reasons if no closed form answers one of the cases, and no fallback can search for it.
+        Raises ValueError with the reasons if no closed form answers one of the cases, and no fallback can search for it, and if
+        the gradient of a case is zero or not finite.
         """
         return Routing(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
 
@@ -101,9 +107,10 @@ class ClosedForm:
 class _Found:
     """The best answer to one case so far.
 
-    missed:  distance between the answer's gradient and the observed one, relative to the norm of the latter.
+    missed:  distance between the answer's gradient and the observed one, relative to the norm of the latter; inf without an
+             answer.
     tried:   number of answers checked.
-    reasons: dict from the name of a closed form to why it did not apply.
+    reasons: dict from the name of a closed form to why it gave no answer.
     """
 
     answer: ClosedFormAnswer | None = None
@@ -122,7 +129,7 @@ class _Found:
 
     @property
     def open(self) -> bool:
-        """Whether other inputs have the same gradient as the answer, so that another route may find a better one."""
+        """Whether, by count of equations, other inputs have the same gradient as the answer; another route may then do better."""
         return self.answer is not None and self.answer.determined < 1
 
 
@@ -148,7 +155,7 @@ class Routing:
         return [self._build_reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
-        """Try the routes in order on the cases that have no exact answer yet, or an exact answer that is not unique."""
+        """Try the routes in order on the cases that have no exact answer yet, or one that is not unique (`_Found.open`)."""
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
             pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
@@ -157,7 +164,7 @@ class Routing:
                 self._try(route, pending)
 
     def certify(self, i: int) -> Reconstruction | None:
-        """Try the routes, and return the answer to case i if it is certified, see `ClosedForm.certify`; otherwise None."""
+        """Try the routes on all cases; return the answer to case i if it is certified, see `ClosedForm.certify`, else None."""
         started = perf_counter()
         self.answer()
         found = self.found[i]
@@ -169,7 +176,10 @@ class Routing:
         return None if doubted else own
 
     def get_warm_start(self, i: int) -> Given | None:
-        """Return the warm start of a search for case i, its best answer, or None if that explains nothing of the gradient."""
+        """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
+
+        None if it has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
+        """
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
             return None
@@ -178,8 +188,9 @@ class Routing:
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
 
-        An answer is better if its gradient is nearer to the observed one. An exact answer also replaces one that is not unique
-        (`open`), and an answer from which no search may start (`final`) also replaces one that is not exact.
+        An answer is better if its gradient is nearer to the observed one. An exact answer also replaces one that is not unique by
+        count (`open`), and an answer from which no search may start (`final`) also replaces one that is not exact. Answers with
+        NaN or infinite values are dropped.
         """
         observed = self.observed.select(pending)
         try:
@@ -201,7 +212,10 @@ class Routing:
             self._measure_stability(route, observed, pending, answers)
 
     def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
-        """Repeat a route on a gradient with other rounding errors, and store how much of each exact answer stays the same."""
+        """Repeat a route on a gradient with other rounding errors; store as `stays` how much of each exact answer is the same.
+
+        It does so for answers that the route has just given, that were kept, and that have no `stays` yet.
+        """
         new = [
             self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
         ]
@@ -284,7 +298,7 @@ class Routing:
         )
 
     def _explain(self, found: _Found) -> list[str]:
-        """Return the reasons why no closed form was used for a case."""
+        """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
             distance = f"its gradient differs from the observed one by {found.missed:.2g} of the latter's norm"
@@ -299,7 +313,7 @@ class Routing:
         return [self._build_grey(case) for case in self.cases]
 
     def _build_grey(self, case: Case) -> Reconstruction:
-        """Return grey images and random labels, the null's answer if the attack has no fallback."""
+        """Return images of constant value 0.5 with random labels, the null's answer if the attack has no fallback."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=seed_generator(self.rng, case, "labels"))

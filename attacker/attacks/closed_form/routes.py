@@ -1,4 +1,4 @@
-"""Registry of routes: the closed forms that the router tries, in this order."""
+"""Registry of routes: the closed forms that the router tries, by default in this order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,9 +24,10 @@ Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 
 
 def solve_linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Solve for the input of a first linear layer, for one example or a batch.
+    """Solve for the inputs of a first linear layer, for one example or a batch, as far as the gradient separates the examples.
 
-    The labels are those with which the network's simulated gradient at the layer's outputs fits the observed one best.
+    An answer may have fewer examples than the batch, or none. The label of an example is that with which its simulated gradient
+    at the layer's outputs fits best the part of the observed one that it has to explain.
     Raises ValueError if the model is not a chain of layers that begins with a linear layer.
     """
     chain = _require_linear(observed)
@@ -45,7 +46,11 @@ def _require_linear(observed: Observed) -> Chain:
 
 
 def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP from the last layer to the first. If several inputs have the same gradient, it finds one of small norm."""
+    """Run R-GAP from the last layer to the first.
+
+    If several inputs have the same gradient, by count of equations, it finds one of them, and a note says so.
+    Raises ValueError if R-GAP does not apply, see `run_rgap`.
+    """
     chain = require_single(observed)
     found, report = run_rgap(observed, walk=walk), analyse_rank(chain, prove=0)
     if not report.undetermined:
@@ -58,8 +63,10 @@ def solve_layer_by_layer(observed: Observed, rng: Generator, walk: Walk) -> Sequ
 def solve_jointly(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Run R-GAP from the last layer back to a layer with too few equations; solve that layer and all before it together.
 
-    If several layers have too few equations, this is the one nearest to the output. Solving together uses a smoothness prior.
-    Raises ValueError if R-GAP does not apply, see `require_single`, or if every layer has enough equations.
+    If several layers have too few equations, this is the one nearest to the output; if none has, but the network does not use
+    every input value, it is the first layer. Solving together uses a prior.
+    Raises ValueError if R-GAP does not apply, see `run_rgap`, or if every layer has enough equations and all input values are
+    used.
     """
     chain = require_single(observed)
     report = analyse_rank(chain)
@@ -108,7 +115,7 @@ EVALUATIONS = {"layer_input": sum(STAGE_STEPS)}
 
 
 def explain_refusal(route: str, observed: Observed) -> str:
-    """Return why a route cannot apply to the observations, before anything is solved; "" if it may apply."""
+    """Return why a route cannot apply to the observations, as far as is known before it runs; "" if it may apply."""
     try:
         _REQUIREMENTS[route](observed)
     except ValueError as error:
@@ -158,9 +165,10 @@ def _note_prior(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
 
 
 def _estimate_determined_share(found: Peeled, i: int, determined: float) -> Tensor:
-    """Return the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
+    """Return an estimate of the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
 
-    found:      the result of solving the layers together, with the measured share that no equation determines.
+    found:      the result of solving the layers together, with the measured share that no equation determines. If that was not
+                measured, half is assumed.
     determined: share that the gradient determines by counting equations; an upper bound of the result.
     """
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)

@@ -13,7 +13,7 @@ from attacker.attacks.matching.warm_starts import Given
 
 
 def add_feature_start(attack: GradientMatching) -> GradientMatching:
-    """Return the search with an additional start from the closed form `features`, for cases to which that applies.
+    """Return the search with an additional first start from the closed form `features`, for cases to which that applies.
 
     This closed form computes the inputs of the last layer (features) of each example and inverts them.
     """
@@ -21,9 +21,9 @@ def add_feature_start(attack: GradientMatching) -> GradientMatching:
 
 
 def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
-    """Return the search with an additional start from the best answer of the closed forms `routes`, one start per case.
+    """Return the search with an additional first start from the best answer of the closed forms `routes`, one start per case.
 
-    Cases whose best answer explains nothing of the gradient get no such start.
+    Cases without an answer, or whose best answer explains nothing of the gradient, get no such start.
     """
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 

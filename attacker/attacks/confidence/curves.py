@@ -23,8 +23,8 @@ class Curve:
 
     features:  names of the features. weights: one per feature. intercept: of the regression.
     low, high: range of each feature; values outside of it are clamped.
-    facts:     ranges of features that are known before the attack, such as the number of examples; outside of them the curve does
-               not apply.
+    facts:     ranges of features outside of which the curve does not apply: mostly of those that are known before the attack,
+               such as the number of examples.
     answers, recovered: number of reconstructed examples on which it was fitted, and how many of them were recovered.
     unsure:    (low, high), the open interval of probabilities that are replaced by NaN (undecided), since they were wrong for
                groups of cases that were left out of the fit; empty if both are equal.
@@ -41,9 +41,10 @@ class Curve:
     unsure: tuple[float, float]
 
     def explain_mismatch(self, evidence: Mapping[str, Tensor]) -> str:
-        """Return why the curve does not apply to answers with this evidence; "" if it does.
+        """Return why the curve does not apply to answers with this evidence, tensors by feature name; "" if it does.
 
-        It does not apply if a feature is missing, NaN or infinite, or if a feature of `facts` is outside of its range.
+        It does not apply if a feature is missing, if it is NaN or infinite for one of the examples, or if a feature of `facts` is
+        outside of its range for one of them.
         """
         if missing := [name for name in self.features if name not in evidence]:
             return f"its calibration curve needs the feature {missing[0]}, which was not computed"
@@ -52,7 +53,10 @@ class Curve:
         return self.explain_other_facts(evidence)
 
     def explain_other_facts(self, evidence: Mapping[str, Tensor]) -> str:
-        """Return which feature that is known before the attack was not calibrated, or "" if all were; others are not needed."""
+        """Return which feature of `facts` is outside of its range, or "" if none is.
+
+        `evidence` must hold these features; it needs no others.
+        """
         for name, (low, high) in self.facts.items():
             least, most = float(evidence[name].min()), float(evidence[name].max())
             if not low <= least <= most <= high:
@@ -62,8 +66,9 @@ class Curve:
 
 
 def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
-    """Return the estimated probability that each example is recovered, (N,); NaN inside `unsure`.
+    """Return the estimated probability that each example is recovered, (N,), within MIN_PROBABILITY and 1 - MIN_PROBABILITY.
 
+    It is NaN inside `curve.unsure`.
     evidence: features by name, each (N,). examples: N, since a curve may have no features.
     """
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
@@ -79,7 +84,7 @@ def find_curve(route: str, *, is_image: bool) -> Curve | None:
 
 
 def get_curve_family(route: str) -> str:
-    """Return the name of the curve for a route; all searches that start from a closed form share one."""
+    """Return the name of the curve for a route: the route's, except that all searches from a closed form share one."""
     return "optimisation from a closed form" if route.startswith("optimisation from") else route
 
 

@@ -55,8 +55,8 @@ KNOWN_LAYERS = (
 class Judged:
     """The confidence in an answer of N examples, for the fields of `Reconstruction` with the same names.
 
-    confidence: (N,), NaN if undecided. explained: share of the gradient's power that is explained, (N,).
-    evidence:   features by name, each (N,). notes: why confidence is undecided.
+    confidence: (N,), NaN if undecided. explained: share of the gradient's power that the answer explains, (N,), equal for all.
+    evidence:   features by name, each (N,). notes: why confidence is undecided, or on what else it rests.
     interrupted: whether the user interrupted the computation.
     """
 
@@ -71,9 +71,9 @@ class Judged:
 class ComparedGradient:
     """One observation of a case, with the function that simulates it.
 
-    observed:    the observed gradient, by parameter name. It is not multiplied by the factors with which the search's objective
-                 weighs the layers.
-    simulate:    maps examples x to the gradient that would be observed, without these factors as well.
+    observed:    the observed gradient, by parameter name, without the factors with which the search's objective weighs the
+                 layers.
+    simulate:    maps examples x to the gradient that would be observed, without these factors either.
     weight:      weight of the observation in the objective.
     variance:    variance of the known noise per gradient entry, 0-d.
     coordinates: number of gradient entries that are compared.
@@ -91,7 +91,7 @@ class SearchAnswer:
     """The result of a search for one case, with the data from which confidence is estimated.
 
     x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
-    examples:    number of examples without these copies.
+    examples:    number of examples without these copies; they are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
     evaluations: number of gradient evaluations of the search.
@@ -101,7 +101,7 @@ class SearchAnswer:
     unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
     given_up:    whether the search was stopped because it was hopeless.
     drift:       function that returns how much the gradient of x changes over the client's local steps if the attack treats them
-                 as one step, 0-d: squared norm of the change, relative to that of the gradient. 0 otherwise.
+                 as one step, 0-d: squared norm of the change, relative to that of the gradient. It returns 0 otherwise.
     """
 
     x: Tensor
@@ -120,9 +120,9 @@ class SearchAnswer:
 def judge_search(found: SearchAnswer, route: str) -> Judged:
     """Estimate the confidence in each example that a search found. route: the method of the search, which selects the curve.
 
-    The curvature of the gradient takes as long as many iterations of the search. It is not computed if the confidence does not
-    depend on it: if the curve does not apply to such a case, or the search was given up. No search that was given up in the
-    calibration would have succeeded, so that its answer gets the confidence of one without the gradient.
+    Confidence is undecided if the calibration does not cover the network, the images or the answer. Otherwise, a search that was
+    given up gets the confidence of an answer without the gradient, since none that was given up in the calibration would have
+    succeeded. For the others, the curvature of the gradient is computed, which takes as long as many iterations of the search.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = _compute_shares(found)
@@ -157,6 +157,8 @@ def judge_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data:
     missed:   distance between its gradient and the observed one, relative to the norm of the latter.
     stays:    (N,) in [0, 1], the share of each example that the closed form considers certain. examples: number of examples in
               the batch.
+    Where no calibration curve decides, a whole batch of several examples from the route `linear` that explains the gradient up to
+    CERTIFIED_MISFIT is certified: examples with enough certainty get CERTIFIED_CONFIDENCE, the others stay undecided.
     If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times, or
     another example may be missing.
     """
@@ -186,12 +188,18 @@ def _mark_repeats_undecided(own: Judged, x: Tensor) -> Judged:
 
 
 def judge_prior(examples: int, data: DataSpec) -> Judged:
-    """Return the confidence in an answer that used no gradient: the share of such answers that are right in the calibration."""
+    """Return the confidence in an answer that used no gradient.
+
+    It is about the share of such answers whose examples were recovered in the calibration.
+    """
     return judge("prior alone", {}, torch.zeros(examples), data)
 
 
 def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
-    """Compute confidence from evidence by the calibration curve of a route; undecided if no curve applies."""
+    """Compute confidence from evidence by the calibration curve of a route.
+
+    It is undecided if no curve applies, and for examples whose probability the curve does not know well enough (`Curve.unsure`).
+    """
     own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
     reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
     if own is None or reason:
@@ -210,16 +218,20 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
 def build_undecided(
     examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
 ) -> Judged:
-    """Return undecided confidence for an answer of `examples` examples, with the reason as a note."""
+    """Return undecided confidence for an answer of `examples` examples, with the reason as a note.
+
+    explained: (N,), 0 if not given.
+    """
     unknown = torch.full((examples,), UNDECIDED)
     words = (f"confidence is undecided: {reason}",)
     return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
 
 
 def _compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
-    """Return the unexplained share and the noise share of the gradients' power (0-d), and the number of nonzero entries sent.
+    """Return the unexplained share and the known noise's share of the gradients' power, 0-d, and a number of gradient entries.
 
-    The shares are means over the observations of the case, by `ComparedGradient.weight`; the numbers are added.
+    The shares are means over the observations of the case, weighted by `ComparedGradient.weight`. The number is that of the
+    nonzero entries of all observed gradients.
     """
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
@@ -257,7 +269,7 @@ def _measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, T
 
 
 def _measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
-    """Return the features `outside` and, for images, `roughness` of examples x (N, *shape)."""
+    """Return the features `outside` and, for images, `roughness`, decimal logarithms (N,), of examples x (N, *shape)."""
     outside = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
     looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
     if data.is_image:

@@ -23,7 +23,7 @@ class Posterior:
     """A Gaussian posterior of the examples, with an answer x (N, *shape) as its mean.
 
     With J the Jacobian of the residuals at x, its covariance is (J^T J / variance + 1 / PRIOR_VARIANCE)^-1.
-    variance: noise variance of each residual, 0-d. iterations: of conjugate gradients.
+    residuals: function of x. variance: noise variance of each residual, 0-d. iterations: of conjugate gradients, at most.
     """
 
     def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS) -> None:
@@ -34,13 +34,19 @@ class Posterior:
         self.push = vjp(lambda *u: vjp(residuals, x)[1](u)[0], *(torch.zeros_like(part) for part in self.left))[1]
 
     def estimate_error(self, rng: Generator) -> Tensor:
-        """Return the mean posterior variance of each example, (N,), by Hutchinson's estimator (1990) with one random vector."""
+        """Estimate the mean posterior variance of the values of each example, (N,).
+
+        This uses Hutchinson's estimator (1990) with one random vector, and is clamped to [0, PRIOR_VARIANCE].
+        """
         signs = (2 * torch.randint(2, self.x.shape, generator=rng) - 1).to(self.x)
         seen = self._solve(self.share * signs)
         return PRIOR_VARIANCE * (seen * signs).flatten(1).mean(dim=1).clamp(0, 1)
 
     def estimate_next_step(self) -> Tensor:
-        """Return the mean squared change of each example, (N,), that another Gauss-Newton step would make."""
+        """Estimate the mean squared change of the values of each example, (N,), that another Gauss-Newton step would make.
+
+        The step is damped by the prior's variance, as in the covariance.
+        """
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
@@ -49,7 +55,7 @@ class Posterior:
         return bent + self.share * v
 
     def _solve(self, target: Tensor) -> Tensor:
-        """Return an approximate solution v of `_apply_curvature(v) = target` by conjugate gradients."""
+        """Return an approximate solution v of `_apply_curvature(v) = target` by a few conjugate gradient iterations."""
         v, left = torch.zeros_like(target), target
         direction, power = left, left.square().sum()
         for _ in range(self.iterations):

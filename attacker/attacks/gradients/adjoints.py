@@ -3,13 +3,14 @@
 In a chain of layers, z[i] = w[i] * a[i] + b[i] and a[i + 1] = f[i](z[i]). With d[i] = dL/dz[i], the gradient of w[i] is the
 product of a[i] and d[i], for each problem separately. Let D be a distance that depends on these gradients, and
 v[i] = dD/d(dL/dw[i]). Then dD/dx is the gradient by x of the directional derivative of L along v. It takes one more forward and
-backward pass (Pearlmutter 1994, "Fast exact multiplication by the Hessian", section 3, with its R{w} = v):
+backward pass (Pearlmutter 1994, "Fast exact multiplication by the Hessian", section 3, with its R{w} = v), where
+u[i] = dL/da[i] and v_b[i] is the part of v for b[i]:
 
-    Rz[i] = w[i] * Ra[i] + v[i] * a[i] + v_b[i],    Ra[i + 1] = f'(z[i]) Rz[i],                             Ra[0] = 0
-    Ru[i] = w[i]^T Rd[i] + v[i]^T d[i],             Rd[i - 1] = f'(z) Ru[i] + f''(z) Rz[i - 1] u[i],        dD/dx = Ru[0]
+    Rz[i] = w[i] * Ra[i] + v[i] * a[i] + v_b[i],    Ra[i + 1] = f'(z[i]) Rz[i],    Ra[0] = 0
+    Ru[i] = w[i]^T Rd[i] + v[i]^T d[i],    Rd[i - 1] = f'(z[i - 1]) Ru[i] + f''(z[i - 1]) Rz[i - 1] u[i],    dD/dx = Ru[0]
 
-Compared with double backward in autograd, no graph is recorded, image patches and activation slopes are computed once and reused,
-and PyTorch can compile the whole evaluation.
+The backward pass starts with the last layer's Rd = (d^2 L / dz^2) Rz. Compared with double backward in autograd, no graph is
+recorded, image patches and activation slopes are computed once and reused, and PyTorch can compile the whole evaluation.
 """
 
 import logging
@@ -41,13 +42,14 @@ if labels are soft, by y (P, N, K)."""
 
 
 class Adjoints(Protocol):
-    """Protocol of a function that returns the weight gradients of P problems and their vector-Jacobian product.
+    """Protocol of a function that returns the weight gradients of P problems of N examples and their vector-Jacobian product.
 
     x: normalised inputs (P, N, *shape). y: labels (P, N), or soft labels (P, N, K). It returns dL/dw of each problem's mean loss
-    by parameter name, one row per problem, and the function that maps derivatives back to x and y. Autograd does not work on it.
+    by parameter name, one row per problem, and the function that maps derivatives back to x and, if soft, y. Autograd does not
+    work on it.
 
-    Gradients of convolutions are stored as (P, out, *kernel, in). For one problem, `restore_shapes` converts them to the
-    shape of the weights, and `lay_out` converts back.
+    Gradients of convolution weights are stored as (P, out, *kernel, in). For one problem, without the first axis,
+    `restore_shapes` converts them to the shape of the weights, and `lay_out` converts back.
     """
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Gradient, Back]: ...
@@ -60,8 +62,9 @@ class Adjoints(Protocol):
 def build_adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints | None:
     """Return the explicit gradient formulas of a network with these weights, or None if they do not apply.
 
-    They apply if the network is a chain of linear layers and small 2D convolutions with activations between them, the weights are
-    on the CPU, and the results agree with those of PyTorch in a test, which runs once per network.
+    They apply if the network is a chain of linear layers and small 2D convolutions with activations between them, without
+    pooling, dilation or unequal strides, the weights are on the CPU, and the results agree with those of PyTorch in a test, whose
+    outcome is kept for the two latest networks.
     """
     chain = _find_checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
@@ -108,15 +111,15 @@ def _is_simple(layer: Layer) -> bool:
 class _Weighted(Protocol):
     """Protocol of a layer with weights: its product with the shared weights, and with a separate weight tensor per problem.
 
-    a is the layer's input, `error` the derivative of the loss by the layer's output (d in the module); both hold the examples of
-    all P problems. W is the shared weight.
+    a is the layer's input, `error` the derivative of the loss by the layer's output (d in the module); both hold the N examples
+    of each of P problems along one axis of P * N. W is the shared weight.
 
     apply:             W * a, plus the bias if `biased`. apply_transposed: W^T error, the derivative by the input.
     arrange_inputs:    `seen`, a in the form that the gradients and `apply_own` need: inputs per problem, or image patches.
     compute_weight_gradient, compute_bias_gradient: gradients of weight and bias for each problem, (P, ...).
-    apply_own:         product of the inputs with a separate weight tensor for each problem, (P, ...).
+    apply_own:         product V * a, (P * N, ...), with a separate V = `weight` (P, ...) for each problem.
     apply_transposed_with_own: W^T error + V^T other, with a separate V = `weight` per problem; `other` has the shape of `error`.
-    expand_bias:       a separate bias for each problem, broadcastable to the layer's output.
+    expand_bias:       a separate bias for each problem, (P, out), as (P * N, out, ...), which broadcasts to the layer's output.
     """
 
     def apply(self, a: Tensor, biased: bool) -> Tensor: ...
@@ -199,10 +202,11 @@ class _ConvolutionLayer:
 
 @dataclass
 class _Passed:
-    """The intermediate results of one forward and backward pass, one entry per layer.
+    """The intermediate results of one forward and backward pass, lists with one entry per layer from first to last.
 
-    seen:     inputs as `_Weighted.arrange_inputs` prepares them. made: outputs of the activations. slopes: their derivatives.
-    errors:   dL/dz, the derivatives by the layers' outputs. examples: number of examples per problem.
+    seen:     inputs as `_Weighted.arrange_inputs` prepares them. errors: dL/dz, the derivatives by the layers' outputs.
+    made:     outputs of the activations. slopes: their derivatives. Neither has an entry for the last layer.
+    examples: number of examples per problem.
     """
 
     seen: list[Tensor]
@@ -240,7 +244,10 @@ class _Written:
         return {name: g.movedim(1, -1) if name in self.of_images else g for name, g in gradient.items()}
 
     def _linearise_loss(self, logits: Tensor, y: Tensor, problems: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """Return dL/dlogits, and its vector-Jacobian product by the logits and, if y is soft, by y."""
+        """Return dL/dlogits, and the function that multiplies a vector by its derivatives by the logits and, if y is soft, by y.
+
+        L is the sum of the problems' mean losses.
+        """
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 
         def compute_error(logits: Tensor, *own: Tensor) -> Tensor:
@@ -280,7 +287,7 @@ class _Written:
         return change.reshape(shape), *(c.reshape(*shape[:2], -1) for c in of_labels)
 
     def _push_forward(self, v: Gradient, passed: _Passed) -> list[Tensor]:
-        """Return the directional derivatives Rz of each layer's output along v, see the module's formulas."""
+        """Return Rz of the module's formulas: the directional derivative of each layer's output along v."""
         changes: list[Tensor] = []
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
             change = layer.apply_own(passed.seen[i], v[known.weight])

@@ -1,6 +1,7 @@
 """Gradient evaluations compiled by `torch.compile`.
 
-Compiling takes up to a minute. An evaluation then takes about two thirds of the time for many problems, one third for one.
+Compiling takes up to a minute. An evaluation then takes about two thirds of the time of the uncompiled one for many problems, and
+one third for one.
 """
 
 import warnings
@@ -26,7 +27,7 @@ class Compiled:
 
     evaluate:  the function to compile.
     otherwise: the uncompiled function, used for fewer than MIN_SHARE * size or more than `size` problems. If PyTorch finds no
-               compiler or cannot compile, it is used for all, after one warning.
+               compiler or cannot compile, it is used for all further calls, after one warning.
     size:      number of problems of the compiled function; smaller batches are padded with copies of the first problem. It is
                given by the caller, so that a search that resumes from a checkpoint computes bitwise the same.
     """

@@ -1,6 +1,7 @@
-"""Convolutions that can be differentiated twice by their input; weights get no gradient. Images are stored channels last.
+"""Convolutions that can be differentiated twice by their input, and weight gradients of many problems.
 
-`convolve_by_library` calls PyTorch's convolution. Its double backward computes the weight gradient only if it is needed.
+The weights of these convolutions get no gradient. Images are stored channels last.
+`convolve_by_library` calls PyTorch's convolution, and spares its double backward the weight gradient.
 `convolve` is faster for few channels on a CPU, where PyTorch's input gradient takes several times as long as the convolution,
 in particular with strides. It computes the input gradient as a convolution of stride 1. For that, the image is divided into cells
 of stride x stride pixels, and the pixels of a cell become channels.
@@ -21,12 +22,18 @@ ConvolutionSetting = tuple[Pair, Pair, Pair, int]
 
 
 def to_channels_last(t: Tensor) -> Tensor:
-    """Return a tensor (..., in, H, W) with the same values, with the channels of a pixel adjacent in memory."""
+    """Return a tensor (..., in, H, W) with the same values, with the channels of a pixel adjacent in memory.
+
+    A tensor with fewer than four axes is returned unchanged.
+    """
     return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
 
 
 def convolve_by_library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
-    """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in / groups, *kernel)."""
+    """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W), without bias.
+
+    weight: (out, in / groups, *kernel), gets no gradient.
+    """
     found: Tensor = _Library.apply(x, weight, setting)
     return found
 
@@ -89,24 +96,25 @@ class Geometry:
 
     @property
     def grid(self) -> Pair:
-        """Number of cells in the image, rounded up."""
+        """Number of cells in the image, rounded up, as (rows, columns)."""
         return self._map_sides(lambda k, p, side: -(-side // self.stride))
 
     @property
     def lead(self) -> Pair:
-        """Number of zeros to prepend to the kernel, so that it starts at the boundary of a cell."""
+        """Number of zeros (rows, columns) to prepend to the kernel, so that it starts at the boundary of a cell."""
         return self._map_sides(lambda k, p, side: -p % self.stride)
 
     @property
     def cells(self) -> Pair:
-        """Number of cells that the kernel covers after `lead` zeros were prepended."""
+        """Number of cells (rows, columns) that the kernel covers after `lead` zeros were prepended."""
         return self._map_sides(lambda k, p, side: -(-(-p % self.stride + k) // self.stride))
 
     @property
     def margins(self) -> tuple[int, int, int, int]:
         """Zero padding (left, right, top, bottom) of the output's derivative; a negative number crops.
 
-        The convolution of the padded derivative with the flipped kernel, at stride 1, has one value per cell of the input.
+        The convolution of the padded derivative with the flipped kernel, at stride 1, has one output position per cell of the
+        input.
         """
         before = self._map_sides(lambda k, p, side: -(-p // self.stride))
         (top, bottom), (left, right) = (
@@ -126,14 +134,18 @@ sizes in between have not been measured."""
 
 
 def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
-    """Return whether `convolve` should be faster than PyTorch's convolution (`convolve_by_library`).
+    """Return whether `convolve` should be faster on a CPU than PyTorch's convolution, by MAX_SMALL_PRODUCTS.
 
-    weight: shape of the weights. image: shape of the image, (in, H, W)."""
+    weight: shape of the weights. image: shape of the image, (in, H, W).
+    """
     return prod(weight) * prod(image[1:]) < MAX_SMALL_PRODUCTS
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in, *kernel), which get no gradient."""
+    """Return the convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in, *kernel), without bias.
+
+    The weights get no gradient.
+    """
     found: Tensor = _Convolution.apply(x, to_channels_last(weight), arrange_cells(weight, geometry), geometry)
     return found
 
@@ -173,7 +185,10 @@ class _Transposed(torch.autograd.Function):
 
 
 def convolve_without_autograd(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
-    """Return the same values as `convolve`, outside of autograd, and with an optional bias."""
+    """Return the same values as `convolve`, plus a bias (out,) if given, by PyTorch's convolution.
+
+    It does not use `_Convolution`, so that it lacks the faster input gradient.
+    """
     laid = x.contiguous(memory_format=torch.channels_last)
     return functional.conv2d(laid, weight, bias, stride=geometry.stride, padding=geometry.padding)
 
@@ -181,14 +196,14 @@ def convolve_without_autograd(x: Tensor, weight: Tensor, geometry: Geometry, bia
 def convolve_transposed(output: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
     """Return the transposed convolution of outputs (M, out, H', W') as cells, which `spread` turns into images.
 
-    cells: weights as `arrange_cells` returns them.
+    cells: weights as `arrange_cells` returns them. The result is (M, stride * stride * in, *geometry.grid).
     """
     padded = functional.pad(output, geometry.margins)
     return functional.conv2d(padded.contiguous(memory_format=torch.channels_last), cells)
 
 
 def compute_weight_gradients(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
-    """Return the weight gradients (P, out, in, *kernel) of P problems; differentiable once.
+    """Return the weight gradients (P, out, in, *kernel) of P problems; differentiable once, by x and output.
 
     x: images (P * N, in, H, W). output: derivatives by the convolution's output, (P * N, out, H', W').
     """
