@@ -48,11 +48,14 @@ def make_comparable(
     """Return the features of rounds with different weights, whitened so that their cosine distinguishes examples, as a list.
 
     features: (N_o, F) for each round, sorted by round. references: (P, F) features of the attacker's own inputs at the weights of
-    each round, or None. First, each round that has a reference is centred and whitened by the mean and covariance of the
-    reference. `towards_plain` times the mean variance is added to all variances, so that a large value changes little but the
-    scale. Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included.
-    `ridge` times their mean variance within the dimensions that they span is added to all variances. With too small a ridge, all
-    neighbours would become nearly orthogonal, including equal ones.
+    each round, or None.
+
+    First, each round that has a reference is centred and whitened by the mean and covariance of the reference. `towards_plain`
+    times the mean variance is added to all variances, so that a large value changes little but the scale.
+
+    Then each round is centred and whitened by about NEIGHBOUR_COUNT examples of the nearest rounds, its own included. `ridge`
+    times their mean variance within the dimensions that they span is added to all variances. With too small a ridge, all
+    neighbours would become nearly orthogonal, including equal ones. A single example without neighbours is left as it is.
     """
     plain = [
         f.double() if r is None else _whiten(f.double(), r.double(), towards_plain)

@@ -1,1 +1,1 @@
-"""Gradient matching: a search for examples whose simulated gradient equals the observed one."""
+"""Gradient matching: a search for examples whose simulated gradient is as close as possible to the observed one."""

@@ -18,9 +18,10 @@ from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 
 def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
-    """Return the reconstruction of case i from its best search result.
+    """Return the reconstruction of case i, with its confidence, from its best search result.
 
-    seconds: time that the search took per case. interrupted: whether the user interrupted it.
+    seconds: time that the search took per case, to which that of this function is added. interrupted: whether the user
+             interrupted it.
     """
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
@@ -55,7 +56,7 @@ def build_answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: 
 
 
 def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
-    """Return a note if the search was stopped early because its loss stayed high (see `Stop.hopeless`); otherwise nothing."""
+    """Return one note if the search was stopped early because its loss stayed high (`Stop.hopeless`), else an empty tuple."""
     if not best.given_up:
         return ()
     search = batch.attack.search
@@ -66,7 +67,7 @@ def _note_giving_up(batch: CaseBatch, best: Best) -> tuple[str, ...]:
 
 
 def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
-    """Return a note if the attack has an enhancer, a learned prior that sharpens its images and those of its null; else nothing.
+    """Return one note if the attack has an enhancer, which sharpens its images and those of its null; otherwise an empty tuple.
 
     The null is the same attack without the gradient.
     """
@@ -79,6 +80,7 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
+    For a null (the same attack without the gradient), it follows from the data and the number of examples alone.
     best: the best search result. examples: number of examples of the answer. rng: for random estimates. interrupted: whether the
     user interrupted the search.
     """
@@ -117,7 +119,8 @@ def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examp
 def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
     """Return the observed gradient of one observation of case i, with a function that simulates it for examples x.
 
-    Both are without the objective's layer weights. view: the observation. y, z: labels and latent vector of the answer.
+    The factors by which the objective weighs layers are divided out of both. view: the observation. y, z: labels and latent
+    vector of the answer.
     """
     row = view.get_case(i)
     return ComparedGradient(
@@ -130,10 +133,11 @@ def _build_comparison(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor
 
 
 def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Return how much an answer's gradient changes over the client's local steps, if the attack treats them as one step.
+    """Return how much an answer's gradient changes over the client's local steps, if the attack treats them as one step, 0-d.
 
-    It is |g1 - g0|^2 / |g0|^2, with g0 and g1 the gradients of the answer at the weights sent and at those returned; the largest
-    over all observations, and 0 if local steps are simulated. x, y, z: examples, labels and latent vector of case i.
+    It is |g1 - g0|^2 / |g0|^2, with g0 and g1 the simulated gradients of the answer at the weights sent and at those returned;
+    the largest over all observations of several steps. It is 0 without such observations, if local steps are simulated, and for
+    attacks with surrogate weights. x, y, z: examples, labels and latent vector of case i.
     """
     simulation, most = batch.attack.simulation, torch.zeros(())
     if simulation.local_steps == "simulated" or simulation.surrogate:
@@ -149,7 +153,7 @@ def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) ->
 
 
 def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
-    """Return a gradient with the layer weights of the objective divided out."""
+    """Return the entries of a gradient that are compared, with the layer weights of the objective divided out."""
     scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
 

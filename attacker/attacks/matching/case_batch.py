@@ -24,7 +24,7 @@ from fedsim import models
 
 
 class CaseBatch:
-    """A loss function of a batch of cases that agree in model, data, training settings, defense and number of examples.
+    """The loss function of a search over a batch of cases that agree in model, data, training, defense and number of examples.
 
     A problem is one search: one restart of one case. Many are searched at once, each with a latent vector, a row of the
     matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
@@ -33,13 +33,15 @@ class CaseBatch:
     epochs:    number of local epochs, each of which has its own copies of the examples; 1 if the epochs share them.
     views:     the observations: the o-th entry stacks the o-th observation (usually round) of all cases.
     smoothing: weight of the total variation in the loss, (cases,).
-    enough:    losses (cases,) at which a search has converged. stuck: final losses (cases,) above which a search is restarted.
+    enough:    losses (cases,) at or below which a search has converged. stuck: final losses (cases,) above which a search is
+               restarted, if a restart is left.
     least:     losses (cases,) up to which a search is not given up.
     in_order:  evaluates all rounds of a client in order, simulating the state that its defense keeps between rounds; None to
                compare the simulated and the observed gradient of each round separately.
-    told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes.
+    told_statistics: indices of the views whose clients returned statistics of batch norm, which the loss then includes; empty if
+               the objective leaves them out.
     held:      known examples x (cases, V, *shape) and mask (cases, V) of those that are known; None if no case has any.
-    told:      whether an oracle (information that no server has) supplies the logits of the true examples.
+    told:      whether the loss uses logits of the true examples from an oracle (information that no server has).
     """
 
     def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
@@ -94,11 +96,12 @@ class CaseBatch:
     def _set_thresholds(self) -> None:
         """Set the losses at which searches have converged (`enough`), are restarted (`stuck`), and are not given up (`least`).
 
-        The thresholds are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the
-        first two are at least `Stop.tolerance`. If the noise is known, `stuck` is at least its power, since the true examples
-        have that loss. `enough` is not raised to it: the examples at the minimum of the loss are nearer to the true ones than
-        those at which the loss first reaches the power of the noise. For a null (the same search without the gradient) `enough`
-        is 0 and `stuck` is infinite, so that it is never restarted.
+        They are the shares `Stop.precision`, `Stop.stuck` and `Stop.unexplained` of the loss of a zero gradient; the first two
+        are at least `Stop.tolerance`. If the power of the noise is known and distances are squared, `stuck` is at least this
+        power plus a term for the total variation, since the true examples have about that loss. `enough` is not raised to it: the
+        examples at the minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of
+        the noise. For a null (the same search without the gradient) `enough` is 0 and `stuck` is infinite, so that it is never
+        restarted.
         """
         stop = self.attack.search.stop
         worst = self._sum_over_views([view.worst for view in self.views])
@@ -113,11 +116,12 @@ class CaseBatch:
             self.stuck = self.stuck.maximum(noise + 2 * NEIGHBOUR_CONTRAST * self.smoothing)
 
     def _compute_smoothing(self) -> Tensor:
-        """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
+        """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
-        The weight is relative to the loss of a zero gradient. A null, which does not see the gradient, knows that loss only if
-        the distance is bounded. Otherwise its weight is 1 if the prior contains total variation; without a gradient the weight
-        does not change the minimum. For data that are not images it is 0.
+        It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
+        distances are squared, a term that grows with this power is added. A null, which does not see the gradient, knows the loss
+        of a zero gradient only if the distance is bounded; it is then 1. Otherwise its weight is 1 if that of the attack is above
+        0; without a gradient the weight does not change the minimum.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -141,7 +145,7 @@ class CaseBatch:
 
         cases: indices of the cases.
         z: the starting latents (P, D), at which the gain of a defense is computed (`_compute_gain`). labels: (P, V).
-        logits: those of the true examples from an oracle, (P, V, K).
+        logits: those of the true examples from an oracle, (P, V, K); None without one.
         """
         rows = torch.tensor(cases, device=z.device)
         problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
@@ -158,12 +162,15 @@ class CaseBatch:
         return problem
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
-        """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent; batched if z is."""
+        """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent vector (D,).
+
+        Known examples (`held`) replace those of the latent. With several latents (P, D), the results have a first axis P.
+        """
         x, y = self.space.decode(z, problem["labels"])
         return (_put_held(x, problem["held"], problem["is_held"]) if "held" in problem else x), y
 
     def decode_case(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss."""
+        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss, with known examples put in."""
         x, y = self.space.decode(z, labels)
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 
@@ -179,7 +186,8 @@ class CaseBatch:
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return two tensors: first the gradient of the loss by z, (P, D), then the loss, (P,).
 
-        share: share of the steps done, in [0, 1]; the first part of a search may use reduced precision.
+        per_problem: as `build_problem` returns it. share: share of the steps done, in [0, 1]; at the beginning of a search
+        convolutions may have reduced precision (`Search.coarse`).
         """
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.search.coarse else None
@@ -221,10 +229,10 @@ class CaseBatch:
         return value
 
     def _measure_disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
-        """Return the squared distance between the candidate's predicted probabilities and its labels.
+        """Return the sum of squared differences between predicted probabilities and labels of the candidate's examples, 0-d.
 
-        If an oracle supplies the logits of the true examples, it is the squared distance between those and the candidate's
-        logits.
+        Predictions are made with the weights of the first observation. If an oracle supplies the logits of the true examples, it
+        is the sum of squared differences between those and the candidate's logits.
         """
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
@@ -235,10 +243,11 @@ class CaseBatch:
         return (made - aim).square().sum()
 
     def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z.
+        """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z, 0-d.
 
-        The loss is multiplied by this ratio, so that a search does not stall because clipping made all values small. It is 1
-        without a defense, if nothing is left after the defense, for distances that are not quadratic, and for a null.
+        The terms of the loss are multiplied by this ratio, so that a search does not stall because clipping made all values
+        small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not squared, and for
+        a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -250,7 +259,8 @@ class CaseBatch:
     def find_labels(self, i: int, rng: Generator) -> Tensor:
         """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null.
 
-        If soft labels are optimised with the examples, zeros are returned in their place; the loss does not use them.
+        If they are not known, those of the case's links are used, if these have any, and otherwise a label rule infers them. If
+        soft labels are optimised with the examples, zeros are returned in their place, which the loss does not use.
         """
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
@@ -272,12 +282,12 @@ class CaseBatch:
 
 
 def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:
-    """Return examples x (..., V, *shape) with those of `mask` (..., V) replaced by known ones."""
+    """Return examples x (..., V, *shape) with those marked in `mask` (..., V) replaced by the known ones, `held`."""
     return torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), held.to(x), x)
 
 
 def _average(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the mean over the first axis: the sum of weights * values divided by the sum of weights."""
+    """Return the weighted mean over the first axis: the sum of weights * values divided by the sum of weights."""
     return (weights * values).sum(0) / weights.sum(0)
 
 
@@ -294,8 +304,8 @@ def _one_hot(y: Tensor, num_classes: int) -> Tensor:
 def get_links(case: Case, epochs: int) -> Links:
     """Return the links of a case: those given, or links in which no two positions of its observations hold the same example.
 
-    epochs: number of local epochs that are simulated with separate examples. The positions are repeated for every epoch, and hold
-            other examples in each: those of epoch e have numbers from e times the number of examples on.
+    epochs: number of local epochs that are simulated with separate examples. The positions are repeated for every epoch e = 0, 1,
+            ..., and hold other examples in each, whose numbers are larger by e times the number of examples of one epoch.
     """
     links = case.links
     if links is None:
@@ -306,7 +316,7 @@ def get_links(case: Case, epochs: int) -> Links:
 
 
 def get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the logits (V, K) that the oracle supplies for the first observation of a case, by example.
+    """Return the logits (V, K) that the oracle supplies for the first observation of a case, one row per searched example.
 
     They are zeros for examples that this observation lacks. epochs: as in `get_links`.
     """

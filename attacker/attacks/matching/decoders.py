@@ -28,10 +28,11 @@ class Decoder:
     """A parametrisation of examples of one shape.
 
     shape:   shape of the latent of one example.
-    decode:  maps latents (N, *shape) to examples (N, *data.shape). Only its first derivative is needed. It is called under `vmap`
-             and `torch.func.grad`, so that the examples of a batch must not interact. Its own weights must be on the device of z.
+    decode:  maps latents (N, *shape) to examples (N, *data.shape). It is called under `vmap` and `torch.func.grad`, so that the
+             examples of a batch must not interact; second derivatives are not needed. Its own weights must be on the device of z.
     encode:  maps examples, approximately in [0, 1], to latents that decode approximately to them, as a starting point.
-    project: maps latents to the nearest ones in the allowed box; the identity if no box is needed.
+    project: maps latents to the nearest ones in the allowed box; the identity if no box is needed. A search calls it only if
+             `Parametrisation.boxed` is set.
     """
 
     shape: tuple[int, ...]
@@ -45,15 +46,16 @@ DecoderFactory = Callable[[DataSpec], Decoder]
 
 
 def pixels(data: DataSpec) -> Decoder:
-    """Return the decoder whose latents are the examples themselves, with the box [0, 1]."""
+    """Return the decoder whose latents are the examples themselves; its `project` clamps them to [0, 1]."""
     return Decoder(data.shape, decode=_identity, encode=_identity, project=lambda z: z.clamp(0, 1))
 
 
 def bicubic(factor: int) -> DecoderFactory:
-    """Return a decoder factory whose decoder enlarges images of a `factor` times lower resolution by bicubic interpolation.
+    """Return a decoder factory whose decoder enlarges small images by bicubic interpolation, which excludes high frequencies.
 
-    A factory returns the decoder for given data. High frequencies are excluded. The small image is kept in [0, 1]; the large one
-    may exceed that range slightly at edges.
+    A factory returns the decoder for given data; this one raises ValueError for table rows. factor: ratio of the sides of large
+    and small images; those of the small ones are rounded up. `project` clamps the small image to [0, 1]; the large one may exceed
+    that range slightly at edges.
     """
 
     def build(data: DataSpec) -> Decoder:
@@ -75,7 +77,8 @@ def bicubic(factor: int) -> DecoderFactory:
 def autoencoder(path: Path) -> DecoderFactory:
     """Return a decoder factory whose decoder uses a learned autoencoder, from a file that `attacker train-prior` wrote.
 
-    A factory returns the decoder for given data. Latents, which are those of the autoencoder, and examples are not bounded.
+    A factory returns the decoder for given data; this one raises ValueError unless they are images of 3 channels whose sides the
+    network's stride divides. Neither latents, which are those of the autoencoder, nor decoded examples are limited to a range.
     """
     prior = read_prior(path, "autoencoder")
     network = prior.network
@@ -106,7 +109,7 @@ TANH_MARGIN = 1e-3
 
 
 def tanh_box(data: DataSpec) -> Decoder:
-    """Return the decoder (1 + tanh z) / 2, whose examples always lie in [0, 1] (Carlini & Wagner 2017, section V-B)."""
+    """Return the decoder of examples x = (1 + tanh z) / 2, which always lie in [0, 1] (Carlini & Wagner 2017, section V-B)."""
     return Decoder(
         data.shape,
         decode=lambda z: (1 + z.tanh()) / 2,
@@ -115,17 +118,17 @@ def tanh_box(data: DataSpec) -> Decoder:
 
 
 def smooth(data: DataSpec) -> Decoder:
-    """Return the decoder whose latents are independent and of variance 1 for smooth images, see `smooth_images`.
+    """Return the decoder whose latents are independent and of variance 1 for images from the Gaussian prior of `smooth_images`.
 
-    A step of a search changes low frequencies most. High frequencies that the gradient hardly determines keep the values of the
-    start. Decoded examples are not bounded.
+    A step of a search therefore changes low frequencies most, and high frequencies that the gradient hardly determines stay near
+    the values of the start. Decoded examples are not limited to [0, 1]. For table rows, latents are only shifted and scaled.
     """
     spread, whiten = build_smooth_spread(data), build_smooth_spread(data, inverse=True)
     return Decoder(data.shape, decode=lambda z: 0.5 + spread(z), encode=lambda x: whiten(x - 0.5))
 
 
 def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
-    """Return the decoder of `factory` for these data. Raises ValueError if the factory returns something else."""
+    """Return the decoder of `factory` for these data. Raises ValueError if the factory returns anything but a `Decoder`."""
     found: object = factory(data)
     if not isinstance(found, Decoder):
         wanted = f"{Decoder.__module__}.{Decoder.__name__}"
@@ -134,7 +137,7 @@ def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
 
 
 def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
-    """Raise ValueError unless `own` maps two examples to latents and back with the shapes that it states.
+    """Raise ValueError unless `encode`, `decode` and `project` of a decoder run on two examples and return the expected shapes.
 
     name: the decoder, for messages. x: examples (N, *shape) on the device of the search, of which two are tried.
     """
@@ -166,9 +169,9 @@ DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECO
 
 
 def get_decoder(name: str) -> DecoderFactory:
-    """Return the decoder factory with this name in `DECODERS`, or that of the autoencoder in the file of this name.
+    """Return the decoder factory with this name, of this `module:function`, or of the autoencoder in this .safetensors file.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for an unknown name, and for a file that holds no autoencoder.
     """
     if name.endswith(FILE_ENDING):
         return autoencoder(Path(name))

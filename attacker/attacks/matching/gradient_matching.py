@@ -5,8 +5,8 @@
         loss = objective(channel(gradient(model, weights, x, y)), observed) + prior(x)
         z = project(optimiser(z, loss))
 
-Each row of z is one problem, that is one restart of one case; all rows are optimised at once. `channel` applies the client's
-defense, such as clipping or compression, to the gradient.
+Each row of z is the latent vector of one case; all rows are optimised at once. Cases whose search was stuck are then searched
+again from another start. `channel` applies the defense that the attacker knows, such as clipping or compression, to the gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class GradientMatching(MatchingParts):
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
+        """Return a reconstruction of each of `cases`, which must agree in model, data, training, defense and number of examples.
 
         rng, progress, memory: source of the seed, status callback and checkpoint storage, as in `Attack.__call__`.
         """
@@ -51,9 +51,10 @@ class GradientMatching(MatchingParts):
 
 
 class MatchingRun:
-    """The state of one call of a gradient matching attack: its cases, and the best result of each so far.
+    """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
 
-    given: for each case a warm start, or None. interrupted: indices of the cases whose search the user interrupted.
+    given: for each case a warm start (examples from which its first search begins), or None. interrupted: indices of the cases
+    whose search the user interrupted.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class MatchingRun:
     def run(self) -> list[Reconstruction]:
         """Search for the examples of every case, and return the reconstructions.
 
-        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far.
+        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far. Ctrl-C ends the
+        searches; the best results until then are returned.
         """
         started = perf_counter()
         for restart in range(self._restore(), self.attack.search.restarts + any(start is not None for start in self.given)):
@@ -85,7 +87,7 @@ class MatchingRun:
         return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
 
     def _compute_warm_starts(self) -> Sequence[Given | None]:
-        """Return the warm start of each case, or None."""
+        """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
         attack = self.attack
         return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
 
@@ -94,7 +96,8 @@ class MatchingRun:
 
         Start 0 is always needed: the warm start if the case has one, otherwise the regular start, that of the parametrisation.
         The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
-        `alone` (see `Given`), above `stuck`. Every later one is needed if the loss is above `stuck`.
+        `alone` (see `Given`), above `stuck`. Every later one is needed if the loss is above `stuck`, up to `Search.restarts`
+        regular starts.
         """
         given = self.given[i]
         own = restart - (given is not None)
@@ -147,7 +150,8 @@ class MatchingRun:
     def _draw_starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which the searches of this restart begin, for the cases with indices `pending`.
 
-        The parametrisation's `init` makes the examples. In restart 0, those of a case's warm start replace some, by label.
+        The parametrisation's `init` makes the examples. In restart 0, those of a case's warm start replace some with the same
+        label, or any if labels are optimised as well.
         """
         space = self.batch.space
         rngs = [seed_generator(self.rng, self.cases[i], f"start {restart}") for i in pending]
@@ -159,12 +163,12 @@ class MatchingRun:
         return space.encode(starts, rngs, self.attack.device)
 
     def _save(self, restart: int) -> None:
-        """Save the best results so far as a checkpoint, and delete that of the finished restart."""
+        """Save the best results so far as a checkpoint, and delete that of the finished restart; do nothing if interrupted."""
         if self.memory is not None and not self.interrupted:
             self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
 
     def _restore(self) -> int:
-        """Restore the results of earlier restarts from the checkpoint, and return the number of the next restart."""
+        """Restore the results of earlier restarts from a checkpoint, and return the number of the next restart; 0 without one."""
         state = self.memory.recall("best") if self.memory else None
         if state is None:
             return 0

@@ -1,4 +1,4 @@
-"""Starts: functions that return the first examples (N, *shape) of a search, mostly in [0, 1] (CPL, section 3.1 and figure 2)."""
+"""Starts: functions that return the first examples (N, *shape) of a search, before normalisation (CPL, section 3.1)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,26 +19,25 @@ SMOOTH_CONTRAST = 0.3
 
 
 def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return standard normal values, as in DLG. CPL names this start "random"."""
+    """Return standard normal values (N, *shape), not limited to [0, 1], as in DLG. CPL names this start "random"."""
     return torch.randn(len(labels), *data.shape, generator=rng)
 
 
 def normal_after_normalisation(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return examples that are standard normal after normalisation (Geiping et al. 2020)."""
+    """Return examples that are standard normal once they are normalised as the network's input (Geiping et al. 2020)."""
     return data.denormalise(normal(data, labels, rng))
 
 
 def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return uniform random values in [0, 1)."""
+    """Return uniform random values in [0, 1), (N, *shape)."""
     return torch.rand(len(labels), *data.shape, generator=rng)
 
 
 def coarse(side: int) -> Init:
-    """Return a start of uniform random values in [0, 1), each of which fills a square of `side` pixels of one channel.
+    """Return a start that fills each square of `side` x `side` pixels of each channel with one uniform random value in [0, 1).
 
-    For table rows, each value is drawn separately.
-    The decoder `bicubic4` encodes the start, for side 4, as a small image of independent values, which is the start of the attack
-    ROG (Yue et al. 2022).
+    A start is a function that makes the first examples. For table rows, each value is drawn separately. With side 4 it is the
+    start of the attack ROG (Yue et al. 2022).
     """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -52,14 +51,18 @@ def coarse(side: int) -> Init:
 
 
 def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return grey images with faint smooth random differences, which separate examples of one label."""
+    """Return examples near 0.5 with faint, spatially smooth random differences, which separate examples of one label.
+
+    For table rows, the differences of all values are independent.
+    """
     return 0.5 + SMOOTH_CONTRAST * build_smooth_spread(data)(torch.randn(len(labels), *data.shape, generator=rng))
 
 
 def patterned(divisions: int) -> Init:
     """Return a start that repeats a random block, uniform in [0, 1), `divisions` times vertically and horizontally.
 
-    Each channel of each example has its own block. In table rows it is repeated `divisions` squared times.
+    A start is a function that makes the first examples. Each channel of each example has its own block. In table rows it is
+    repeated `divisions` squared times.
     """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -75,7 +78,11 @@ def patterned(divisions: int) -> Init:
 
 
 def solid(*colour: float) -> Init:
-    """Return a start of images of one colour, given by one value per channel, or one value for all channels."""
+    """Return a start of examples of one colour: one value per channel, or one value for all channels or table columns.
+
+    A start is a function that makes the first examples; this one raises ValueError if the values do not match the data's
+    channels.
+    """
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         if len(colour) not in (1, data.shape[0]) or (len(colour) > 1 and not data.is_image):
@@ -87,10 +94,12 @@ def solid(*colour: float) -> Init:
 
 
 def insider(path: str) -> Init:
-    """Return a start of images that the attacker owns, each of the class that was inferred for an example (CPL-optimal).
+    """Return a start of images that the attacker owns, each drawn at random from the class of an example's label (CPL-optimal).
 
-    This is an oracle: information that no server has, and that the score file names in the row of each reconstruction.
-    path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
+    A start is a function that makes the first examples. This one is an oracle: information that no server has, and that the score
+    file names in the row of each reconstruction.
+    path: a NumPy archive with `images` (M, H, W[, C]), uint8, of the data's shape, and `labels` (M,). Raises ValueError if it
+    does not exist; the start does so if an image of a class is missing, or shapes or types are others.
     """
     if not Path(path).exists():
         raise ValueError(f"the file {path} of the argument auxiliary does not exist")
@@ -135,7 +144,10 @@ STARTS: dict[str, Init] = {
 
 
 def get_start(name: str, auxiliary: str = "") -> Init:
-    """Return the start with this name, a function that makes the first examples. auxiliary: image archive, only for `insider`."""
+    """Return the start with this name in `STARTS`, or `insider`: a function that makes the first examples.
+
+    auxiliary: image archive, needed only for `insider`. Raises ValueError for an unknown name or a missing archive.
+    """
     if name == "insider":
         if not auxiliary:
             raise ValueError("init 'insider' needs images that the attacker owns: set auxiliary=FILE.npz")

@@ -25,9 +25,10 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights that divide each tensor's squared norm by its mean square; the weighted squared norm of `observed` is 1.
+    """Return the weight 1 / (n * mean square of its entries) for each tensor's squared norm, with n the entries of all tensors.
 
-    The weight is limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all tensors.
+    The weighted sum of the squared norms of `observed` is then 1. The weight is limited for tensors with a mean square below the
+    share MIN_MEAN_SQUARE of that of all entries, so that the sum is smaller if there are such tensors.
     """
     count = sum(g.numel() for g in observed.values())
     whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
@@ -38,9 +39,10 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
     """Return a function that computes AGIC's layer weights (eqs. 7, 8) from a model and an observed gradient.
 
-    The weights run from 1 for the first convolution to beta for the last. Each is multiplied by 1 / (1 - p), where p is the share
-    of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it have its
-    weight. Linear layers have the mean over convolutions, without 1 / (1 - p). Without convolutions all weights are equal.
+    The weights of convolutions run from 1 for the first to beta for the last; a single one has the weight 1. Each is multiplied
+    by 1 / (1 - p), but at most MODIFIER_CAP, where p is the share of zeros in the convolution's observed weight gradient. The
+    bias of a convolution and the batch norm behind it have its weight. Linear layers have the mean over convolutions, without 1 /
+    (1 - p). Without convolutions all weights are 1.
     shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`; with "constant", beta has no effect.
     relu_modifier: whether to multiply by 1 / (1 - p).
     Raises ValueError for an unknown shape, or a beta that is not positive.
@@ -67,7 +69,7 @@ def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = 
 
 
 def _rescale(function: Callable[[float], float], i: int, count: int, beta: float) -> float:
-    """Return a * function(i) + b, with a and b such that the value is 1 at i = 1 and beta at i = count."""
+    """Return a * function(i) + b, with a and b such that it is 1 at i = 1 and beta at i = count; 1 if both ends are equal."""
     first, last = function(1), function(count)
     return 1.0 if first == last else 1 + (beta - 1) * (function(i) - first) / (last - first)
 
@@ -78,10 +80,10 @@ def _compute_modifier(gradient: Tensor) -> Tensor:
 
 
 def _group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Return a dict from each parameter to the number, from 1, of its convolution and the name of that convolution's weight.
+    """Return a dict from parameter name to the number, from 1, of its convolution and the name of that convolution's weight.
 
-    For other layers, such as batch norm, it is the last convolution before them. Linear layers, and layers before the first
-    convolution, are left out.
+    For other layers, such as batch norm, it is the last convolution before them in the model's list of modules. Linear layers,
+    and layers before the first convolution, are left out.
     """
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""

@@ -23,12 +23,12 @@ OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
 
 
 def get_distance(name: str) -> Distance:
-    """Return the distance with this name. Raises ValueError for an unknown name."""
+    """Return the distance with this name in `DISTANCES`. Raises ValueError for an unknown name."""
     return _look_up("distance", name, DISTANCES)
 
 
 def get_optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
-    """Return the optimiser with this name. Raises ValueError for an unknown name.
+    """Return a new optimiser of the kind with this name in `OPTIMISERS`. Raises ValueError for an unknown name.
 
     learning_rate: 0 for the optimiser's default.
     """
@@ -43,5 +43,5 @@ def _look_up(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
 
 
 def check_local_steps(name: str) -> LocalSteps:
-    """Return `name` if it names a known treatment of local steps. Raises ValueError for an unknown name."""
+    """Return `name` if it names a treatment of local steps, "one_batch" or "simulated". Raises ValueError for another name."""
     return _look_up("local_steps", name, {known: known for known in get_args(LocalSteps)})

@@ -19,9 +19,9 @@ class Distance:
     """A distance between gradients, with its properties.
 
     between:  maps the simulated and the observed gradient to their distance, a 0-d tensor.
-    worst:    maps the observed gradient to its distance from a zero gradient.
+    worst:    maps the observed gradient to its distance from a zero gradient, 0-d.
     squares:  whether the distance has squared units of the gradient, so that it can be compared with the power of noise.
-    of_large: an implementation that is faster for large tensors, but cannot be called under `vmap` or `torch.func.grad`; None if
+    of_large: an equal function that is faster for large tensors, but cannot be called under `vmap` or `torch.func.grad`; None if
               there is none.
     bounded:  whether `worst` is 1 for every gradient.
     """
@@ -42,21 +42,25 @@ def _compute_products(simulated: GradientTensors, observed: GradientTensors) -> 
 
 
 def squared_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
-    """Return the sum of squared differences over all coordinates (DLG, eq. 3; CPL, algorithm 1 line 12)."""
+    """Return the sum of squared differences over all entries of the parameters in `observed` (DLG, eq. 3)."""
     return torch.stack([(simulated[name] - observed[name]).square().sum() for name in observed]).sum()
 
 
 def cosine_distance(simulated: GradientTensors, observed: GradientTensors, products: Products = _compute_products) -> Tensor:
     """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4).
 
-    products: computes the three scalar products of the gradients that the cosine needs, see `Products`.
+    It is 1 if one of them is zero. products: computes the three scalar products of the gradients that the cosine needs, see
+    `Products`.
     """
     dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 
 
 def absolute_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
-    """Return the sum of absolute differences over all coordinates, which is less sensitive to outliers than squares."""
+    """Return the sum of absolute differences over all entries of the parameters in `observed`.
+
+    It is less sensitive to outliers than the sum of squares.
+    """
     return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
 
 
@@ -79,13 +83,14 @@ class Objective:
 
     distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
     relative: whether each tensor is divided by its root mean square before it is compared, since rounding errors are proportional
-              to a tensor's values; the squared distance of all tensors from zero is then 1. It has no effect if the gradient has
-              noise of known variance, which is the same in all tensors.
+              to a tensor's values. It has no effect if the gradient has noise of known variance, which is the same in all
+              tensors.
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
-    later:    weight of observations after a client's first epoch; those in it have weight 1.
-    batch_norm: weight of the statistics of batch norm that clients returned (`batch_statistics`), relative to the loss of a zero
-              gradient; 0 leaves them out. It has no effect for clients that return no buffers.
+    later:    weight of observations after a client's first epoch; those in it have weight 1, and so have all if epochs are
+              unknown.
+    batch_norm: weight of the term that compares statistics of batch norm with those that clients returned (`batch_statistics`),
+              relative to the loss of a zero gradient; 0 leaves it out. It has no effect unless clients return buffers.
     """
 
     distance: Distance = euclidean
