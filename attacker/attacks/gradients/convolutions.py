@@ -297,7 +297,8 @@ def _flip_weights(weight: Tensor, geometry: Geometry) -> Tensor:
 def spread(cells: Tensor, geometry: Geometry) -> Tensor:
     """Return images (M, C, H, W) from their cells (M, stride * stride * C, ceil(H / stride), ceil(W / stride)).
 
-    A cell is a block of stride x stride pixels, which are stored as channels. Pixels beyond the border are cut off.
+    A cell is a block of stride x stride pixels, which are stored as channels. Pixels beyond the border are cut off. H and W are
+    `geometry.sides`.
     """
     s, (height, width) = geometry.stride, geometry.sides
     if s == 1:

@@ -94,7 +94,10 @@ def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
-    """Return the most frequent label of the places of each example (E,); ties go to the smaller label."""
+    """Return for each example the most frequent label of its places, (examples,); ties go to the smaller label.
+
+    labels: (P,) label at each place. example: (P,) number of the example at each place.
+    """
     votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 

@@ -94,7 +94,10 @@ def _judge(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, 
 
 
 def _describe_search(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
-    """Return the `SearchAnswer` for case i, from which `judge_search` estimates confidence. Arguments as in `_judge`."""
+    """Return what is known about the search for case i and its answer, from which `judge_search` estimates confidence.
+
+    Arguments as in `_judge`.
+    """
     assert best.z is not None
     assert best.labels is not None
     x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))

@@ -170,15 +170,15 @@ class CaseBatch:
         return (_put_held(x, problem["held"], problem["is_held"]) if "held" in problem else x), y
 
     def decode_case(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss, with known examples put in."""
+        """Return the examples x and labels y of the latent z (D,) of case i, as they enter the loss, known ones included."""
         x, y = self.space.decode(z, labels)
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 
     def decode_answer(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples x and labels y of the latent z (D,) of case i in the form of the attack's answer.
 
-        If local epochs have separate copies of the examples, equal ones are matched and averaged (`merge_epochs`). An enhancer of
-        the attack is applied to the examples.
+        If local epochs have separate copies of the examples, these are matched across epochs and averaged (`merge_epochs`). An
+        enhancer of the attack is applied to the examples.
         """
         x, y = local_epochs.merge_epochs(*self.decode_case(i, z, labels), self.epochs)
         return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach())), y
@@ -245,9 +245,9 @@ class CaseBatch:
     def _compute_gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the squared norm of the simulated gradient before the defense over that after it, at the starting point z, 0-d.
 
-        The terms of the loss are multiplied by this ratio, so that a search does not stall because clipping made all values
-        small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not squared, and for
-        a null.
+        The distances and priors in the loss are multiplied by this ratio, so that a search does not stall because clipping made
+        all values small. It is 1 without a known defense, if nothing is left after the defense, for distances that are not
+        squared, and for a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])

@@ -160,7 +160,7 @@ def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
 
 
 def get_decoder_name(factory: DecoderFactory) -> str:
-    """Return the name of a decoder for messages."""
+    """Return "decoder " with the name of the factory function, for messages."""
     return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
 
 

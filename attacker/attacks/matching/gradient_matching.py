@@ -6,7 +6,8 @@
         z = project(optimiser(z, loss))
 
 Each row of z is the latent vector of one case; all rows are optimised at once. Cases whose search was stuck are then searched
-again from another start. `channel` applies the defense that the attacker knows, such as clipping or compression, to the gradient.
+again from another start, up to `Search.restarts` times in all. `channel` applies the defense that the attacker knows, such as
+clipping or compression, to the gradient.
 """
 
 from collections.abc import Mapping, Sequence

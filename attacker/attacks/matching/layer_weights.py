@@ -41,8 +41,8 @@ def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = 
 
     The weights of convolutions run from 1 for the first to beta for the last; a single one has the weight 1. Each is multiplied
     by 1 / (1 - p), but at most MODIFIER_CAP, where p is the share of zeros in the convolution's observed weight gradient. The
-    bias of a convolution and the batch norm behind it have its weight. Linear layers have the mean over convolutions, without 1 /
-    (1 - p). Without convolutions all weights are 1.
+    bias of a convolution and the batch norm behind it have its weight. Linear layers, and layers before the first convolution,
+    have the mean over convolutions, without the factor. Without convolutions all weights are 1.
     shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`; with "constant", beta has no effect.
     relu_modifier: whether to multiply by 1 / (1 - p).
     Raises ValueError for an unknown shape, or a beta that is not positive.
