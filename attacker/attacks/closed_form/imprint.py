@@ -1,9 +1,9 @@
 """Reading single examples off the gradient of an imprint layer (Fowl et al. 2022, "Robbing the Fed").
 
 All neurons of the layer measure one linear quantity of the input, and neuron i reacts if it exceeds the threshold t_i. Let G_i be
-the gradient of row i and g_i that of its bias. If the network treats the outputs of all neurons alike, the differences
-G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and t_(i+1). If there is exactly
-one, its input is their quotient. The difference g_i - g_(i+1) is called the bin's bias difference here.
+the gradient of the weights of neuron i and g_i that of its bias. If the network treats the outputs of all neurons alike, the
+differences G_i - G_(i+1) and g_i - g_(i+1) contain only the examples in bin i, between the thresholds t_i and t_(i+1). If there
+is exactly one, its input is their quotient. The difference g_i - g_(i+1) is called the bin's bias difference here.
 """
 
 from collections.abc import Sequence

@@ -104,9 +104,9 @@ def invert_separated(observed: Observed, layer: FeatureLayer, features: Tensor, 
 
 
 def _record_inputs(observed: Observed, x: Tensor) -> dict[str, list[Tensor]]:
-    """Return a dict from the name of each linear layer that is called to its inputs, one per call, for images x (N, *shape).
+    """Return a dict from the name of each linear layer to a list of its inputs, one per call, for images x (N, *shape).
 
-    The layers are in the order of their first calls. The inputs are float32.
+    Layers that are not called are missing; the others are in the order of their first calls. The inputs are float32.
     """
     seen: dict[str, list[Tensor]] = {}
     handles = [

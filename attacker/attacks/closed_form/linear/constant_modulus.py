@@ -78,9 +78,9 @@ REPAIRS = 4
 def build_templates(chain: Chain, weights: Tensors, bounds: tuple[Tensor, Tensor] | None) -> Tensor | None:
     """Return u, the value that the gradient along an example's direction has near on neurons, for K labels and M neurons, (K, M).
 
-    Each row is known up to a factor, see the module. Returns None unless the chain consists of two linear layers with a ReLU
+    Each row is known up to a factor, see the module. Returns None unless the chain consists of two linear layers with only a ReLU
     between them. The mean prediction p is that for a grey example: the middle of `bounds`, the lowest and highest inputs, or 0
-    without bounds.
+    without bounds. A single logit counts as K = 2 labels.
     """
     if len(chain.layers) != 2:
         return None

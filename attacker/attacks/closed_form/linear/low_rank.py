@@ -78,7 +78,10 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
 
 
 def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:
-    """Return the numerical rank, or 0 if there is no clear gap, and the gap. values: singular values, descending."""
+    """Return the numerical rank, or 0 if no gap shows it, and the gap: the last singular value kept divided by the next one.
+
+    values: singular values, descending. examples: number of examples, which the rank does not exceed; None if unknown.
+    """
     smallest = values[0] * torch.finfo(values.dtype).eps * len(values)
     values = values.clamp(min=float(smallest))
     ratio = values[:-1] / values[1:]

@@ -91,7 +91,10 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
 
 
 def _sharpen(q: Tensor, replaced: Tensor, factors: Factors) -> Tensor:
-    """Return directions q (R, R), one per column; the replaced ones are solved again from their zeros, weighted by the noise."""
+    """Return directions q (R, R), one per column; the exact ones are solved again from their zeros, weighted by the noise.
+
+    replaced: mask (R,) of the exact ones. One with too few zeros in these coordinates stays as it is.
+    """
     columns = list(q.T)
     for i in replaced.nonzero()[:, 0].tolist():
         d = factors.coordinates @ q[:, i]

@@ -53,7 +53,7 @@ class Space(NamedTuple):
         return Space(unit, back, noise / length, factors.live)
 
     def compute_tolerance(self, q: Tensor) -> Tensor:
-        """Return the magnitude (K, M') up to which a row's component along unit directions q (K, R) counts as noise."""
+        """Return the magnitude (K, M') up to which the component of each row along unit directions q (K, R) counts as zero."""
         return compute_zero_threshold(self.compute_noise(q), self.rank**-0.5)
 
     def compute_noise(self, q: Tensor) -> Tensor:
