@@ -119,9 +119,11 @@ class CaseBatch:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
         It is `Prior.tv` times the loss of a zero gradient. If the prior is `denoised`, the power of the noise is known and
-        distances are squared, a term that grows with this power is added. A null, which does not see the gradient, knows the loss
-        of a zero gradient only if the distance is bounded; it is then 1. Otherwise its weight is 1 if that of the attack is above
-        0; without a gradient the weight does not change the minimum.
+        distances are squared, a term that grows with this power is added.
+
+        A null does not see the gradient. If the distance is bounded, so that the loss of a zero gradient is 1, its weight is
+        `Prior.tv`. Otherwise it is 1 if the attack itself would have a weight above 0, since without a gradient the weight does
+        not change the minimum.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])

@@ -25,10 +25,11 @@ DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weight 1 / (n * mean square of its entries) for each tensor's squared norm, with n the entries of all tensors.
+    """Return the weight 1 / (n * mean square of its entries) for each tensor's squared norm.
 
-    The weighted sum of the squared norms of `observed` is then 1. The weight is limited for tensors with a mean square below the
-    share MIN_MEAN_SQUARE of that of all entries, so that the sum is smaller if there are such tensors.
+    n is the number of entries of all tensors, so that the weighted sum of the squared norms of `observed` is 1. The weight is
+    limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all entries; the sum is smaller if there are
+    such tensors.
     """
     count = sum(g.numel() for g in observed.values())
     whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
