@@ -1,4 +1,4 @@
-"""Criteria for how plausible a reconstruction is, without a reference: they map x (N, *shape) to (N,); lower is better."""
+"""Criteria for how implausible reconstructions x (N, *shape) are, (N,), without a reference: lower is better."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ Criterion = Callable[[Tensor], Tensor]
 def measure_roughness(x: Tensor) -> Tensor:
     """Return the mean squared difference between each image (N, C, H, W) and its 3x3 mean filter; it is large for noise.
 
-    H-GAP uses it to choose between the answers of R-GAP and of a search (R-GAP, section 5).
+    H-GAP uses it by default to choose between the answers of R-GAP and of a search (R-GAP, section 5).
     At borders, the mean is over the pixels inside.
     """
     return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)

@@ -120,7 +120,10 @@ def _find_output_positions(layer: Layer, i: int) -> Tensor:
 
 
 class _Blocks:
-    """The preconditioner (K^T K + diagonal)^-1 of the gradient constraints K, computed by classes of pixels, for all channels."""
+    """The preconditioner (K^T K + diagonal)^-1, computed by classes of pixels, the same for each input channel.
+
+    K is the matrix of the gradient constraints.
+    """
 
     def __init__(self, system: System, classes: list[Class], diagonal: Tensor) -> None:
         """Compute the inverses of all blocks. diagonal: (N, pixels of a channel), added to K^T K of every channel."""
