@@ -49,7 +49,7 @@ SharpenFactory = Callable[[], Callable[[Tensor], Tensor]]
 
 
 def small() -> Callable[[Tensor], Tensor]:
-    """Return the function `sharpen` of the shipped enhancer, a U-Net trained on public photographs, see docs/attacks.md."""
+    """Return the sharpening function of the shipped enhancer, a U-Net trained on public photographs, see docs/attacks.md."""
     return read_enhancer(READY_FILE).sharpen
 
 

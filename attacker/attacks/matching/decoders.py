@@ -46,7 +46,7 @@ DecoderFactory = Callable[[DataSpec], Decoder]
 
 
 def pixels(data: DataSpec) -> Decoder:
-    """Return the decoder whose latents are the examples themselves; its `project` clamps them to [0, 1]."""
+    """Return the decoder whose latents are the examples themselves; searches with a box clamp them to [0, 1]."""
     return Decoder(data.shape, decode=_identity, encode=_identity, project=lambda z: z.clamp(0, 1))
 
 
