@@ -145,7 +145,7 @@ def _mask_non_positive(curve: Floats) -> Floats:
 
 
 def _compute_median(curves: Floats) -> Floats:
-    """Return the median over the first axis, ignoring NaN; NaN where all values are NaN."""
+    """Return the median (T,) of curves (N, T) at each point, ignoring NaN; NaN at points where all curves are NaN."""
     median = np.full(curves.shape[1], np.nan)
     known = ~np.isnan(curves).all(axis=0)
     median[known] = np.nanmedian(curves[:, known], axis=0)
@@ -159,9 +159,10 @@ def _thin_curve(curve: Floats) -> tuple[Floats, Floats]:
 
 @contextmanager
 def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Yield the axes to draw on, and a list that contains the SVG after the `with` block.
+    """Return a context manager that yields axes to draw on, and a list to which the finished SVG text is added at its end.
 
-    name: as in `draw_loss_curves`. Width and height are in inches.
+    name: text that differs from the names of all other charts of the page, so that no element ids are equal. width, height: in
+    inches.
     """
     svg: list[str] = []
     with mpl.rc_context({**CHART_STYLE, "svg.hashsalt": f"fedleak {name}"}):
@@ -173,10 +174,10 @@ def _open_chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axe
 
 
 def _make_inline(svg: str, colours: Mapping[str, str]) -> str:
-    """Return the SVG for use inside an HTML page.
+    """Return the text of an SVG file as an element for use inside an HTML page.
 
-    Prologue, metadata, fixed sizes, fonts, and element ids that two charts could share are removed. colours: dict from each
-    colour in the SVG to the CSS colour that replaces it.
+    Prologue, metadata, fixed sizes and names of fonts are removed, and so are element ids such as "figure_1", which matplotlib
+    gives in every chart. colours: dict from colours in the SVG to the CSS colours that replace them.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Reading of a run's folder for a report: all data that it shows, without drawing or formatting."""
+"""Reading of all data that a report on a run shows, from the run's folder, without drawing or formatting."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,10 +42,13 @@ with this case."""
 
 
 def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
-    """Read all data of a report on one run. Raises ValueError if `folder` is neither a run nor a recording.
+    """Return all data of a report on one run.
 
     folder: a run (a folder with `recording/`), or a recording; reconstructions and scores are then read from the folder above it.
     scored: False leaves out scores and originals, which are derived from the truth (the clients' examples).
+
+    Raises ValueError if `folder` is neither a run nor a recording, if its manifest is damaged, or if it holds links or other
+    files that `check_run` rejects. Other damaged files are named in `ReportedRun.missing`.
     """
     at = folder if (folder / "manifest.json").is_file() else folder / "recording"
     if not (at / "manifest.json").is_file():
@@ -83,14 +86,15 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
 
 
 def run_folder(folder: Path) -> Path:
-    """Return the folder of the run: `folder` itself, or the folder above it if `folder` is a recording."""
+    """Return the folder of the run: `folder` itself, or the folder above it if `folder` is a recording (has manifest.json)."""
     return folder.parent if (folder / "manifest.json").is_file() else folder
 
 
 def _read_metrics(path: Path, missing: list[Missing]) -> list[Record]:
-    """Return the rows of `metrics.jsonl`, without those whose round or measured values are no valid numbers.
+    """Return the rows of `metrics.jsonl`, without those whose round, loss, accuracy, bytes or seconds are damaged.
 
-    Problems are added to `missing`.
+    The result is [] if the file does not exist or cannot be read. Damaged rows and a file that cannot be read are added to
+    `missing`.
     """
     try:
         rows = read_json_lines(path)
@@ -123,9 +127,10 @@ def _read_scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
 
 
 def _read_all_facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
-    """Return a dict from the name of each attack's folder to the content of its attack.json.
+    """Return a dict from the name of each attack's folder in `reconstructions/` to the content of its attack.json.
 
-    Attacks on other recordings that share the folder are left out; files that cannot be read are added to `missing`.
+    Left out are attacks on a recording of another name or time of creation, and files that cannot be read. The latter are added
+    to `missing`.
     """
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
@@ -149,10 +154,13 @@ def _collect_attacks(
     scores: Sequence[ScoreRow],
     missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
-    """Return every attack, with or without scores, and with its null. Nulls are not returned as attacks of their own.
+    """Return every attack on the run that has an attack.json or scores.
 
-    facts, states: dicts from the name of an attack's folder to the content of its attack.json, and to a dict from the key of each
-    case to its state. missing: list to which problems are added.
+    A null, the attack without the update, is no entry of its own: it is the field `null` of its attack, if both have scores.
+
+    facts: dict from the name of an attack's folder to the content of its attack.json. states: dict from that name to a dict from
+    the key of each case (one round of a client, or several attacked together) to its state. scores: rows of all attacks. missing:
+    list to which problems are added.
     """
     rows: dict[str, list[ScoreRow]] = {}
     for row in sorted(scores, key=_get_sort_key):
@@ -208,8 +216,8 @@ def _attack(
 def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
     """Return a dict from the key of each case with an update to its state, from the files that are in the attack's folder now.
 
-    told: content of its attack.json. A case is left out if other cases of the same client, as of a replay on more rounds, contain
-    all its rounds.
+    A case (one round of a client, or several attacked together) of several rounds is left out if all its rounds are scored in
+    other cases, see `find_superseded`. folder: the attack's folder. told: content of its attack.json.
     """
     whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
     keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
@@ -219,9 +227,11 @@ def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
 def _collect_unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
 ) -> Unscored:
-    """Return the reconstructions of an attack that have no scores, with those of its null (the attack without the update).
+    """Return the reconstructions of an attack's cases without scores, each beside that of its null, the attack without update.
 
-    source: name of the attack's folder. facts: as in `_collect_attacks`. missing: list to which problems are added.
+    Cases that share rounds with a case in which these rounds are scored (`find_superseded`) are left out. source: name of the
+    attack's folder. facts: dict from such names to the content of attack.json. attack: the attack with its scored examples.
+    missing: list to which files that cannot be shown are added.
     """
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [
@@ -273,10 +283,11 @@ def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePai
 def _read_pairs(
     folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]
 ) -> dict[tuple[str, PlaceKey], ExamplePair]:
-    """Return a dict from (name of an attack's folder, key of an example) to the pair of original and reconstruction.
+    """Return a dict from (name of an attack's folder, `PlaceKey` of an example) to the pair of original and reconstruction.
 
-    It holds the first `MAX_PAIRS` rows of each attack. Under the name "" in place of a folder's, it holds each original alone,
-    to be shown for an attack that failed on the example. rows: score rows by the name of the attack's folder.
+    Of each attack, the first `MAX_PAIRS` rows are read, and those with a pair are in the result. With "" in place of the folder's
+    name, the result holds the original alone, to be shown for an attack that failed on the example; for table rows, this entry is
+    empty. rows: score rows by the name of the attack's folder.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():
@@ -307,10 +318,11 @@ def _list_missing(
     *,
     truth: bool,
 ) -> list[Missing]:
-    """Return what is left to replay and to score, with the commands for it.
+    """Return hints on what is left to replay and to score, each with the command for it.
 
-    folder: folder of the run. recording: folder that the replay commands name. facts, states: as in `_collect_attacks`.
-    truth: whether the run has truth (the clients' examples), so that it can be scored.
+    folder: folder of the run. recording: folder that the replay commands name. facts: dict from the name of an attack's folder to
+    the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth: whether
+    the run's truth (the clients' examples) is at hand, so that it can be scored.
     """
     if not facts and not scores:
         return [describe_unreplayed(recording)]

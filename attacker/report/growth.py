@@ -1,4 +1,4 @@
-"""Lines of the share of examples recovered from a growing number of rounds: of each attack, its null, and the privacy bound."""
+"""Lines for a chart of the share of examples recovered by number of rounds: of an attack, of its null, and a privacy bound."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +16,10 @@ from fedsim.recording import DamagedFile, Recording
 def gather_growth(
     folder: Path, recording: Recording, attacks: Sequence[AttackOnRun], missing: list[Missing]
 ) -> tuple[GrowthLine, ...]:
-    """Return the lines of all attacks that have scores for at least two numbers of rounds.
+    """Return one line for each attack whose share of examples recovered is known for at least two numbers of rounds.
 
-    If growth.jsonl, which holds the numbers of examples recovered by attacks on several rounds at once, cannot be read, the
-    reason is added to `missing`. folder: folder of the run.
+    For attacks on several rounds at once, the shares come from growth.jsonl, and for other attacks from their scores. If
+    growth.jsonl cannot be read, the reason is added to `missing`. folder: folder of the run.
     """
     try:
         counted = read_growth(folder) if (folder / GROWTH_FILE).is_file() else []
@@ -43,9 +43,10 @@ def _count(attack: AttackOnRun, counted: Sequence[CaseGrowth]) -> list[GrowthPoi
 
 
 def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
-    """Return, for each k, the share of examples that an attack on single rounds recovers in at least one of the first k rounds.
+    """Return, for each k, the share of distinct examples that an attack on single rounds recovers in one of the first k rounds.
 
-    The denominator is the number of distinct examples in all rounds.
+    Rounds without finished cases (done or failed) are not counted. The denominator is the number of distinct examples in all
+    others.
     """
     finished = attack.finished
     total, rounds = attack.distinct, sorted({round for example in finished for round in example.rounds})
@@ -57,10 +58,11 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
 
 
 def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:
-    """Return the line with the privacy accountant's upper bound on the share; unchanged if the federation declares no noise.
+    """Return the line with an upper bound on the share, which follows from the noise that the federation declares.
 
-    The bound takes a prior success probability: the null's share at the same number of rounds, but at least 1 / (n + 1) for n
-    examples.
+    The line is returned unchanged if no noise is declared, or no recorded round can be read. The bound depends on the probability
+    that a guess recovers an example. It is taken as the null's share at the same number of rounds, but at least 1 / (n + 1) for n
+    examples and below 1.
     """
     try:
         noise, uses = find_declared_noise(recording)

@@ -1,4 +1,4 @@
-"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's notes.
+"""Results of attacks on several rounds of a client at once: the rounds used and left out, and the attack's notes.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -19,10 +19,10 @@ from attacker.scoring.counted import Superseded, find_superseded
 class Linked:
     """One case of several rounds.
 
-    rounds:   rounds that the reconstruction uses; without a reconstruction, the rounds of the case.
-    left_out: rounds that are not part of the case, each with its reason.
-    unscored: sentence on the rounds of this case that are scored as part of other cases instead; "" if there are none.
-    notes:    the attack's notes on the rounds.
+    rounds:   rounds in which the attack places an example; without a readable reconstruction, all rounds of the case.
+    left_out: the client's rounds that are not part of the case: pairs of round and reason.
+    unscored: text on the rounds of this case that are scored as part of other cases instead; "" if there are none.
+    notes:    the attack's notes on the result.
     examples: number of reconstructed examples; None if no reconstruction can be read. several: how many of them the attack
               assigns to several rounds.
     """
@@ -38,7 +38,7 @@ class Linked:
 
     @property
     def which(self) -> str:
-        """The rounds as text, such as "1 to 3, 7"."""
+        """The field `rounds` as text, such as "1 to 3, 7"."""
         return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
 
 
@@ -69,7 +69,10 @@ def _read_linked_case(folder: Path, case: Record, other: Superseded | None) -> L
 
 
 def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:
-    """Return a dict from the index of each reconstructed example to the rounds to which the attack assigns it, ascending."""
+    """Return a dict from the index of a reconstructed example to the rounds to which the attack assigns it, ascending.
+
+    Examples that the attack assigns to no round are left out.
+    """
     places = Counter((slot.example, slot.round) for slot in found.slots)
     examples = sorted({example for example, _ in places})
     return {example: tuple(sorted(round for one, round in places if one == example)) for example in examples}

@@ -1,4 +1,4 @@
-"""Pairs of original and reconstruction in the form in which pages show them, or a reconstruction alone."""
+"""Pairs of original and reconstruction, and reconstructions alone, as pictures or table cells for a page."""
 
 import io
 import os
@@ -24,7 +24,7 @@ MAX_PIXELS = 2 * 10**7
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file; width and height in pixels."""
+    """The content of a PNG file; width and height in pixels."""
 
     png: bytes
     width: int
@@ -35,7 +35,8 @@ class Picture:
 class TableCell:
     """One variable of a table row as text: a number in its own unit, or a category.
 
-    original: None without an original. right: whether the reconstruction counts as correct; None without an original, and if the
+    column: name of the variable. original: None if it is not known. right: whether the reconstruction counts as correct: the
+    right category, or an error of at most `TABLE_TOLERANCE` of the variable's range. It is None without an original, and if the
     original is a category that the table has no column for.
     """
 
@@ -47,7 +48,10 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ExamplePair:
-    """The pictures or table cells of one example; empty if `problem` states why they cannot be shown."""
+    """One example for a page: pictures of an image, or the cells of a table row. Parts that are not known are None or empty.
+
+    problem: why the example cannot be shown; "" if there is no problem.
+    """
 
     original: Picture | None = None
     reconstruction: Picture | None = None
@@ -58,7 +62,8 @@ class ExamplePair:
 def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
     """Read the pair in `file`, relative to `run`: a PNG with the original on the left, or a table row as JSON.
 
-    A file that cannot be read gives a pair with a `problem`.
+    columns: those of the table, which tell units and categories. If their names differ from those in the file, each value is
+    shown as a plain number. A file that is missing, cannot be read or lies outside the run gives a pair with only a `problem`.
     """
     if not {"", ".", ".."}.isdisjoint(file.split("/")):
         return ExamplePair(problem=f"{file} lies outside the run")
@@ -74,7 +79,7 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
 
 
 def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
-    """Read original and reconstruction of a pair, each (C, H, W) in [0, 1] or (F,).
+    """Read original and reconstruction of a pair: images (C, H, W) in [0, 1], rounded to 8 bits, or table rows (F,).
 
     Raises ValueError if the file cannot be read.
     """
@@ -96,7 +101,8 @@ def _decode_picture(picture: Picture) -> Tensor:
 def show_alone(x: Tensor, data: DataSpec) -> ExamplePair:
     """Return a reconstruction x of shape `data.shape` in the form in which pages show it, without an original.
 
-    Pixels and continuous columns are clamped to [0, 1], and NaN is taken as 0.
+    Pixels and continuous columns are clamped to [0, 1], and NaN is taken as 0. An image that has not 1 or 3 channels gives only a
+    `problem`.
     """
     x = x.nan_to_num()
     if not data.is_image:
@@ -139,9 +145,9 @@ def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
 def _make_cells(
     columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None
 ) -> Iterator[TableCell]:
-    """Yield one cell per variable: a continuous column, or all one-hot columns of a categorical variable.
+    """Yield one cell per variable: a continuous column, or the adjacent one-hot columns of a categorical variable.
 
-    found, original: one value per column, in [0, 1] for continuous columns.
+    found, original: one value per column, in [0, 1] for continuous columns. Values of `found` are clamped there.
     """
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)

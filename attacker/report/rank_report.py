@@ -1,4 +1,4 @@
-"""Output of `attacker rank`: how many values of its input a network's gradient determines, from the layer shapes alone."""
+"""Arguments and output of `attacker rank`: how many values of its input the gradient of one example determines in a network."""
 
 from dataclasses import asdict
 from math import prod
@@ -31,7 +31,10 @@ __all__ = [
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Parse a shape such as `3x32x32` or `30`. Raises ValueError for anything else."""
+    """Parse the shape of one input: `3x32x32` (channels, height, width), or `30` (columns of a table row).
+
+    Raises ValueError unless the text is one or three positive whole numbers.
+    """
     parts = text.lower().split("x")
     if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"--input {text!r}: write 3x32x32 (channels, height, width) for images, or 30 for table rows")
@@ -50,8 +53,10 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
     """Return a network as a chain: a sequence of layers, each of which takes the output of the one before it.
 
     model: name of a built-in model, or `module:function`, which is imported. shape: shape of one input. classes: number of
-    classes. arguments: arguments of the model. Raises ValueError if there is no such model or it does not fit the shape, and
-    RuntimeError with the reason if it is not a chain.
+    classes. arguments: arguments of the model.
+
+    Raises ValueError if there is no such model or it does not fit the shape, and RuntimeError with the reason if attacks with a
+    closed form do not support it, as with residual connections, max pooling and normalisation.
     """
     if ":" in model:
         models.admit(model)
@@ -63,11 +68,11 @@ def load_chain(model: str, shape: tuple[int, ...], classes: int, arguments: dict
 
 
 def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
-    """Return the rank analysis of a chain, see `analyse_rank`.
+    """Analyse how many values of each layer's input the gradient of one example determines.
 
-    dead: assumed share, in [0, 1), of outputs that are 0 after a ReLU. prove: whether to compute the rank of layers with at most
-    `MAX_PROVED_UNKNOWNS` unknowns, instead of only counting their equations. Raises RuntimeError with the reason if a layer
-    cannot be analysed, and ValueError for `dead` out of range.
+    dead: assumed share, in [0, 1), of outputs that are 0 after a ReLU and therefore give no equation. prove: whether to compute
+    the rank by elimination for layers whose gradient leaves at most `MAX_PROVED_UNKNOWNS` unknowns open, instead of only counting
+    equations. Raises RuntimeError with the reason if a layer cannot be analysed, and ValueError for `dead` out of range.
     """
     try:
         return analyse_rank(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
@@ -76,7 +81,7 @@ def analyse_chain(chain: Chain, *, dead: float, prove: bool) -> RankReport:
 
 
 def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
-    """Write a picture of the chain as PNG, SVG or PDF, depending on the suffix of `path`."""
+    """Write a picture of the chain and its rank analysis as PNG, SVG or PDF, depending on the suffix of `path`."""
     from attacker.report.chain_figure import write_chain_picture
 
     write_chain_picture(
@@ -85,7 +90,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
 
 
 def to_json(report: RankReport, model: str) -> dict[str, Any]:
-    """Return all results of the analysis as values for JSON."""
+    """Return the results of the analysis as a dict of values for JSON. model: name of the network, which is repeated in it."""
     return {
         "model": model,
         "full": report.full,
@@ -102,11 +107,12 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
 
 
 def make_table(report: RankReport, chain: Chain) -> Table:
-    """Return a table with one row per layer; the critical layer, for which most equations are missing, is red.
+    """Return a table with one row per layer; the critical layer, which lacks most equations, is red.
 
-    Its columns are the layer's name, its description, and fields of `LayerRank`: the number of unknowns (values of the layer's
-    input), the numbers of gradient, weight and virtual constraints on them as R-GAP (Zhu and Blaschko 2021, section 4) counts
-    them, R-GAP's index, the rank ("≤" marks an upper bound from counting), and the number of missing equations.
+    If several layers lack equally many, the critical one has the largest index. The columns are the layer's name, its
+    description, and fields of `LayerRank`: the number of unknowns (values of the layer's input), the numbers of gradient, weight
+    and virtual constraints on them as R-GAP (Zhu and Blaschko 2021, section 4) counts them, R-GAP's index ("RA"), the rank ("≤"
+    marks one that is not proved), and the number of missing equations.
     """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")
@@ -127,7 +133,11 @@ def make_table(report: RankReport, chain: Chain) -> Table:
 
 
 def describe_layer(layer: Layer) -> str:
-    """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10"; 16 and 10 are its outputs."""
+    """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10".
+
+    The first has 16 output channels, a kernel of 3x3, stride 2 and padding 1, and the second has 10 outputs. "pooled" is added if
+    values are averaged before or after a convolution.
+    """
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
     words = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]

@@ -1,4 +1,4 @@
-"""Rendering of one self-contained page for one or several runs."""
+"""Rendering of a report as one HTML page, which needs no other files, on one or several runs."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MAX_PICTURE_WIDTH = 192
 
 @dataclass(frozen=True)
 class Chart:
-    """A finished drawing with its title and its alternative text for screen readers."""
+    """A chart as SVG, with its title and its alternative text for screen readers."""
 
     title: str
     svg: Markup
@@ -35,11 +35,12 @@ class Chart:
 
 
 def build(runs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of `runs`, in their order, to one HTML file that loads no other files, and return its path.
+    """Write the report on `runs`, in their order, to one HTML file that loads no other files, and return its path.
 
-    out: by default report.html in the folder of the first run. Only its owner can read the file, since it shows private
-         originals.
-    Raises ValueError if a folder is not a run.
+    runs: folders of runs or of recordings, at least one.
+    out:  by default report.html in the folder of the first run. Only its owner can read the file, since it shows private
+          originals.
+    Raises ValueError if a folder is neither a run nor a recording, or if `runs` is empty.
     """
     if not runs:
         raise ValueError("a report needs at least one run, got none")
@@ -52,7 +53,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    """Return the page as HTML."""
+    """Return the report on `runs` as the text of one HTML page."""
     template = _make_environment().get_template("page.html")
     return template.render(
         runs=[_make_context(i, run) for i, run in enumerate(runs, start=1)],
@@ -84,23 +85,30 @@ def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
 
 
 def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
-    """Return a dict from each reason for missing LPIPS values to the specifications of the attacks concerned; [] means all."""
+    """Return a dict from each reason for missing values of LPIPS, an image distance, to the attacks concerned.
+
+    The attacks are given by their specifications; [] means all attacks of the run.
+    """
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
 def _select_strip(run: ReportedRun) -> list[Example]:
-    """Return up to `STRIP_EXAMPLES` examples of the best attack that have an original, for the row of pictures at the top.
+    """Return up to `STRIP_EXAMPLES` examples of the best attack that have a picture of the original, for the top of the page.
 
-    They are the first by round, client and position, and not selected by quality.
+    They are the first by round, client, local step and position, and not selected by quality. The best attack is the one that
+    `find_strongest` chooses.
     """
     best = words.find_best_attack(run)
     return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 
 
 def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
-    """Return up to `STRIP_EXAMPLES` reconstructed images of the first attack that has any; none if the run has any scores."""
+    """Return up to `STRIP_EXAMPLES` reconstructed images of the first attack that has reconstructions without scores.
+
+    The result is empty if the run has scores of finished cases (done or failed), and for table rows.
+    """
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.find_best_attack(run) is None else []
 
@@ -114,10 +122,10 @@ def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
 
 
 def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
-    """Return the chart of examples recovered against the number of recorded rounds, with one line per attack.
+    """Return the chart of the share of examples recovered against the number of recorded rounds, or None without lines.
 
-    It is None if no attack has scores for at least two numbers of rounds. number: number of the run on the page, for unique ids
-    in the chart.
+    Each attack for which at least two numbers of rounds are known has a line, and lines of its null and its privacy bound if
+    there are any. number: number of the run on the page, for unique ids in the chart.
     """
     lines = [
         figures.DrawnLine(
@@ -191,7 +199,8 @@ def _make_data_uri(picture: Picture) -> str:
 def _choose_width(picture: Picture) -> int:
     """Return the width at which to show a picture, in CSS pixels.
 
-    Pictures narrower than `MIN_PICTURE_WIDTH` are enlarged by a whole factor; those wider than `MAX_PICTURE_WIDTH` are reduced.
+    Pictures narrower than `MIN_PICTURE_WIDTH` are enlarged by the smallest whole factor that reaches it, and others are reduced
+    to `MAX_PICTURE_WIDTH` if they are wider.
     """
     if picture.width >= MIN_PICTURE_WIDTH:
         return min(picture.width, MAX_PICTURE_WIDTH)

@@ -1,4 +1,4 @@
-"""Hints on what is missing in a run, each with the command that creates it.
+"""Hints on what is missing in a run, with the command that creates it if there is one.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -17,14 +17,17 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Missing:
-    """A hint on what is missing in a run. what: the hint as text. command: the command that creates it; "" if there is none."""
+    """A hint on what is missing or damaged in a run.
+
+    what: the hint as text. command: the command that creates what is missing; "" if there is none.
+    """
 
     what: str
     command: str = ""
 
 
 def describe_unreplayed(recording: Path) -> Missing:
-    """Return the hint that no attack was run on a recording, with the command that runs one."""
+    """Return the hint that no attack was run on a recording, with the command that runs the attack `cpl`."""
     return Missing("No attack was replayed on this recording yet.", make_replay_command(recording))
 
 
@@ -33,10 +36,11 @@ def list_unfinished(
 ) -> list[Missing]:
     """Return the hints on one attack: how many cases are not attacked yet, interrupted, and not scored yet.
 
-    A case is to be scored if it is finished now (done or failed) and was not finished when it was last scored.
+    A case counts as not scored if it is finished now (done or failed), and was not finished at the last scoring or never scored.
 
     told: content of its attack.json. states: dict from the key of each of its cases to the case's state now. scored: the same for
-    the states at the last scoring. replay, score: the commands; `score` is "" without truth, and then no case is to be scored.
+    the states at the last scoring. replay, score: the commands to name in the hints; "" for `score` leaves out the hint on
+    scoring.
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
@@ -59,7 +63,7 @@ def format_cases(count: int) -> str:
 def describe_missing_truth(run: Path) -> Missing:
     """Return the hint that nothing was scored because no truth (the clients' examples) was given, with the command to score.
 
-    In the command, FOLDER stands for the folder of truth.
+    In the command, FOLDER stands for the folder of truth. run: folder of the run.
     """
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
@@ -76,12 +80,15 @@ def describe_missing_null(recording: Path, told: Mapping[str, Any]) -> Missing:
 
 
 def make_score_command(folder: Path) -> str:
-    """Return the command that scores all reconstructions of the run in `folder`."""
+    """Return the command that scores the reconstructions of the run in `folder`."""
     return join(["attacker", "score", str(folder)])
 
 
 def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
-    """Return the command that replays an attack and its null, skipping finished cases.
+    """Return the command that replays an attack and its null, skipping cases that have a complete reconstruction.
+
+    It repeats the attack's arguments, its seed, the oracles of labels and logits, and a model from outside this project, but no
+    other options.
 
     folder: folder of the recording. told: content of the attack's attack.json; None for the attack named `cpl` with its defaults.
     """
@@ -103,7 +110,7 @@ def make_replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> 
 
 
 def _parse_arguments(spec: str) -> dict[str, Any]:
-    """Return the keyword arguments in the text of an attack's specification; none if it cannot be parsed."""
+    """Return a dict of the keyword arguments in the text of an attack's specification; {} if it cannot be parsed."""
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
         return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}

@@ -1,4 +1,4 @@
-"""Reconstructions without scores, because the recording has no truth or is not scored yet.
+"""Reconstructions without scores, since there is no truth (the clients' examples) or they were not scored yet.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -26,11 +26,11 @@ class UnscoredExample:
 
     rounds:     rounds to which the attack assigns it: one, unless the attack combines several.
     number:     its number in the reconstruction, from 1; the order of examples within a batch has no meaning.
-    loss:       the attack's own loss at the end; None if it is not finite or there is none. confidence: the attack's estimate
-                of the probability that the example is recovered; None if there is none.
+    loss:       the attack's own loss at the end of the case; None if it is not finite or there is none. confidence: the attack's
+                estimate of the probability that the example is recovered; None if there is none.
     route:      method that found the reconstruction. notes: the attack's notes; empty for cases of several rounds, whose notes
                 are in `attacker.report.linked.Linked`.
-    shown:      the reconstruction as an image or table row.
+    shown:      the reconstruction as an image or table row, or why it cannot be shown.
     null:       the example with the same number that the null, the attack without the update, returns for the case, or None.
     """
 
@@ -51,8 +51,9 @@ class UnscoredExample:
 class Unscored:
     """The reconstructed examples of one attack in cases without scores.
 
-    found:    the first of these examples, in the order of the recording. total: number of all of them.
-    failures: reasons why cases have no reconstruction, with the number of cases for each. problems: files that cannot be shown.
+    found:    the first of these examples, in the order of attack.json. total: number of all of them.
+    failures: pairs of a reason why cases have no reconstruction and the number of cases, most frequent first.
+    problems: sentences on files that cannot be shown.
     """
 
     found: tuple[UnscoredExample, ...] = ()
@@ -64,8 +65,8 @@ class Unscored:
 def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
     """Return the reconstructions of an attack for its cases without scores.
 
-    folder: folder of its reconstructions. null: folder of its null's reconstructions, or None. told: content of its attack.json.
-    scored: keys of the cases to leave out, as they have scores. most: maximum number of examples in `Unscored.found`.
+    folder: folder of its reconstructions. told: content of its attack.json. scored: keys of the cases to leave out, such as those
+    with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in `Unscored.found`.
     """
     found: list[UnscoredExample] = []
     problems: list[str] = []
@@ -91,7 +92,7 @@ def collect_unscored(folder: Path, told: Record, scored: set[str], data: DataSpe
 
 
 def _read_failure(path: Path) -> list[str]:
-    """Return a list of the one reason in `path`, a file that replay writes if a case fails; [] if there is no such file."""
+    """Return [reason] from `path`, the file that replay writes if a case fails; [] if there is no such file."""
     return [read_reason(path)] if os.path.lexists(path) else []
 
 

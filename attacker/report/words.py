@@ -1,4 +1,4 @@
-"""Functions that turn numbers and verdicts into text for a report.
+"""Texts of a report on numbers and verdicts, and the choice of the strongest attack.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -33,17 +33,20 @@ PAPER_NAMES = {
 
 
 def format_attack_name(attack: str) -> str:
-    """Return an attack's name as its paper spells it, or the given name for attacks without a paper."""
+    """Return an attack's name for display, such as "iDLG" for "idlg"; unchanged if it is not in `PAPER_NAMES`."""
     return PAPER_NAMES.get(attack, attack)
 
 
 def format_rate(estimate: Estimate) -> str:
-    """Return a share as the number of examples that it stands for, such as "18 of 24" for 0.75 of 24 examples."""
+    """Return a share as the number of examples that it stands for, rounded, such as "18 of 24" for 0.75 of 24 examples."""
     return f"{round(estimate.value * estimate.count)} of {estimate.count}"
 
 
 def describe_growth(points: Sequence[GrowthPoint]) -> str:
-    """Return the shares of all points as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds"."""
+    """Return the shares of all points as text, such as "0 % after 1, 20 % after 10, 100 % after 24 rounds".
+
+    Without points, the text is "not counted".
+    """
     shares = [f"{format_percent(point.share)} after {point.rounds}" for point in points]
     return f"{', '.join(shares)} {'round' if points and points[-1].rounds == 1 else 'rounds'}" if shares else "not counted"
 
@@ -67,7 +70,10 @@ def format_interval(estimate: Estimate, digits: int) -> str:
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as "1 round" or "3 rounds". plural: the noun's plural if it is not formed with "s"."""
+    """Return a number with its noun, such as "1 round" or "3,000 rounds".
+
+    plural: the noun's plural if it is not formed with "s".
+    """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -80,7 +86,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as text in powers of 1000, such as "73 kB"."""
+    """Return a number of bytes as text in powers of 1000, such as "73 B", "73.0 kB" or "730 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             break
@@ -89,16 +95,17 @@ def format_bytes(count: float) -> str:
 
 
 def find_best_attack(run: ReportedRun) -> AttackOnRun | None:
-    """Return the attack of the run whose summary `find_strongest` chooses; None if nothing is scored."""
+    """Return the attack of the run whose summary `find_strongest` chooses; None if no finished case is scored."""
     winner = find_strongest([attack.summary for attack in run.attacks if attack.summary])
     return next((attack for attack in run.attacks if attack.summary is winner), None) if winner else None
 
 
 def find_strongest(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the summary of the attack that recovered the largest share of examples; None if nothing is scored.
+    """Return the summary of the strongest attack, usually the one that recovered the largest share of examples.
 
-    Attacks with an oracle are considered only if there are no others. An attack whose verdict is "not distinguishable from the
-    null" comes after all others, whatever its share.
+    An attack whose verdict is "not distinguishable from the null" comes after all others, whatever its share. Attacks with an
+    oracle (information that no server has) are considered only if there are no others. The result is None if no attack has scores
+    of a finished case (done or failed).
     """
     scored = [summary for summary in summaries if summary.success]
     fair = [summary for summary in scored if not summary.oracles] or scored
@@ -125,7 +132,10 @@ def _is_gone(summary: Summary) -> bool:
 
 
 def describe_verdict(run: ReportedRun) -> str:
-    """Return the conclusion from the scores of a run, as text; without scores, the text says what was done so far."""
+    """Return the conclusion on a run as text.
+
+    It is drawn from the scores. If every attack failed, or nothing is scored, the text says what was done so far.
+    """
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _describe_failures(run)
     summaries = [attack.summary for attack in run.attacks if attack.summary]
@@ -133,7 +143,7 @@ def describe_verdict(run: ReportedRun) -> str:
 
 
 def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
-    """Return the conclusion from the scores of the attacks on one run, as text; "" if nothing is scored."""
+    """Return the conclusion from the scores of the attacks on one run, as text; "" if no finished case is scored."""
     winner = find_strongest(summaries)
     if winner is None:
         return ""
@@ -163,7 +173,7 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
 
 
 def _describe_labels(summary: Summary, reads: str) -> str:
-    """Return the share of labels recovered as a clause that begins with " and "; "" if it is unknown or an oracle supplied them.
+    """Return the labels recovered as a clause such as " and read 3 of 4 labels"; "" if unknown, or if an oracle supplied them.
 
     reads: verb of the clause, "read" or "reads".
     """
@@ -190,7 +200,7 @@ def _describe_unscored(run: ReportedRun) -> str:
 
 
 def _describe_failures(run: ReportedRun) -> str:
-    """Return the sentences for a run on which every attack failed, with the most frequent reason."""
+    """Return the sentences for a run on which every attack failed, with the most frequent reason if one is known."""
     cases = sum(attack.states["failed"] for attack in run.attacks)
     who = "The attack" if len(run.attacks) == 1 else f"Each of the {len(run.attacks)} attacks"
     reasons: Counter[str] = Counter()
@@ -202,7 +212,7 @@ def _describe_failures(run: ReportedRun) -> str:
 
 
 def is_finished(run: ReportedRun) -> bool:
-    """Return whether any case of any attack is finished: done or failed."""
+    """Return whether at least one case of the run's attacks is finished: done or failed."""
     return any(attack.states.get(state) for attack in run.attacks for state in FINISHED_STATES)
 
 
@@ -217,9 +227,10 @@ def describe_unfinished(run: ReportedRun) -> str:
 
 
 def describe_coverage(run: ReportedRun) -> str:
-    """Return one sentence on how many updates were attacked, and how many cases are finished and failed; "" without attacks.
+    """Return one sentence on the attacks of a run and how many of their cases are finished and failed; "" without cases.
 
-    It also states how many replies of clients held no update.
+    If there are attacks on single rounds, it also says how many of the recorded updates or secure sums one of them attacked at
+    most. If clients' replies held no update, it says how many.
     """
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
@@ -265,7 +276,7 @@ def _describe_protection(run: ReportedRun) -> str:
 def _name_attack(summary: Summary, manifest: Manifest) -> str:
     """Return the attack's name as text for a sentence.
 
-    ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack had oracles
+    ", ignoring the defense," is added if clients use a defense that the attack does not model. If the attack was given oracles
     (information that no server has), their names are added.
     """
     name = format_attack_name(summary.attack)
@@ -288,10 +299,10 @@ def _of(estimate: Estimate | None) -> Estimate:
 
 
 def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> str:
-    """Return a sentence on the best attack with an oracle if it recovered more than `top`, otherwise "".
+    """Return a sentence on the best attack with an oracle if it recovered a larger share than `top`, otherwise "".
 
-    An oracle is information that no server has. top: the attack that `find_strongest` chose. It has an oracle only if all
-    scored attacks have one; the result is then "".
+    An oracle is information that no server has. The sentence begins with a space. top: summary that `find_strongest` chose. It
+    has an oracle only if all scored attacks have one; the result is then "".
     """
     scored = [one for one in summaries if one.oracles and one.success]
     told = [one for one in scored if _of(one.success).value > _of(top.success).value]
@@ -302,7 +313,11 @@ def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest
 
 
 def describe_privacy(row: Mapping[str, Any]) -> str:
-    """Return a round's privacy accounting as text; "" if its row of metrics has none."""
+    """Return a round's privacy accounting as text, such as "epsilon 2.1 at delta 1e-05 for one example".
+
+    The text is "none", with the reason if it is known, if there is no epsilon, and "" if the row has no accounting. row: the
+    round's row of `metrics.jsonl`.
+    """
     told = row.get("privacy")
     if not isinstance(told, Mapping):
         return ""
@@ -325,9 +340,9 @@ def _format_epsilon(told: Mapping[str, Any]) -> str:
 
 
 def list_differences(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return the names of the settings, other than the defense, in which the runs differ.
+    """Return which of model, data, training, recorded rounds and number of clients differ between the runs.
 
-    If there are any, a comparison of the runs does not compare defenses alone.
+    If any of them does, a comparison of the runs does not compare defenses alone.
     """
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {
