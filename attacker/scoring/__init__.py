@@ -1,6 +1,6 @@
 """Scoring: comparison of reconstructions with truth (the clients' examples).
 
-No other package of the attacker opens the files of truth. Oracles, which tell an attack what no server knows, get it from here.
+No other package of the attacker reads the files of truth. True labels and logits that a user gives to an attack come from here.
 """
 
 from attacker.scoring.growth import CaseGrowth, GrowthPoint, read_growth, summarise_growth

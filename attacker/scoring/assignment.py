@@ -14,15 +14,15 @@ from attacker.reconstruction import Reconstruction
 def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
     """Assign every reconstruction to an original so that the total MSE is smallest; return the index in x for each original.
 
-    None marks an original that no reconstruction is assigned to, a failure of the attack.
+    None marks an original to which no reconstruction is assigned.
 
     x:      (M, *shape), the reconstructions. truth: (N, *shape), the originals.
-    places: largest number of reconstructions that may be assigned to each original, by default 1. If several are assigned to one
-            original, their smallest index is returned, not that of the best match. After `keep_first`, which sorts them, it
-            belongs to the one that the attack itself ranks highest.
+    places: for each original, the largest number of reconstructions that may be assigned to it; by default 1. If several are
+            assigned to one original, their smallest index is returned, not that of the best match. After `keep_first`, which
+            sorts them, it belongs to the one that the attack itself ranks highest.
 
-    Raises ValueError if M exceeds the sum of `places`. Call `keep_first` before: to drop the worst matches here would select
-    reconstructions by truth.
+    Raises ValueError if M exceeds the sum of `places`. `keep_first` drops the surplus by the attack's own ranking; to drop the
+    worst matches would select reconstructions by truth.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
@@ -41,7 +41,7 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list
     """Return the indices of reconstructed examples by the attack's own ranking, best first.
 
     confidence: (M,), higher is better. Examples with confidence NaN come last, sorted by `explained` (M,), the share of the
-    gradient that an example explains, if that is given; higher is better. Ties keep their order.
+    gradient that an example explains, if that is given; higher is better, and NaN is last. Ties keep their order.
     """
     sure = confidence.tolist()
     parts = [nan] * len(sure) if explained is None else explained.tolist()
@@ -55,7 +55,7 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None = None) -> list
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return a reconstruction of at most `most` examples: the best by the attack's own ranking, best first.
+    """Return a reconstruction of the `most` best examples (or all, if there are fewer) by the attack's own ranking, best first.
 
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """

@@ -1,4 +1,7 @@
-"""Comparison of originals with the reconstruction of their own case, and with that of another client's case."""
+"""Comparison of originals with the reconstruction of their own case, and with that of another client's case.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,7 @@ class Compared:
 
     found: the reconstruction after `keep_first`, which drops examples beyond the number that the originals may have.
     surplus: number of examples that were dropped.
-    x: (M, *shape), the examples of `found` with 0 for NaN, clamped to [0, 1] except in one-hot columns (`clean_examples`).
+    x: (M, *shape), the examples of `found` with 0 for NaN, clamped to [0, 1] except in one-hot columns.
     assigned: for each original, the index of its reconstruction in x, or None.
     fields: for each original, a dict of fields of its score row by name; None for an original without a reconstruction.
     """
@@ -51,10 +54,11 @@ def compare_examples(
 ) -> Compared:
     """Assign reconstructed examples to the originals and measure each pair.
 
+    found: the reconstruction; examples beyond the sum of `counts` are dropped, the attack's lowest ranked ones.
     truth: (N, *shape), the originals. labels: their N labels. spec: shape and columns of the data.
     lpips: the LPIPS model, or the reason why there is none.
-    counts: largest number of reconstructed examples that may be assigned to each original, by default 1.
-    gallery: other examples of the data set, for re-identification; without it there are no fields on that. indices: data set
+    counts: for each original, the largest number of reconstructed examples that may be assigned to it; by default 1.
+    gallery: random training examples for the measures of re-identification; without it these are left out. indices: data set
     indices of the originals, needed with a gallery.
     """
     counts = counts or [1] * len(labels)
@@ -92,7 +96,7 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
     """Return, for each true label in turn, whether at least one equal recovered label is left.
 
     Each true label then removes equal recovered labels, as far as there are any: one, or `places[i]` for the i-th true label. So
-    labels are compared as multisets, since a gradient does not determine which image has which label.
+    labels are compared as multisets, since the order of recovered labels means nothing.
     """
     left = Counter(recovered)
     read = []
@@ -103,15 +107,15 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
 
 
 def _to_number(value: Tensor) -> float | None:
-    """Convert a confidence or share (a scalar tensor) to a float; None if it is not finite, as NaN stands for no estimate."""
+    """Convert a scalar tensor to a float; None if it is NaN or infinite."""
     return float(value) if bool(value.isfinite()) else None
 
 
 def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a dict from the key of each case to the key of a case of another client, if possible of the same round.
 
-    Cases without an update, and those for which there is no such case, are left out. The choice is not random: it depends on the
-    order of the cases only. cases: entries of `attack.json`.
+    Cases without an update, and those for which there is no such case, are left out. The choice is not random: it is the next
+    such case in the order of `cases`, after the last the first. cases: entries of `attack.json`.
     """
     complete = [case for case in cases if case["status"] == "complete"]
     found = {}
@@ -128,11 +132,13 @@ def compare_with_other(
 ) -> list[dict[str, Any]]:
     """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
-    The scores, `other_success` and `other_psnr`, measure what the attack gets right without the update of this client. A dict is
-    empty if there is no case of another client, or none of its reconstructed examples is assigned to the original.
+    The scores, `other_success` and `other_psnr` (None for table rows), measure what the attack gets right without the update of
+    this client. A dict is empty if no example of the other reconstruction is assigned to the original, and all are if that
+    reconstruction does not exist or cannot be read.
 
-    folder: folder of the attack. key: key of the other client's case, see `pair_clients`; None if there is none. truth: (N,
-    *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original may have.
+    folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
+    none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original
+    may have.
     """
     nothing: list[dict[str, Any]] = [{} for _ in labels]
     if key is None:

@@ -1,4 +1,4 @@
-"""Choice of the case in which an example is scored if two replays on several rounds attacked it, so that it counts once.
+"""Choice of the case in which a round's examples are scored if several cases of one client's rounds contain this round.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -16,9 +16,10 @@ CaseRecord = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Superseded:
-    """A case that shares rounds with cases of higher priority, see `find_superseded`.
+    """The effect on the scores of a case that shares rounds with cases of higher priority, see `find_superseded`.
 
-    by: keys of those cases. rounds: the shared rounds, whose examples are not scored in this case. rest: the case's other rounds.
+    by: keys of those cases. rounds: the shared rounds; an example that was used in any of them is not scored in this case. rest:
+    the case's other rounds; if there are none, no example is scored in it.
     """
 
     by: tuple[str, ...]
@@ -27,7 +28,7 @@ class Superseded:
 
     @property
     def words(self) -> str:
-        """Return the effect on the scores of the case as text."""
+        """Return the effect as text, such as "not scored: the examples of its rounds are scored in case 7"."""
         by = f"case{'s' * (len(self.by) > 1)} {', '.join(self.by)}"
         if not self.rest:
             return f"not scored: the examples of its rounds are scored in {by}"
@@ -38,10 +39,11 @@ class Superseded:
 def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Superseded]:
     """Return a dict from the key of each case that shares rounds with cases of higher priority to the effect on its scores.
 
-    Only cases of several rounds of the same client are compared. folder: folder of the reconstructions. cases: entries of
-    `attack.json`. Finished cases have priority over interrupted ones, and these over cases without a reconstruction; among equals
-    the case with more rounds has priority, then the one with the smaller key. Examples of shared rounds are scored only in the
-    case of highest priority.
+    Examples of shared rounds are scored only in the case of highest priority. Cases with a complete reconstruction come first,
+    then interrupted ones, then those without a readable reconstruction; among equals the case with more rounds, then the one with
+    the smaller key. Only cases of several rounds of the same client are compared.
+
+    folder: folder of the reconstructions. cases: entries of `attack.json`.
     """
     found: dict[str, Superseded] = {}
     whole = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))
@@ -63,7 +65,7 @@ def find_superseded(folder: Path, cases: Sequence[CaseRecord]) -> dict[str, Supe
 
 
 def _rank_status(folder: Path, key: str) -> int:
-    """Return 0 for a finished case, 1 for an interrupted one, 2 for one without a reconstruction."""
+    """Return 0 for a case with a complete reconstruction, 1 with an interrupted one, 2 without a readable one."""
     try:
         return int(Reconstruction.read(folder / f"{key}.safetensors").interrupted)
     except ValueError:

@@ -17,15 +17,16 @@ def describe_environment() -> dict[str, Any]:
     """Return a flat dict of plain JSON values: the version of each package by its name, processor, cores, gpu and commit.
 
     The packages are "python" and those of `VERSIONED_PACKAGES`; the version is None if one is not installed.
-    cores:  number of cores that this process may use. gpu: name of the GPU if this process used one, else None.
-    commit: commit of the source tree, with "+dirty" if the code differs from it; None outside a work tree.
+    cores:  number of cores of the machine, or of those that this process may use where the system tells it. gpu: name of the GPU
+    if this process used one, else None.
+    commit: commit of this project's source tree, with "+dirty" if its code was changed; None if it is unknown.
     """
     return {**_describe_machine(), "gpu": _read_gpu()}
 
 
 @lru_cache(maxsize=1)
 def _describe_machine() -> dict[str, Any]:
-    """Return the entries of `describe_environment` except `gpu`, the only one that may change during the process."""
+    """Return the entries of `describe_environment` except `gpu`, as they were at the first call."""
     return {
         "python": platform.python_version(),
         **{package: _read_version(package) for package in VERSIONED_PACKAGES},
@@ -43,7 +44,7 @@ def _read_version(package: str) -> str | None:
 
 
 def _read_processor() -> str:
-    """Return the processor's name, or its architecture if the name is unknown."""
+    """Return the processor's name; where the system does not tell it, its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -59,7 +60,10 @@ def _read_gpu() -> str | None:
 
 
 def read_commit(root: Path) -> str | None:
-    """Return the commit of the git work tree at `root`; "+dirty" is added if `CODE_PACKAGES` differ from it. None without one."""
+    """Return the commit of the git work tree at `root`; None if there is none, or git fails.
+
+    "+dirty" is added if files in the folders `CODE_PACKAGES` were changed or added.
+    """
     if not (root / ".git").exists():
         return None
     head = _run_git(root, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""Re-identification measures: is a reconstruction nearer to its original than to other examples of the same data set?"""
+"""Measures of re-identification: whether a reconstruction is nearer to its original than to other examples of the data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +29,13 @@ GALLERY_FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
 
 @dataclass(frozen=True)
 class Gallery:
-    """A random sample of the data set that a run was trained on, to compare reconstructions with.
+    """A random sample of the training examples of a data set, to compare reconstructions with.
 
-    examples: (n, d), flattened, minus their mean, normalised to length 1. indices: (n,), indices in the data set.
-    centre: (d,), the mean before this normalisation.
+    examples: (n, d), flattened, large images reduced before, minus their mean, normalised to length 1. indices: (n,), indices in
+    the data set.
+    centre: (d,), the mean that was subtracted.
     constant: for images (C,), the mean of each channel over pixels and examples: the image of one colour with the smallest mean
-    squared error. For table rows (F,), the mean row.
+    squared error over the sample. For table rows (F,), the mean row.
     shape: shape of one example.
     """
 
@@ -46,7 +47,7 @@ class Gallery:
 
     @classmethod
     def of(cls, data: Dataset) -> "Gallery":
-        """Draw up to `GALLERY_SIZE` + `MAX_JOINT_EXAMPLES` training examples with a fixed seed."""
+        """Draw `GALLERY_SIZE` + `MAX_JOINT_EXAMPLES` training examples with a fixed seed, or take all if there are fewer."""
         chosen = np.sort(np.random.default_rng(0).permutation(len(data.train))[: GALLERY_SIZE + MAX_JOINT_EXAMPLES])
         x, _ = data.train[chosen]
         flat = _flatten(x)
@@ -55,7 +56,7 @@ class Gallery:
         return cls(_normalise(flat - centre), torch.from_numpy(chosen), centre, constant, tuple(x.shape[1:]))
 
     def repeat_constant(self, count: int) -> Tensor:
-        """Return `count` copies of the best constant image or row, (count, *shape)."""
+        """Return `count` copies of the image of one colour, or row, `constant`: (count, *shape)."""
         one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
         return one.expand(count, *self.shape).clone()
 
@@ -69,16 +70,17 @@ class Gallery:
         of one colour is not near to many examples. The fields are:
 
         rank, gallery: rank of the original by distance to its reconstruction, 1 for the nearest, and the number of examples that
-        are ranked: the original and the other examples (the gallery without the originals of this case).
+        are ranked: the original and the other examples (up to `GALLERY_SIZE` of the gallery, without the originals of this case).
         rank_share: share of the other examples that are nearer than the original; a tie counts half.
-        chance: upper bound on the probability that at least one of M reconstructions without any information would be this near.
-        If the original is nearer than all other examples, their distances are extrapolated by a power law, whose exponent is the
-        lower confidence limit of Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`.
-        case_chance: probability that N other examples would together be as near to the reconstructions of the case under their
-        own best assignment. It is the same for all originals of a case. It is None for cases of too many examples or
-        reconstructions, see `_estimate_joint_chance`.
+        chance: estimated upper bound on the probability that at least one of M reconstructions without any information would be
+        this near. If the original is nearer than all other examples, their distances are extrapolated by a power law, whose
+        exponent is the lower confidence limit of Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`, at most
+        `MAX_TAIL_EXPONENT`.
+        case_chance: estimated probability that N random other examples would together be as near to the reconstructions of the
+        case, under the best assignment, as the originals are. It belongs to the case, and is equal in all originals that have it.
+        None for cases of too many examples or reconstructions, see `_estimate_joint_chance`.
 
-        All fields are None for an original without a reconstruction.
+        All fields are None for an original without a reconstruction, and if there are no other examples.
         """
         answers, originals = (_normalise(_flatten(one) - self.centre) for one in (x, truth))
         others = self._select_others(originals, indices)
@@ -103,9 +105,10 @@ class Gallery:
         return rows
 
     def _select_others(self, originals: Tensor, indices: Sequence[int]) -> Tensor:
-        """Return the first `GALLERY_SIZE` examples of the gallery without the originals and, for images, without copies of them.
+        """Return up to `GALLERY_SIZE` examples of the gallery that are not among the originals.
 
-        A copy counts as the original.
+        Images that are copies of an original, with a cosine of 1 between them, are left out as well. originals: (N, d),
+        normalised as `examples`. indices: their indices in the data set.
         """
         keep = ~torch.isin(self.indices, torch.tensor(indices, dtype=self.indices.dtype))
         if len(self.shape) == 3 and len(originals):
@@ -127,9 +130,10 @@ def _normalise(x: Tensor) -> Tensor:
 
 
 def _estimate_chance(own: float, others: NDArray[Any]) -> float:
-    """Return the probability that a random other example is at a distance of at most `own`.
+    """Estimate the probability that a random other example is at a distance of at most `own`.
 
-    others: distances of a sample of other examples. If all are above `own`, they are extrapolated, see `chance` in `compare`.
+    others: distances of a sample of other examples. If all are above `own`, the probability is extrapolated by a power law, see
+    `chance` in `Gallery.compare`.
     """
     ordered = np.sort(others)
     within = int((ordered <= own + 1e-6).sum())
@@ -144,12 +148,12 @@ def _estimate_chance(own: float, others: NDArray[Any]) -> float:
 
 
 def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
-    """Return the probability that N examples drawn from the gallery fit the M reconstructions at least as well as the originals.
+    """Estimate the probability that N random examples of the gallery fit the M reconstructions at least as well as the originals.
 
-    Fit is the sum of distances under the best one-to-one assignment. The probability is estimated from `GALLERY_SIZE` random
-    draws, or for M = N = 1 from every example of the gallery; a tie counts half. near: (M, N), distances to the originals. far:
-    (M, n), distances to the gallery. The result is None without reconstructions or originals, if N exceeds `MAX_JOINT_EXAMPLES`
-    or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
+    Fit is the sum of distances under the best one-to-one assignment, in which surplus reconstructions or examples are left over.
+    The estimate uses `GALLERY_SIZE` random draws, or for M = N = 1 every example of the gallery; a tie counts half. near: (M, N),
+    distances to the originals. far: (M, n), distances to the gallery. The result is None without reconstructions or originals, if
+    N exceeds `MAX_JOINT_EXAMPLES` or n, or if M exceeds 16 times `MAX_JOINT_EXAMPLES`.
     """
     answers, originals = near.shape
     count = far.shape[1]
@@ -166,5 +170,5 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
 
 
 def _sum_best_distances(distances: NDArray[Any]) -> float:
-    """Return the smallest sum of distances over all one-to-one assignments of rows to columns."""
+    """Return the smallest sum of distances over one-to-one assignments of rows to columns; the surplus is left over."""
     return float(distances[linear_sum_assignment(distances)].sum())

@@ -1,7 +1,7 @@
-"""Leakage against the number of recorded rounds: how many examples each case of many rounds recovers.
+"""Leakage against the number of recorded rounds: how many examples each case of an attack recovers.
 
-Several replays of one attack on the first 1, 5, 10, ... rounds of a client are cases that contain each other. Scores count each
-example once, in the largest case; the file `growth.jsonl` of a run holds the counts of all of them.
+Several replays of one attack on the first 1, 5, 10, ... rounds of a client are cases that contain each other. Score rows hold the
+examples of a round in only one of these cases; the file `growth.jsonl` of a run counts the examples of each case by itself.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -19,10 +19,11 @@ GROWTH_FILE = "growth.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class CaseGrowth:
-    """The result of one case of an attack that uses several rounds together.
+    """The number of examples that one case recovers, for an attack that can use several rounds together.
 
     source: name of the folder of the attack's reconstructions. rounds: rounds of the case, ascending. examples: number of
-    distinct examples that the client used in them. recovered: number of these examples that count as recovered.
+    distinct examples that the client used in them. recovered: number of these examples that count as recovered
+    (`ScoreRow.success`).
     """
 
     source: str
@@ -35,7 +36,7 @@ class CaseGrowth:
 
 @dataclass(frozen=True)
 class GrowthPoint:
-    """The share of all examples of the clients that is recovered from the first rounds. rounds: number of these rounds."""
+    """The share of examples recovered from a number of rounds, or a bound on this share, in [0, 1]."""
 
     rounds: int
     share: float
@@ -44,8 +45,8 @@ class GrowthPoint:
 def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
     """Replace the rows of the attack `source` in a run's `growth.jsonl` by `cases`, which may be empty.
 
-    All other lines are kept byte by byte, also damaged ones, which `read_growth` names. The file is not written if there are
-    neither cases nor earlier rows of this attack.
+    All other complete lines are kept byte by byte, also damaged ones. The file is not written if there are neither cases nor
+    earlier rows of this attack. source: name of the attack's folder.
     """
     path, new = run / GROWTH_FILE, [asdict(case) for case in cases]
     content = read_bytes(run, GROWTH_FILE, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
@@ -81,11 +82,11 @@ def read_growth(run: Path) -> list[CaseGrowth]:
 
 
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
-    """Return the share of examples recovered for each number of rounds, given the cases of one attack on all clients.
+    """Return the share of examples recovered for each number of rounds, ascending, given the cases of one attack.
 
-    The denominator is the number of examples in the largest case of each client, summed over clients, so that examples that were
-    not used yet count as not recovered. A number of rounds is included if every client has a case with this number of rounds; of
-    two such cases of a client, the one with the earlier rounds is used.
+    The denominator is the number of examples in the case of each client that has most, summed over clients, so that examples that
+    were not used yet count as not recovered. A number of rounds is included if every client has a case with this number of
+    rounds; of two such cases of a client, the one with the earlier rounds is used.
     """
     clients: dict[str, dict[int, CaseGrowth]] = {}
     for case in sorted(cases, key=lambda case: case.rounds):

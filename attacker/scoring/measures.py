@@ -31,9 +31,9 @@ Fields = dict[str, Sequence[Any]]
 def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[MeasuredRow]:
     """Return one dict for each pair of a reconstruction and its original: fields of the pair's `ScoreRow`, by name.
 
-    raw: (N, *shape), the reconstructions as the attack returned them. `mse_raw` is computed from them, all other measures from
-    `clean_examples(raw)`. truth: (N, *shape), the originals.
-    perceptual: the LPIPS model, or the reason why there is none, which then becomes the field `lpips_reason`.
+    raw: (N, *shape), the reconstructions as the attack returned them. `mse_raw` is computed from them, `mse` from their values
+    clamped to [0, 1], and other measures from `clean_examples(raw)`. truth: (N, *shape), the originals.
+    perceptual: the LPIPS model, or the reason why there is none, which then becomes the field `lpips_reason` of images.
     """
     x = clean_examples(raw, spec)
     fields: Fields = {"mse": _to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _to_numbers(mse(raw, truth))}
@@ -48,10 +48,9 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
 
 
 def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
-    """Return reconstructions (N, *shape) clamped to [0, 1], with 0 for NaN.
+    """Return reconstructions (N, *shape) with 0 for NaN, clamped to [0, 1] except in one-hot columns.
 
-    One-hot columns of table rows are not clamped: the category with the largest value is the answer, and several values may
-    exceed 1.
+    In one-hot columns the category with the largest value is the answer, and several values may exceed 1.
     """
     x = raw.nan_to_num()
     categorical = torch.tensor([column.kind == "categorical" for column in spec.columns] or [False])
@@ -61,15 +60,16 @@ def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
 def make_empty_measures(failure: str) -> MeasuredRow:
     """Return the fields of `measure` for an example without a reconstruction.
 
-    `success` is False, `failure` is the given reason, and all measures are None.
+    `success` is False, `failure` is the given reason, `lpips_reason` is a text, and all other fields are None.
     """
     return {**dict.fromkeys(MEASURE_FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 
 def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:
-    """Return PSNR, SSIM, LPIPS and flatness of images (N, C, H, W): a dict from a score row's field to N values.
+    """Return the measures of images (N, C, H, W) besides errors: a dict from a score row's field to N values.
 
-    Measures that are not defined for images of this size or number of channels are left out.
+    These are PSNR, two kinds of SSIM, LPIPS with its backbone or the reason why it is missing, and flatness. Measures that are
+    not defined for images of this size or number of channels are left out. x: after `clean_examples`.
     """
     fields: Fields = {"psnr": _to_numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
     if min(truth.shape[-2:]) >= 11:
@@ -84,7 +84,10 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
 
 
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
-    """Return the errors of table rows (N, F) and whether they are recovered: a dict from a score row's field to N values."""
+    """Return the measures of table rows (N, F) besides their MSE: a dict from a score row's field to N values.
+
+    These are errors, share of right categories, exact match and success. x: after `clean_examples`.
+    """
     errors, right = measure_continuous_error(x, truth, spec.columns), measure_categorical_share(x, truth, spec.columns)
     return {
         "continuous_error": _to_numbers(errors),

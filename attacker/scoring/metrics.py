@@ -1,4 +1,7 @@
-"""Similarity of reconstructions and originals. Examples are (N, *shape) with values in [0, 1]; every result is (N,)."""
+"""Similarity of reconstructions and originals. Examples are (N, *shape), originals in [0, 1].
+
+The measures return one value per example, (N,).
+"""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -60,12 +63,11 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
-    """Return the structural similarity with the whole image as a single window, as the attack ROG does (Yue et al. 2022).
+    """Return the structural similarity with the whole image as a single window, as for the attack ROG (Yue et al. 2022).
 
     x, truth: (N, C, H, W) with 1 or 3 channels. Colour images are converted to YCrCb (ITU-R BT.601, full range), whose
-    similarities are weighted 0.8, 0.1 and 0.1. Values are mostly higher than those of `ssim`, and not comparable with them: the
-    measure does not change if the pixels of both images are shuffled in the same way. Raises ValueError for another number of
-    channels.
+    similarities are weighted 0.8, 0.1 and 0.1. Values are not comparable with those of `ssim`, since the places of pixels do not
+    matter if they are equal in both images. Raises ValueError for another number of channels.
     """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"the global SSIM needs images of 1 or 3 channels, got {x.shape[1]}")
@@ -85,7 +87,7 @@ def _compute_ssim(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, 
 
 
 def _convert_to_ycrcb(x: Tensor) -> Tensor:
-    """Convert RGB images to Y, Cr and Cb; return grey images unchanged. Neutral chroma is 128 / 255."""
+    """Convert RGB images (N, 3, H, W) to Y, Cr and Cb; return grey images unchanged. Neutral chroma is 128 / 255."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(dim=1)
@@ -94,7 +96,10 @@ def _convert_to_ycrcb(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Return whether a constant image of each original's mean colour passes `MAX_MSE`, so that success proves little."""
+    """Return whether the image of each original's mean colour has an MSE of at most `MAX_MSE`, so that success proves little.
+
+    truth: (N, C, H, W).
+    """
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
 
 
@@ -102,8 +107,8 @@ def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tens
     """Return whether each example is recovered.
 
     An image is recovered if its MSE is at most `MAX_MSE`. A table row is recovered if every categorical variable is right and
-    every continuous column is within `TABLE_TOLERANCE`. spec: kinds of the columns; without it all are continuous. A categorical
-    variable whose true category was not seen in training (all zeros in truth) is ignored.
+    every continuous column is within `TABLE_TOLERANCE`. A categorical variable whose true category was not seen in training (all
+    zeros in truth) is ignored. x: without NaN. spec: kinds of the columns; without it all are continuous.
     """
     if x.ndim == 4:
         return mse(x, truth) <= MAX_MSE
@@ -115,7 +120,7 @@ def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tens
 
 
 def group_columns(columns: Sequence[Column]) -> list[tuple[int, ...]]:
-    """Return the column indices of each categorical variable, which consists of adjacent one-hot columns with the same name."""
+    """Return the indices of the adjacent one-hot columns of each categorical variable; these have the same name."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 
@@ -133,10 +138,10 @@ def measure_continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column]
 
 
 def measure_categorical_share(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
-    """Return the share of categorical variables whose true category has the largest value in x, (N,); NaN if there are none.
+    """Return the share of categorical variables whose true category has the largest value in x, (N,).
 
     x, truth: (N, F), with one-hot variables as described by `columns`. A tie counts as wrong. A variable that is all zeros in
-    truth, a category not seen in training, is ignored.
+    truth, a category not seen in training, is ignored. The share is NaN if no variable is left.
     """
     right, known = torch.zeros(len(truth)), torch.zeros(len(truth))
     for variable in group_columns(columns):

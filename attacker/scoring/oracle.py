@@ -1,7 +1,4 @@
-"""Oracles: information that no server has and that the user gives to an attack by an explicit option.
-
-Every score row names them.
-"""
+"""Oracles of true labels and logits: information that no server has and that a user gives to an attack by an explicit option."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +15,10 @@ from fedsim.truth import compute_digest
 
 
 def digest_truth(folders: Sequence[Path]) -> str:
-    """Return a digest of all truth in these folders: which examples of which data set each client used.
+    """Return a digest of which examples of which data set each client used, according to these folders of truth.
 
-    Results of an attack that was given labels or logits from other truth are therefore not reused.
+    The digest does not depend on the paths of the folders or their order. It tells whether results of an attack that was given
+    labels or logits come from the same truth.
     """
     return compute_digest(folders)
 
@@ -28,15 +26,18 @@ def digest_truth(folders: Sequence[Path]) -> str:
 def read_true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
     """Return the labels (N,), in ascending order, of the examples that an update was computed from.
 
-    They are sorted so that their order reveals nothing. An example that was used in several epochs has one label here, since
-    `row.num_examples` counts it once. row: the update's entry in the recording. cohort: the clients whose updates were added by
-    secure aggregation; empty for a single client's update.
+    They are sorted so that their order reveals nothing. If the client reported its number of examples, `row.num_examples`, only
+    that many uses are counted, so that further epochs do not repeat them; a secure sum's number is divided among its clients.
+    Otherwise each use counts. Raises NoTruth if no folder of truth has the examples.
+
+    row: the update's entry in the recording. cohort: the clients whose updates were added by secure aggregation; empty for a
+    single client's update.
     """
     return _load_used(scorer, row, cohort)[1]
 
 
 def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """Return the logits (N, K) of the examples that an update was computed from, in the order of `read_true_labels`.
+    """Return the logits (N, K) of the examples whose labels `read_true_labels` returns, in the same order.
 
     The model is in eval mode and has the weights that the server sent to the client. row, cohort: as in `read_true_labels`.
     """
@@ -49,7 +50,10 @@ def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: 
 
 
 def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the examples x (N, *shape) and labels (N,) that an update was computed from, in ascending order of the labels."""
+    """Return the examples x (N, *shape) and labels (N,) behind an update, in ascending order of the labels.
+
+    Which uses count is described in `read_true_labels`.
+    """
     used = [[index for _, _, index in scorer.read_used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
     total = sum(map(len, used))
     shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]

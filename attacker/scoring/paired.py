@@ -1,4 +1,4 @@
-"""Rows of an attack paired with those of its null on the same examples."""
+"""Score rows of an attack paired with those of its null (the attack without the update) on the same examples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,10 @@ FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_erro
 
 
 def get_score(row: ScoreRow, score: str) -> float | None:
-    """Return a row's score as it enters means (PSNR capped at `PSNR_OF_8_BITS`); None if the row does not have this score."""
+    """Return the field `score` of a row as a number for means: PSNR capped at `PSNR_OF_8_BITS`, True and False as 1 and 0.
+
+    The result is None if the row does not have this score.
+    """
     value = getattr(row, score)
     if value is None:
         return None
@@ -27,11 +30,12 @@ def get_score(row: ScoreRow, score: str) -> float | None:
 
 
 def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
-    """Return all rows; each row without a reconstruction gets the null's scores on the same example and case.
+    """Return all rows in order; those without a reconstruction get the null's scores on the same example and case.
 
-    An attack without a reconstruction reveals no more than its null does. If `null` has no scores for the example, the row gets
-    those of its field `constant`: the scores of the image of one colour, or of the table row, with the smallest mean squared
-    error over a sample of the data set.
+    Filled in are the fields `FILLED_SCORES`, since an attack without a reconstruction reveals no more than its null does. If
+    `null` has no such score, that of the row's field `constant` is taken: the score of the image of one colour, or of the table
+    row, with the smallest mean squared error over a sample of the data set. Rows of cases that were not attacked yet are
+    unchanged.
     """
     answers = {_get_key(row): row for row in null}
     found = []
@@ -53,7 +57,7 @@ def _get_key(row: ScoreRow) -> tuple[str, int]:
 def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
     """Return a dict from the index of each distinct example in the data set to its mean score over its rows.
 
-    Rows without the score are ignored.
+    Rows without the score, and examples without such rows, are left out. score: name of a field.
     """
     values: dict[int, list[float]] = {}
     for row in rows:
@@ -73,14 +77,14 @@ class Paired:
     def clusters(self) -> dict[Any, int]:
         """Return a dict from the data set index of each example to the number of its cluster.
 
-        Examples are in one cluster if they are connected by common cases, since these succeed or fail together.
+        Examples are in one cluster if they are connected by common cases, since these tend to succeed or fail together.
         """
         return find_clusters((row.index, row.case) for row in self.attack)
 
     def compute_differences(self, score: str) -> dict[int, float]:
         """Return a dict from an example's index in the data set to its mean score in the attack minus that in the null.
 
-        Rows are ignored if the attack or the null has no value of the score.
+        Rows are ignored if the attack or the null has no value of the score. score: name of a field.
         """
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):

@@ -21,6 +21,7 @@ CHUNK_PIXELS = 64 * 128 * 128
 class Backbone:
     """A backbone network of LPIPS.
 
+    title:       its name in messages.
     checkpoint:  name of torchvision's weight file in torch's hub cache. Names of older files with equal weights have another hash
                  after the last dash.
     smallest:    smallest height and width in pixels for which the last layer's output is not empty.
@@ -90,17 +91,18 @@ class Lpips:
 
 
 def _scale_input(x: Tensor) -> Tensor:
-    """Return the network's input: three channels in [-1, 1]."""
+    """Return the network's input: three channels in [-1, 1], from images of one or three channels in [0, 1]."""
     return 2 * x.float().expand(-1, 3, -1, -1) - 1
 
 
 @lru_cache(maxsize=2)
 def load(net: str = "alex", weights: Path | None = None) -> Lpips:
-    """Load LPIPS with the backbone `net`, alex or vgg. Weights are read from disk once per process and never downloaded.
+    """Load LPIPS with the backbone `net`, alex or vgg. Weights are never downloaded, and the last two models are kept in memory.
 
     weights: file of the convolution layers under torchvision's names, features.N.weight and features.N.bias, as safetensors or
              .pth; half precision is converted to float32. By default torchvision's own file in torch's hub cache.
-    Raises ValueError, naming the file, if it does not hold the expected weights, and FileNotFoundError if it does not exist.
+    Raises ValueError for an unknown backbone and, naming the file, if it does not hold the expected weights, and
+    FileNotFoundError if there is no file.
     """
     if net not in BACKBONES:
         raise ValueError(f"unknown LPIPS net {net!r}. Known: {', '.join(BACKBONES)}")
@@ -114,10 +116,10 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
 
 
 def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
-    """Return the LPIPS model that `load` returns, or the reason why there is none; raise no error.
+    """Return the LPIPS model that `load` returns, or as text the reason why there is none.
 
-    Reasons are images of an unsuitable shape, an unknown backbone, and a missing or wrong weight file. spec: specification of the
-    data; the shape is checked for images only.
+    Reasons are images of an unsuitable shape, and a missing or wrong weight file. spec: specification of the data; the shape is
+    checked for images only. net: alex or vgg.
     """
     if spec.is_image and (reason := explain_missing(net, spec.shape)):
         return reason
@@ -128,7 +130,7 @@ def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = No
 
 
 def _find_cached(net: str) -> Path:
-    """Return the path of torchvision's weight file of the backbone in torch's hub cache.
+    """Return the path of torchvision's weight file of the backbone in torch's hub cache, of several the last by name.
 
     Raises FileNotFoundError, with advice, if there is none.
     """
@@ -161,7 +163,10 @@ def _find_linear_layers(net: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name, without executing code from the file. Raises ValueError if it is not a file of weights."""
+    """Return a dict of the tensors in a file by name, without executing code from the file.
+
+    Raises ValueError if it is not a file of weights, and FileNotFoundError if it does not exist.
+    """
     if not path.is_file():
         raise FileNotFoundError(
             f"LPIPS weights {path} do not exist; give another file, or omit --lpips-weights to use torchvision's cached file"
@@ -187,7 +192,11 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return the backbone's weights by the model's parameter names. Raises ValueError if they are not torchvision's."""
+    """Return a dict from the names of the backbone's parameters in `model` to the weights in `tensors`, as float32.
+
+    Raises ValueError if names or shapes differ from torchvision's, if a value is NaN or infinite, or if the first values of the
+    first or last convolution are not those of torchvision's weights.
+    """
     parameters = {name: p for name, p in model.named_parameters() if name.startswith("net.")}
     own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
     not_these = f"{path}: not the weights of {BACKBONES[net].title}, --lpips-net {net}"

@@ -36,42 +36,46 @@ class ScoreRow:
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether the row is
     of the attack's null, the same attack without the client's update. knows_defense: whether the attack models the clients'
     defense. oracles: names of information that no server has and that the attack was given.
-    network_code, attack_code: digests of code that is not part of this project.
+    network_code, attack_code: digests of code that is not part of this project; "" without such code.
     model, defense, secure_aggregation: public settings of the run, see `Manifest`. gradient, network, inputs: names of defenses
     that change how clients compute gradients, their network, and their examples before training. ranges_from: source of the
     ranges of table columns, see `DataSpec`. codec: lossless packing of the update for transport. rounded: whether the client sent
     whole weights, so that the update is rounded to the weights' precision. limits: sentences on properties of the local training
     that no attack simulates exactly.
-    threat: class A to H of the attacker, and concessions: training settings that make attacks easier, see
+    threat: class of the attacker in the threat model, a letter, and concessions: training settings that make attacks easier, see
     `attacker.scoring.threat`.
     case, client, state: key of the case, the client, and the state of the case, see `states.CaseState`.
     rounds: rounds of the case in which the example was used. batch, position: local step, from 1, and position in its batch, from
     0, of the first use. index: index of the example in the data set.
     rounds_claimed, link_correct: rounds to which the attack assigns its reconstruction of the example, and whether the example
-    was used in all of them.
+    was used in all of them; `link_correct` is None if the attack claims at most one round.
     iterations, evaluations, restarts, seconds, route, interrupted, notes: effort, method and remarks of the attack on this case,
-    see `Reconstruction`. surplus: number of reconstructed examples beyond those that the case can have; the attack's lowest
-    ranked ones, they were dropped before the comparison with originals.
-    mse, psnr, ssim, ssim_global, lpips: errors and similarities of images, see `metrics`; `mse_raw` is the mean squared error
-    before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table rows.
+    see `Reconstruction`; None without a reconstruction of the case. surplus: number of reconstructed examples beyond those that
+    the case can have; the attack's lowest ranked ones, they were dropped before the comparison with originals.
+    mse, psnr, ssim, ssim_global, lpips: errors and similarities, see `metrics`; all but `mse` are of images. `mse_raw` is the
+    mean squared error before the reconstruction is clamped to [0, 1]. continuous_error, categorical_right: measures of table
+    rows.
     flat: whether the original is nearly of one colour. exact_match: whether every category of a table row is right, and every
     number to 0.1 % of its range.
-    bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for.
+    bound_mse: lower bound on the expected `mse` of any attack, see `attacker.bounds`; None if it was not asked for, or no bound
+    is known.
     lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
     other_success, other_psnr: `success` and `psnr` of what the same attack found in another client's update, see `comparison`.
-    success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
+    success: whether the example counts as recovered, see `metrics.is_recovered`. failure: the reason why there is no
+    reconstruction; None if there is one, or the case has not been attacked yet.
     rank, gallery: rank of the original by its distance to the reconstruction, 1 for the nearest, and the number of ranked
     examples: the original and random examples of the data set. rank_share: share of these other examples that are nearer than the
-    original. chance: upper bound on the probability that at least one of the case's reconstructions would be this near without
-    any information. case_chance: probability that random other examples are as near to all reconstructions of the case as the
-    originals are. See `Gallery.compare`.
-    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered. label_true_name,
-    label_recovered_name: names of their classes.
+    original. chance: estimated upper bound on the probability that at least one of the case's reconstructions would be this near
+    without any information. case_chance: estimated probability that random other examples are as near to all reconstructions of
+    the case as the originals are. See `Gallery.compare`.
+    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered for the case, each
+    of which counts once. label_true_name, label_recovered_name: names of their classes.
     confidence: the attack's estimate of the probability that `success` is true. explained: share of the squared norm of the
     observed gradient that the reconstruction explains. Both are None if the attack does not compute them.
     pair: file with original and reconstruction, relative to the run.
-    constant: scores of the best image of one colour, or of the mean table row, which count if there is no reconstruction; None if
-    there is one. environment: versions of packages, machine, and commit of the code that scored.
+    constant: dict of the scores of the best image of one colour, or of the mean table row, which count if there is no
+    reconstruction; None if there is a reconstruction. environment: versions of packages, machine, and commit of the code that
+    scored.
     """
 
     run: str = ""
@@ -151,7 +155,7 @@ class ScoreRow:
     def identified(self) -> bool | None:
         """Return whether `chance` is at most 1 % (`MAX_CHANCE`), so that guesses would hardly be as near to the original.
 
-        False without a reconstruction; None if `chance` was not computed.
+        False if `failure` states why there is no reconstruction; otherwise None if `chance` is None.
         """
         return False if self.failure is not None else None if self.chance is None else self.chance <= MAX_CHANCE
 
@@ -164,7 +168,7 @@ class ScoreRow:
         return self.state in FINISHED_STATES
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON values, with the format version."""
+        """Return the row as a dict of plain JSON values, with the format version."""
         values = {name: getattr(self, name) for name in FIELD_NAMES}
         return {"version": FORMAT_VERSION, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
@@ -172,7 +176,8 @@ class ScoreRow:
     def from_dict(cls, values: Mapping[str, Any]) -> "ScoreRow":
         """Build a row from the output of `to_dict`, also of an older version of this program. Unknown keys are ignored.
 
-        Raises ValueError, naming the field, if a value has the wrong type or the row comes from a newer version.
+        Raises ValueError, naming the field, if a value is missing or has the wrong type, and if the row comes from a newer
+        version.
         """
         version = values.get("version", 0)
         if type(version) is not int or version > FORMAT_VERSION:
@@ -214,7 +219,7 @@ def _get_adapter() -> TypeAdapter[ScoreRow]:
 def read_rows(path: Path) -> list[ScoreRow]:
     """Read a file of score rows, as `attacker score` writes it. Return no rows if the file does not exist.
 
-    Raises ValueError, naming the file, if a line is not a score row.
+    Raises ValueError, naming the file, if a line is not a score row. An incomplete last line is ignored.
     """
     try:
         return [ScoreRow.from_dict(line) for line in read_json_lines(path)]
@@ -234,7 +239,7 @@ def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
 
 
 def _to_cell(value: Any) -> Any:
-    """Return a table cell for `value`; a text that a spreadsheet would run as a formula is escaped.
+    """Return a table cell for `value`; a text that a spreadsheet would run as a formula gets an apostrophe in front.
 
     Names and reasons in score rows may come from untrusted clients.
     """

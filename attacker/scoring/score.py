@@ -1,4 +1,4 @@
-"""Scorer that compares reconstructions with the true examples, one row per example and case. No other module reads both.
+"""Scorer that compares reconstructions with the true examples, one row per example and case.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -66,21 +66,21 @@ class Scorer:
     run:   folder that `scores.jsonl` and `pairs/` are written to.
     truth: folders in which clients recorded which examples they used; in a deployment, one per client, each with its own data
            set.
-    data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). Arguments
-           that are not given are taken from truth.
+    data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). If the name
+           is the same, arguments that are not given are taken from truth.
     lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If neither a file is given nor torchvision
-           has one in its cache, LPIPS is not computed and rows give the reason.
+                              has one in its cache, LPIPS is not computed and rows give the reason.
     bound_seconds: time budget for the lower bounds on the errors of all cases together; 0 for no bounds. They need the run's
-           recording.
-    Raises ValueError if the data set is not the one that truth refers to, or if the given file does not hold the right weights,
-    and FileNotFoundError if the given file does not exist.
+                   recording.
+    Raises ValueError if the data set is not the one that truth refers to, if the backbone is unknown, or if the given file does
+    not hold the right weights, and FileNotFoundError if the given file does not exist.
 
-    Attributes that tell what is missing:
+    Attributes that tell what is missing, filled by `score`:
 
     bounds:     None without `bound_seconds`; its `reasons` is a dict from the key of each case without a bound to the reason.
     untold:     dict from the name of an attack's folder to the keys of its cases without truth, which get no rows.
     superseded: dict from the name of an attack's folder to its cases whose examples are scored in another case of the same
-                rounds, wholly or in part: a dict from the key of such a case to a sentence about it. See `find_superseded`.
+                rounds, wholly or in part: a dict from the key of such a case to a text about it. See `find_superseded`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Scorer:
 
     @cached_property
     def lpips(self) -> Lpips | str:
-        """Return the LPIPS model, or the reason why there is none."""
+        """Return the LPIPS model, or as text the reason why there is none."""
         return load_or_explain(self.data.spec, *self._lpips)
 
     @cached_property
@@ -122,12 +122,12 @@ class Scorer:
         """Score the reconstructions in the folder of one attack, and return the rows of the cases scored now.
 
         In `scores.jsonl` the new rows replace earlier rows of these cases.
-        only: keys of the cases to score. By default all cases are scored, and all earlier rows of the folder are replaced. If a
-              chosen case spans several rounds, the client's other cases of several rounds are scored again, too: an example in
-              two of them is scored in only one, see `find_superseded`.
+        only: keys of the cases to score. By default all cases with an update are scored, and all earlier rows of the folder are
+              replaced. If a chosen case spans several rounds, the client's other cases of several rounds are scored again, too:
+              the examples of a shared round are scored in only one, see `find_superseded`.
 
-        Cases without truth get no rows and are listed in `untold`. If no case has truth, raises NoTruth and leaves the scores as
-        they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
+        Cases without truth get no rows and are listed in `untold`. If there are no rows for this reason, raises NoTruth and
+        leaves the scores as they are. Raises ValueError, naming the file, if `attack.json` cannot be read.
         """
         check_run(folder)
         facts = read_facts(folder / "attack.json")
@@ -165,7 +165,7 @@ class Scorer:
         """Yield one `CaseGrowth` for each attacked case: how many of its examples are recovered from how many rounds.
 
         Cases without truth and waiting cases are left out; a case whose rounds are part of another case is included. Yield
-        nothing if every case has one round.
+        nothing if the attack has only cases of single rounds.
         """
         if not any("rounds" in case for case in facts["cases"]):
             return
@@ -193,31 +193,31 @@ class Scorer:
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
         """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
 
-        batch, position: those of the first use. index: in the data set. attempt: number of the start of the run in which the
-        round was recorded; above 1 only after a resume. cohort: the clients of a secure sum; their batches are numbered
-        consecutively, client after client.
+        batch, position: those of the first use, from 1 and from 0. index: in the data set. attempt: number of the start of the
+        run in which the round was recorded; above 1 only after a resume. cohort: the clients of a secure sum; their batches are
+        numbered consecutively, client after client.
         """
         examples, x, y = self._read_originals([Use(round, attempt, tuple(cohort) or (client,))])
         return [(example.batch, example.position, example.index) for example in examples], x, y
 
     def _read_originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
-        """Return the distinct examples that observations were computed from, and their x and y."""
+        """Return the N distinct examples that observations were computed from, and their x (N, *shape) and y (N,)."""
         examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
     def _count_places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
         """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
 
-        The number is 1 for most examples, see `count_places`. observed: the observations of the case. facts: content of
-        `attack.json`, from which the number of epochs is read.
+        The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
+        of the case. facts: content of `attack.json`, from which the number of epochs is read.
         """
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
     def read_used(self, round: int, attempt: int, *clients: str) -> Used:
-        """Return the examples that clients used in a round, client after client.
+        """Return the examples that clients used in a round, client after client, as indices into the attribute `data`.
 
-        Raises NoTruth if no folder of truth has them.
+        Raises NoTruth if no folder of truth has them for one of the clients.
         """
         return Used(tuple(step for client in clients for step in self._read_used(round, attempt, client).steps))
 
@@ -230,9 +230,9 @@ class Scorer:
         raise NoTruth(f"no truth of client {client} in round {round}; name the folder that holds it with another --truth FOLDER")
 
     def read_canaries(self, client: str) -> tuple[tuple[int, int], ...]:
-        """Return a client's canaries: pairs of indices into the attribute `data`; the client trained on one example of each.
+        """Return a client's canaries, examples planted for an audit: pairs of indices into the attribute `data`.
 
-        Empty if it has none.
+        The client trained on one example of each pair. Empty if it has none.
         """
         return next((found for reader in self.readers if (found := self._holdings.read_canaries(reader, client))), ())
 
@@ -241,7 +241,8 @@ class Scorer:
     ) -> Iterator[ScoreRow]:
         """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`.
 
-        other: key of the case of another client that it is compared with, see `pair_clients`.
+        Raises NoTruth if no folder of truth has its examples. other: key of the case of another client that it is compared with,
+        see `pair_clients`; None if there is none.
         """
         observed = list_uses(case)
         examples, truth, labels = self._read_originals(observed)
@@ -297,7 +298,8 @@ class Scorer:
     def _score_constants(self, truth: Tensor) -> list[dict[str, float]]:
         """Return, for each original, a dict from names in `FILLED` to the scores of the image or row `Gallery.constant`.
 
-        `fill_failures` gives them to originals without a reconstruction. Scores that cannot be computed are left out.
+        They count for originals without a reconstruction. Scores that cannot be computed are left out. truth: (N, *shape), the
+        originals.
         """
         measured = measure(self.gallery.repeat_constant(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
@@ -311,7 +313,7 @@ class Scorer:
     def _write_pair(self, path: Path, truth: Tensor, x: Tensor) -> str:
         """Write original and reconstruction side by side as PNG, or as JSON for table rows.
 
-        Return the path relative to the run.
+        Return the path relative to the run. path: without suffix, which is added.
         """
         if self.data.spec.is_image:
             path = path.with_name(path.name + ".png")
@@ -344,10 +346,11 @@ CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
 def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
     """Write score rows to a file in place of earlier rows with the same source.
 
-    only: keys of cases; earlier rows of the source are then replaced only if they are of these cases, and others are kept.
+    source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of
+    these cases, and others are kept.
 
-    All other lines are kept byte by byte, and are parsed only if they may belong to the source. A live run is scored after every
-    round, and parsing all rows each time would take longer and longer.
+    All other complete lines are kept byte by byte, and are parsed only if they may belong to the source, since a live run is
+    scored after every round. Raises DamagedFile for such a line that is not JSON.
     """
     mark = f'"source": {json.dumps(source)}'.encode()
 
@@ -376,8 +379,8 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
 def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
     """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
 
-    A reconstruction whose examples have another shape than those of `truth` (N, *shape) counts as failed. Their number may
-    differ from N.
+    A reconstruction counts as failed if its examples have another shape than those of `truth` (N, *shape), or have not one label
+    and one confidence each. Their number may differ from N.
     """
     found, state, reason = read_case(folder, key)
     if found is None:
@@ -394,7 +397,7 @@ def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction 
 
 
 def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
-    """Return the fields that all rows of an attack share."""
+    """Return a dict of the fields that all rows of an attack share."""
     return {
         "run": facts["run"]["name"],
         "source": folder.name,
@@ -410,7 +413,10 @@ def _make_shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
 
 
 def _make_missing_fields(state: CaseState, reason: str) -> AttackFacts:
-    """Return the score fields of an example without a reconstruction: not recovered, or None if the case is waiting."""
+    """Return the score fields of an example without a reconstruction.
+
+    It counts as not recovered, with `reason` as its `failure`. If the case is waiting, these fields are None.
+    """
     if state == "waiting":
         return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}
     return {**make_empty_measures(reason), "label_success": False}

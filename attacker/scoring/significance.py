@@ -1,4 +1,4 @@
-"""Significance tests of an attack against its null, and the smallest leaks that they can detect."""
+"""Significance tests of an attack against its null, the attack without update, and the smallest leaks that they can detect."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ TEST_POWER = 0.95
 
 
 def adjust_for_multiple_tests(values: Sequence[float]) -> list[float]:
-    """Return the p-values of several tests, adjusted for multiple testing (Holm 1979), in the same order."""
+    """Return the p-values of several tests in the order of `values`, adjusted for multiple testing (Holm 1979)."""
     order, largest = sorted(range(len(values)), key=lambda i: values[i]), 0.0
     adjusted = [0.0] * len(values)
     for place, i in enumerate(order):
@@ -36,8 +36,8 @@ def adjust_for_multiple_tests(values: Sequence[float]) -> list[float]:
 def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided t-test for a mean above 0, with cluster-robust standard error.
 
-    values: difference between attack and null of each example. groups: cluster of each example. Without a leak, attack and null
-    are exchangeable, so that a difference is as often negative as positive.
+    values: difference between attack and null of each example. groups: cluster of each example; at least two clusters. If the
+    standard error is 0, the p-value is 0 for a positive mean and otherwise 1.
     """
     centre, error, count = _mean_and_error(values, groups)
     if error == 0:
@@ -46,7 +46,7 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
 
 
 def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
-    """Return the mean over examples, its cluster-robust standard error, and the number of clusters."""
+    """Return the mean over examples, its cluster-robust standard error, and the number of clusters, at least two."""
     sums, sizes = _sum_clusters(values, groups)
     count, total = len(sums), float(sizes.sum())
     centre = float(sums.sum()) / total
@@ -54,7 +54,7 @@ def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tupl
 
 
 def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
-    """Return sum and number of the values of each cluster."""
+    """Return the sums (K,) and numbers (K,) of the values of K clusters. groups: cluster of each value."""
     sums: dict[Hashable, float] = defaultdict(float)
     sizes: dict[Hashable, int] = defaultdict(int)
     for value, group in zip(values, groups, strict=True):
@@ -66,8 +66,9 @@ def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[
 def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the p-value of a one-sided sign-flip test for a sum above 0, which flips the signs of whole clusters.
 
-    The test is exact for up to `MAX_ENUMERATED_CLUSTERS` clusters with a sum other than zero. It uses `SIGN_DRAWS` random draws
-    for up to `MAX_DRAWN_CLUSTERS`, and the normal approximation beyond.
+    Clusters whose sum is 0 are ignored, and the p-value is 1 if none is left. All flips are enumerated for up to
+    `MAX_ENUMERATED_CLUSTERS` others, `SIGN_DRAWS` flips are drawn with a fixed seed for up to `MAX_DRAWN_CLUSTERS`, and the
+    normal approximation is used beyond. values: difference between attack and null of each example. groups: cluster of each.
     """
     sums, _ = _sum_clusters(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
@@ -85,14 +86,14 @@ def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> f
 def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
     """Test whether reconstructions are nearer to their originals than to other examples.
 
-    `case_chance` of a row is the probability that random other examples are as near to the case's reconstruction. Without a leak
-    it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
-    (Stouffer 1949). The null's own sum is subtracted if it is positive, since originals may differ from the other examples.
+    The test takes `ScoreRow.case_chance`, the probability that random other examples are as near to a case's reconstructions. It
+    is about uniform without a leak. Its normal scores are averaged within clusters and summed over clusters (Stouffer 1949). The
+    null's own sum is subtracted if it is positive, since originals may differ from the other examples.
 
     Returns a dict: `attack` and `null`, the means of `rank_share`, the share of other examples that are nearer to the
-    reconstruction than its original (0 is best); `difference`, an `Estimate` of the mean of attack minus null; and the one-sided
-    p-value `p`. Returns None if no row of the attack or no row of the null has `case_chance`, or if no row has `rank_share` in
-    both. clusters: as in `Paired.clusters`.
+    reconstruction than its original (0 is best); `difference`, the estimated mean of attack minus null; and the one-sided p-value
+    `p`. Returns None if no row of the attack or no row of the null has `case_chance`, or if no example has `rank_share` in both.
+    clusters: as in `Paired.clusters`.
     """
     mine, its = _sum_normal_scores(both.attack, clusters), _sum_normal_scores(both.null, clusters)
     ranks, others = both.compute_differences("rank_share"), both.null
@@ -112,7 +113,7 @@ def run_reidentification_test(both: Paired, clusters: Mapping[Any, int]) -> dict
 def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
     """Return the sum over K clusters of the mean normal score of `case_chance`, divided by sqrt(K); None if no row has it.
 
-    Without a leak its standard deviation is at most 1.
+    Each case has one score, which is large if its chance is small. clusters: as in `Paired.clusters`.
     """
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
@@ -124,9 +125,10 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
 
 
 def bound_single_example(both: Paired) -> float | None:
-    """Return a p-value for a leak of at least one example: the smallest corrected chance times the number of rows (Bonferroni).
+    """Return a p-value for a leak of at least one example; None if no row of the attack has a `chance`.
 
-    None if no row has a chance.
+    It is the smallest chance after the correction by the null (`_correct_chance`), times the number of rows with a chance
+    (Bonferroni), and at most 1.
     """
     chances = [
         chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _correct_chance(one, other)) is not None
@@ -135,12 +137,10 @@ def bound_single_example(both: Paired) -> float | None:
 
 
 def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
-    """Return `chance` of the attack's row `one`, divided by that of the null's row `other`; None if the attack's is unknown.
+    """Return `chance` of the attack's row `one`, divided by that of the null's row `other`; at most 1, None if `one` has none.
 
-    An original in the middle of its data is close to any reconstruction, which the division corrects. The result, between the
-    attack's chance and 1, is conservative as a p-value, since the ratio of two independent uniform numbers is at most c with
-    probability c / 2. The attack's chance is returned unchanged if the null has none, or if the attack recovers the example and
-    the null does not.
+    An original in the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is
+    returned unchanged if the null has none, or if the attack recovers the example and the null does not.
     """
     if one.chance is None or other.chance is None or (one.success and not other.success):
         return one.chance
@@ -148,9 +148,9 @@ def _correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
 
 
 def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
-    """Return the smallest mean difference that the t-test at `level` detects with probability `TEST_POWER`.
+    """Estimate the smallest mean difference that the t-test at `level` detects with probability `TEST_POWER`.
 
-    values: sample from which the spread of differences is estimated. groups: cluster of each value.
+    values: sample from which the spread of differences is estimated. groups: cluster of each value; at least two clusters.
 
     The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
     poorly.
@@ -163,18 +163,17 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
 def run_fisher_test(mine: Sequence[float], its: Sequence[float]) -> float:
     """Return the p-value of Fisher's exact test, one-sided, that the attack (`mine`) has more successes than the null (`its`).
 
-    mine, its: success of the same independent examples, 0 or 1. The test ignores the pairing of examples, which makes it
-    conservative.
+    mine, its: success of the same independent examples, 0 or 1. The test ignores which examples they are.
     """
     count, more, less = len(mine), sum(value > 0.5 for value in mine), sum(value > 0.5 for value in its)
     return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
 
 
 def find_detectable_successes(its: Sequence[float], level: float) -> float | None:
-    """Return the smallest difference of shares that `run_fisher_test` at `level` detects with probability `TEST_POWER`.
+    """Return the smallest difference of shares, attack minus null, that `run_fisher_test` detects with probability `TEST_POWER`.
 
-    The result is None if even an attack that recovers every example is not detected. its: success of each example for the null,
-    0 or 1.
+    The null's successes are taken as given. The attack's share is found in steps of 0.001. The result is None if even an attack
+    that recovers every example is not detected. its: success of each example for the null, 0 or 1. level: significance level.
     """
     count, less = len(its), sum(value > 0.5 for value in its)
     needed = np.arange(less, count + 1)
@@ -191,10 +190,11 @@ def find_detectable_share(null: float, examples: int, clusters: int, level: floa
     """Return by how much the attack's share must exceed the null's for a sign test over clusters to detect it.
 
     Detected means with probability `TEST_POWER`. The result is None if even an attack that recovers everything is not detected.
-    The sign test counts the examples that only one of attack and null recovered.
+    The sign test counts the examples that only one of attack and null recovered. The attack's share is found on a grid of 40
+    steps from the null's share to 1.
 
-    null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace).
-    clusters: number of clusters; each is treated as one example, and at most 200 count. level: significance level.
+    null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace). clusters:
+    number of clusters; each is treated as one example, and at most 200 count. level: significance level.
     """
     count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)

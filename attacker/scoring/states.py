@@ -1,4 +1,4 @@
-"""States of cases. Shares and means are over finished cases only.
+"""States of cases: done or failed, which are finished, and interrupted or waiting, which are not.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -29,7 +29,10 @@ MAX_REASON_LENGTH = 2000
 
 
 def find_state(row: Mapping[str, Any]) -> CaseState:
-    """Return the state of a score row's case, given the row as JSON. For rows of old versions without a state, infer it."""
+    """Return the state of a score row's case, given the row as JSON.
+
+    If the row has no valid state, as in old versions, it is inferred from whether the row is interrupted, and from its failure.
+    """
     if (said := row.get("state")) in STATES:
         state: CaseState = said
         return state
@@ -42,9 +45,11 @@ def find_state(row: Mapping[str, Any]) -> CaseState:
 
 
 def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState, str]:
-    """Read the result of a case from the folder of its attack: the reconstruction, the state, and why there is no reconstruction.
+    """Read the result of a case from the folder of its attack.
 
-    A case that was interrupted, and failed when it was attacked again, counts as failed.
+    Returns the reconstruction or None, the state, and why there is no reconstruction ("" if there is one). A case whose file
+    cannot be read counts as failed, and so does one that was interrupted, and failed when it was attacked again. key: key of the
+    case.
     """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
     if not os.path.lexists(path):
@@ -59,7 +64,10 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
 
 
 def read_reason(failed: Path) -> str:
-    """Return why a case failed, as recorded by replay."""
+    """Return why a case failed, from the file `failed` that replay wrote.
+
+    At most `MAX_REASON_LENGTH` characters are kept. If the file cannot be read, the text says so.
+    """
     try:
         return to_printable(str(read_json(failed)["reason"])[:MAX_REASON_LENGTH])
     except DamagedFile as error:
@@ -79,13 +87,16 @@ class RowWithState(Protocol):
 
 
 def count_cases(rows: Iterable[RowWithState]) -> dict[str, int]:
-    """Return the number of cases in each state that occurs, in the order of `STATES`."""
+    """Return a dict from each state that occurs to the number of cases in it, in the order of `STATES`.
+
+    rows: of one attack.
+    """
     counted = Counter({row.case: row.state for row in rows}.values())
     return {state: counted[state] for state in STATES if counted[state]}
 
 
 def count_unfinished(cases: Mapping[str, int]) -> int:
-    """Return the number of unfinished cases, given the number of cases by state."""
+    """Return the number of unfinished cases (waiting or interrupted), given the number of cases by state."""
     return sum(count for state, count in cases.items() if state not in FINISHED_STATES)
 
 

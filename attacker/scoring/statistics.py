@@ -1,7 +1,7 @@
 """Estimates of shares and means, with confidence intervals for examples that come in clusters.
 
-The examples of one case succeed or fail together, since they are one batch and one search. A cluster is a set of examples that
-are connected by common cases, see `find_clusters`. benchmarks/calibration.py measures the coverage of the intervals by
+The examples of one case tend to succeed or fail together, since they are one batch and one search. A cluster is a set of examples
+that are connected by common cases, see `find_clusters`. benchmarks/calibration.py measures the coverage of the intervals by
 simulation.
 
 A case is the observations that are attacked together: one round of a client, or several.
@@ -34,7 +34,7 @@ MAX_BOOTSTRAP_CLUSTERS = 200
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its two-sided 95 % confidence interval, over `count` examples in `clusters` independent groups.
+    """A value with its two-sided confidence interval, 95 % by default, over `count` examples in `clusters` independent groups.
 
     is_interval: False if there are too few groups for an interval; low and high are then the range of the values.
     """
@@ -49,7 +49,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Distribution(Estimate):
-    """A mean with its interval, and the median, first decile and ninth decile of the same values."""
+    """A mean with its interval, and the median, first decile (p10) and ninth decile (p90) of the same values."""
 
     median: float = 0.0
     p10: float = 0.0
@@ -82,14 +82,16 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
     values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
-    clusters: cluster of each example; None if every example is its own cluster.
+    clusters: cluster of each example; None if every example is its own cluster. The effective number is then that of examples.
 
-    The effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the cluster size and r
-    the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see
-    `_estimate_effective_number`. It is also divided by the squared ratio of the quantiles of the t and the normal distribution,
-    because r is estimated (Korn and Graubard 1998). For clusters of equal size the effective number is at least the number of
-    clusters. It equals the number of clusters if every cluster succeeds or fails as a whole, and also if all values are equal
-    or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since the data then do not show how examples of a cluster vary.
+    Otherwise the effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the mean
+    cluster size over examples and r the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar
+    1993). It is also divided by the squared ratio of the quantiles of the t and the normal distribution, because r is estimated
+    (Korn and Graubard 1998). It is at least what r = 1 gives without this division, which for clusters of equal size is their
+    number. This least number is taken if all values are equal or there are fewer than `MIN_CORRELATION_CLUSTERS` clusters, since
+    the data then do not show r.
+
+    Raises ValueError without values.
     """
     if not len(values):
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
@@ -101,13 +103,11 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
 
 @lru_cache(maxsize=4096)
 def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
+    """Return the ends of the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
-    `count` may be fractional.
-
-    The interval contains every share p for which both tails have a probability of at least (1 - level) / 2: at least as many
-    successes as observed, and at most as many, where the observed number itself counts half. For shares near 0 and 1 its coverage
-    is nearer to `level` than that of Wilson's interval, and between them it is less conservative than Clopper and Pearson's.
+    value: the observed share. `count` may be fractional. The interval contains every share p for which both tails have a
+    probability of at least (1 - level) / 2: at least as many successes as observed, and at most as many, where the observed
+    number itself counts half.
     """
     successes, tail = value * count, (1 - level) / 2
 
@@ -124,14 +124,13 @@ def compute_mid_p_interval(value: float, count: float, *, level: float = 0.95) -
 
 
 def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
-    """Estimate a mean of examples in clusters.
+    """Estimate a mean of examples in clusters, with its interval, median and deciles.
 
-    On each side, the wider of the t and the bootstrap-t interval over clusters is used.
+    On each side, the interval is the wider of the t and the bootstrap-t interval over clusters; for more than
+    `MAX_BOOTSTRAP_CLUSTERS` clusters it is the t interval. If all cluster means are equal, or if there are fewer than
+    `MIN_INTERVAL_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
 
-    clusters: cluster of each value; None if every value is its own cluster.
-    Only the t interval is used for more than `MAX_BOOTSTRAP_CLUSTERS` clusters. If all cluster means are equal, or if there are
-    fewer than `MIN_INTERVAL_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is
-    False.
+    clusters: cluster of each value; None if every value is its own cluster. Raises ValueError without values.
     """
     if not len(values):
         raise ValueError("a mean needs at least one example, got none")
@@ -154,7 +153,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
 
 
 def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return the values as an array, the sizes of the clusters, and the cluster index of each value."""
+    """Return the values (N,) as an array, the sizes (K,) of the clusters, and the cluster index (N,) of each value."""
     array = np.asarray(values, dtype=np.float64)
     numbers: dict[Hashable, int] = {}
     own = [numbers.setdefault(name, len(numbers)) for name in (range(len(array)) if clusters is None else clusters)]
@@ -165,13 +164,13 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
 
 
 def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
-    """Return the effective number of examples: the number of independent examples with the same variance of their share.
+    """Return the effective number of examples that `estimate_share` describes.
 
     For a share near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
     correlation. Therefore the sum of squares between clusters is computed as if there were further clusters of average size:
-    `PSEUDO_CLUSTERS` * (2 share - 1)^2 of only successes, and as many of only failures. In the ratio of quantiles that
-    `estimate_share` describes, t has 2 (K - 1) degrees of freedom for K clusters, since the binomial variance itself is known.
-    own: index of each value's cluster.
+    `PSEUDO_CLUSTERS` * (2 share - 1)^2 of only successes, and as many of only failures. In the ratio of quantiles, t has 2 (K -
+    1) degrees of freedom for K clusters. array: values. sizes: number of values of each cluster. own: index of each value's
+    cluster.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
@@ -222,10 +221,10 @@ def _draw_resamples(count: int) -> Floats:
 class ConfidenceQuality:
     """How well confidences agree with what was recovered.
 
-    decided: number of examples with a confidence. auroc: probability that a recovered example has a higher confidence than one
-    that is not, where a tie counts half; None if all are recovered or none. error: expected calibration error: the absolute
-    difference of mean confidence and share recovered in each of `CONFIDENCE_BINS` bins of confidence, averaged with the number of
-    examples in each bin as weight.
+    decided: number of confidences. auroc: probability that a recovered example has a higher confidence than one that is not,
+    where a tie counts half; None if all are recovered or none. error: expected calibration error: the absolute difference of mean
+    confidence and share recovered in each of `CONFIDENCE_BINS` bins of confidence, averaged with the number of examples in each
+    bin as weight.
     """
 
     decided: int

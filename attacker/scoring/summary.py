@@ -1,4 +1,4 @@
-"""Summaries of the score rows of one attack.
+"""Summaries of the score rows of attacks, each with that of its null (the attack without the update).
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -30,17 +30,17 @@ class Summary:
     """The scores of one attack on one run, with those of its null.
 
     cases: number of cases by state, see `states.CaseState`.
-    examples: number of rows of finished cases, one per example and case: an image attacked in five rounds counts five times
-    here. All estimates are computed from these rows, and None if no case is finished. The rows of each distinct example are
-    averaged first, so that it counts once in them. Intervals are over clusters of examples that are connected by common cases,
-    see `statistics`.
+    examples: number of rows of finished cases (done or failed), one per example and case: an image attacked in five rounds counts
+    five times here. All estimates are computed from these rows, and None if no case is finished. The rows of each distinct
+    example are averaged first, so that it counts once in them. Intervals are over clusters of examples that are connected by
+    common cases, see `statistics`.
     success, label_success: shares of examples recovered, and of true labels recovered.
     psnr, ssim, ssim_global, lpips, mse, continuous_error, categorical_right: means over these distinct examples. One without a
     reconstruction counts with the scores of the null's reconstruction, or of the best constant image, see `fill_failures`. None
     if no row has the measure. In means, a PSNR counts as at most 58.9 dB, see `PSNR_OF_8_BITS`.
-    seconds, iterations: total wall time of finished cases, and median over their rows of the number of iterations of the row's
-    case. failures: number of rows of finished cases without a reconstruction.
-    identified: share of examples whose reconstruction is nearer to them than 99 % of guesses would be, see `ScoreRow.identified`.
+    seconds, iterations: total wall time of done cases, and median over rows of done cases of the case's number of iterations;
+    None if no case is done. failures: number of rows of finished cases without a reconstruction.
+    identified: share of examples to which guesses would be as near with a probability of at most 1 %, see `ScoreRow.identified`.
     other_success, other_psnr: share and mean of what the same attack recovers from another client's update, a second null; None
     if no other client was attacked.
     exact_match: share of table rows that are matched exactly.
@@ -52,10 +52,10 @@ class Summary:
     right; None if there are no such examples.
     surplus: number of reconstructed examples beyond those that finished cases can have; the attack's lowest ranked ones, they
     were dropped before the comparison with originals.
-    lpips_net: the backbone of LPIPS, if it was computed.
-    routes: dict from the method that reconstructed a case, such as a closed form or a search, to the number of cases.
-    null: the summary of the null, the attack without the update. verdict: conclusion from comparing attack and null. Both are
-    None in the summary of a null.
+    lpips_net: the backbone of LPIPS; None if LPIPS was not computed.
+    routes: dict from the method that reconstructed a case, such as a closed form or a search, to the number of done cases.
+    null: the summary of the null, the attack without the update, on the same finished cases; None if it has no scores. verdict:
+    conclusion from comparing attack and null. Both are None in the summary of a null.
     """
 
     run: str
