@@ -5,6 +5,7 @@ single example, and one step on a batch of four. A preset takes the setting that
 together; among equal ones, the setting with the smaller median error.
 """
 
+from collections import defaultdict
 from typing import Any
 
 from torch import Tensor, cat
@@ -44,8 +45,12 @@ SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
         SIGNED,
         *({"signed": False, "tv": tv} for tv in (1e-3, 1e-2)),
     ),
+    "dlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
+    "idlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
 }
 BATCH_SIZES = (1, 4)
+SINGLE_EXAMPLE_ATTACKS = ("idlg",)
+"""Attacks that refuse batches, and are measured on single examples only."""
 
 
 def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
@@ -54,9 +59,10 @@ def measure_presets(asked: Options, sets: list[Images]) -> TableAndSummary:
     for family, network in NETWORKS_OF_FAMILIES.items():
         originals = [_make_originals(network, data, size, asked) for data in sets for size in BATCH_SIZES]
         for attack, settings in SETTINGS_OF_ATTACKS.items():
+            own = originals[:: len(BATCH_SIZES)] if attack in SINGLE_EXAMPLE_ATTACKS else originals
             for setting in settings[:1] if asked.quick else settings:
                 row = {"family": family, "attack": attack, **setting}
-                rows.append(row | _measure_setting(attack, setting, originals, asked))
+                rows.append(row | _measure_setting(attack, setting, own, asked))
                 print(rows[-1], flush=True)
     return rows, {}
 
@@ -71,7 +77,7 @@ def _make_originals(network: str, data: Images, size: int, asked: Options) -> Or
 def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], asked: Options) -> dict[str, Any]:
     """Return a row with the share recovered and the median error for each batch size, and the CPU-seconds."""
     built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if asked.quick else {})})
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {size: [] for size in BATCH_SIZES}
+    found: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     seconds = 0.0
     for one in originals:
         answers, spent = run_attack(built, one.cases, asked)

@@ -24,6 +24,8 @@ from fedsim.training.local import train
 
 NETWORKS_MODULE = "support.calibration.networks"
 TABULAR_DATA_SETS = ("breast_cancer", "adult")
+MAX_SKIPPED_EXAMPLES = 200
+"""Limit of the number of examples of the validation part that are left out for a seed, as the smallest part has 257."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,8 @@ def _train_weights(cell: Cell, own: LocalClient, asked: Options) -> Mapping[str,
     if not cell.warm:
         return own.weights
     rng = torch.Generator().manual_seed(asked.seed)
-    others = draw_examples(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=asked.seed)
+    skip = asked.seed % MAX_SKIPPED_EXAMPLES
+    others = draw_examples(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=skip)
     rows = [torch.randint(len(others), (8,), generator=rng).tolist() for _ in range(cell.warm)]
     batches = [(others.x[own_rows], others.y[own_rows]) for own_rows in rows]
     training = Training(learning_rate=0.02, batch_size=8, steps=cell.warm)

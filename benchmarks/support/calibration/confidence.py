@@ -19,6 +19,13 @@ from attacker.attacks.confidence.curves import get_curve_family
 DIAGRAM_FILE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED_OFFSET = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
+NUM_NETWORKS = 3
+"""Number of networks, each with weights of its own, on which every cell is attacked; the quick run uses one. Answers on one
+network succeed or fail together, so that a single network would say little about the calibration error."""
+NETWORK_SEED_STEP = 1000
+"""Difference between the seeds of the networks."""
+NUM_EXAMPLE_SETS = 2
+"""Number of networks whose cells share no example; further networks use their examples again, as the report part has no more."""
 QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells (settings that are attacked) of each group in a quick run, with one case each."""
 
@@ -29,7 +36,7 @@ def measure_confidence(asked: Options) -> tuple[list[ResultRow], dict[str, Any]]
     Without --quick, which attacks a few cells only, this also draws the reliability diagram in `DIAGRAM_FILE`.
     """
     torch.set_num_threads(1)
-    answers = _attack_cells(asked, _select_cells(asked))
+    answers = [one for k in range(1 if asked.quick else NUM_NETWORKS) for one in _attack_cells(asked, network=k)]
     if not asked.quick:
         draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, DIAGRAM_FILE)
     return summarise_answers(answers)
@@ -118,6 +125,9 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
     return found
 
 
-def _attack_cells(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
-    asked = replace(asked, seed=asked.seed + SEED_OFFSET)
-    return [one for _, cell, at in place_cells(cells) for one in attack_cell(cell, asked, part="report", skip=at)]
+def _attack_cells(asked: Options, *, network: int) -> list[Answered]:
+    """Attack all cells on the weights of one network, given by its number from 0."""
+    cells = _select_cells(asked)
+    asked = replace(asked, seed=asked.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
+    own = place_cells(cells * (network % NUM_EXAMPLE_SETS + 1))[-len(cells) :]
+    return [one for _, cell, at in own for one in attack_cell(cell, asked, part="report", skip=at)]
