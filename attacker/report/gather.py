@@ -1,4 +1,7 @@
-"""Reading of all data that a report on a run shows, from the run's folder, without drawing or formatting."""
+"""Reading of all data that a report on a run shows, from the run's folder, without drawing or formatting.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -216,8 +219,8 @@ def _attack(
 def _read_states(folder: Path, told: Record) -> dict[str, CaseState]:
     """Return a dict from the key of each case with an update to its state, from the files that are in the attack's folder now.
 
-    A case (one round of a client, or several attacked together) of several rounds is left out if all its rounds are scored in
-    other cases, see `find_superseded`. folder: the attack's folder. told: content of its attack.json.
+    A case of several rounds is left out if all its rounds are scored in other cases, see `find_superseded`. folder: the attack's
+    folder. told: content of its attack.json.
     """
     whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
     keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]

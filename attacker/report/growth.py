@@ -1,4 +1,8 @@
-"""Lines for a chart of the share of examples recovered by number of rounds: of an attack, of its null, and a privacy bound."""
+"""Lines for a chart of the share of examples recovered by number of rounds: of an attack, of its null, and a privacy bound.
+
+The null of an attack is the same attack without the update. A case is the observations that are attacked together: one round of a
+client, or several.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

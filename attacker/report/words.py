@@ -78,7 +78,7 @@ def format_count(number: int, noun: str, plural: str = "") -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min"."""
+    """Return a duration in seconds as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min"."""
     if seconds < 99.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -116,7 +116,8 @@ def _rank_strength(summary: Summary) -> tuple[bool, float, bool, float, bool, fl
     """Return a sort key for `find_strongest`, largest for the strongest attack.
 
     Its entries, the most important first: verdict other than "not distinguishable", share of examples recovered, verdict of a
-    leak, share of labels recovered, existence of a null, lower end of the interval of the share of examples, mean PSNR.
+    leak, share of labels recovered, existence of a null (the attack without the update), lower end of the interval of the share
+    of examples, mean PSNR or 0.
     """
     success, labels = _of(summary.success), _of(summary.label_success)
     told = (not _is_gone(summary), success.value, _is_leak(summary), labels.value, summary.null is not None, success.low)

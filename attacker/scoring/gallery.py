@@ -1,4 +1,7 @@
-"""Measures of re-identification: whether a reconstruction is nearer to its original than to other examples of the data set."""
+"""Measures of re-identification: whether a reconstruction is nearer to its original than to other examples of the data set.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Score rows of an attack paired with those of its null (the attack without the update) on the same examples."""
+"""Score rows of an attack paired with those of its null (the attack without the update) on the same examples.
+
+A case is the observations that are attacked together: one round of a client, or several.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +71,10 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
 
 @dataclass(frozen=True)
 class Paired:
-    """Rows of an attack and of its null on the same examples of the same cases, in the same order, with failures filled in."""
+    """Rows of an attack and of its null on the same examples of the same cases, in the same order.
+
+    Rows without a reconstruction hold the scores that `fill_failures` gives them.
+    """
 
     attack: tuple[ScoreRow, ...]
     null: tuple[ScoreRow, ...]
@@ -97,7 +103,7 @@ class Paired:
 def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
     """Pair the rows of an attack with those of its null by case and example; drop rows without a partner.
 
-    Scores of rows without a reconstruction are filled in by `fill_failures`.
+    Rows without a reconstruction get the scores of `fill_failures`.
     """
     answers = {_get_key(row): row for row in fill_failures(null)}
     both = [row for row in fill_failures(rows, null) if _get_key(row) in answers]

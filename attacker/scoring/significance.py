@@ -1,4 +1,8 @@
-"""Significance tests of an attack against its null, the attack without update, and the smallest leaks that they can detect."""
+"""Significance tests of an attack against its null, the attack without update, and the smallest leaks that they can detect.
+
+A case is the observations that are attacked together: one round of a client, or several. A cluster is a set of examples that are
+connected by common cases.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence

@@ -213,7 +213,7 @@ def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float
 
 @lru_cache(maxsize=32)
 def _draw_resamples(count: int) -> Floats:
-    """Return how often each cluster occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
+    """Return how often each of `count` clusters occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
     return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES).astype(np.float64)
 
 
