@@ -24,5 +24,5 @@ app.command(epilog="Example:  attacker train-prior photographs --kind enhancer -
 
 
 def main() -> None:
-    """Run the command line `attacker`."""
+    """Run the command line `attacker`, and end the process with its exit status."""
     run_and_exit(app)

@@ -30,8 +30,8 @@ METADATA_TYPES = {
 class Slot:
     """A place in the recording that a reconstructed example fills: round, client, local step and position in the step's batch.
 
-    round, batch: numbers of the round and of the local step, counted from 1. position: counted from 0; which example of a batch
-    has which position is arbitrary, since the order does not affect the gradient. Scoring assigns examples to originals.
+    round, batch: numbers of the round and of the local step, counted from 1. position: counted from 0. Which reconstructed
+    example of a batch has which position is arbitrary; scoring decides which original each is compared with.
     example: index of the example in the reconstruction.
     """
 
@@ -44,22 +44,24 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """The result of an attack for one case: one observation, or several that were attacked together.
+    """The result of an attack for one case: one observation (a client's update in a round), or several attacked together.
 
+    case:       key of the case.
     x:          reconstructed examples, (N, *shape), not clamped to [0, 1]. y: labels, (N,) int64.
     confidence: (N,) in [0, 1], the estimated probability that scoring counts the example as recovered; NaN if the attack gives no
                 estimate. See `attacker.attacks.confidence`.
-    slots:      all places in the client's batches that the examples fill; more than N if examples are used in several epochs.
-    loss:       (T,) the attack's own loss after each iteration, of the restart that was kept.
+    slots:      the places in the client's batches that the examples fill; an example used in several epochs has several.
+    loss:       (T,) the attack's own loss after each iteration, of the restart that was kept; a method without iterations has a
+                single value.
     iterations: number of iterations of all restarts. evaluations: number of evaluations of the simulated gradient.
-    seconds:    wall time; cases that were attacked at once get equal shares of it.
+    seconds:    wall time; a search of several cases at once counts in equal shares.
     route:      the method that produced the examples, such as a closed form or a search. attack: the attack's name.
     oracles:    names of the oracles that it was given: knowledge beyond the threat model.
-    interrupted: whether the user stopped the search; this is then the best result so far, and replay attacks the case again.
+    interrupted: whether the search was stopped early; this is then the best result so far, and replay attacks the case again.
     notes:      the attack's remarks on this result, one sentence each.
     explained:  (N,) in [0, 1], the share of the observed gradient's squared norm that the gradient of this result explains; NaN
                 or None if the attack does not compute it.
-    evidence:   the features from which confidence was estimated, by name, (N,) each.
+    evidence:   dict from the name of each feature from which confidence was estimated to its N values.
     """
 
     case: str
@@ -109,7 +111,7 @@ class Reconstruction:
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":
-        """Read a file that `write` wrote. Raises ValueError, naming the file, if it is not a reconstruction.
+        """Read a file that `write` wrote. Raises ValueError, naming the file, if it cannot be read as a reconstruction.
 
         Files of old versions lack `explained` and hold its values as `confidence`; they are returned as `explained`, and
         `confidence` as NaN.
@@ -132,7 +134,7 @@ class Reconstruction:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if the tensors of a file have a dtype or a number of dimensions that no attack returns."""
+    """Raise ValueError if a tensor has a wrong type or number of dimensions. tensors: fields of a `Reconstruction` by name."""
     for name, tensor in tensors.items():
         good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
         if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
@@ -142,7 +144,8 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
 def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     """Return the metadata of a file of `examples` examples as arguments of a `Reconstruction`.
 
-    Raises ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of examples.
+    Raises KeyError if one is missing, and ValueError or TypeError if a value has the wrong type, or if slots or evidence do not
+    fit the number of examples.
     """
     for key, kind in METADATA_TYPES.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)

@@ -28,20 +28,21 @@ class GaussianPrior:
 
     @property
     def variance(self) -> float:
-        """Return the mean variance of a value, which is the mean squared error of guessing the mean."""
+        """Return the prior's variance averaged over the d values: the expected mean squared error of guessing the mean."""
         values = self.mean.numel()
         return float((self.deviations.square().sum() + (values - len(self.deviations)) * self.floor**2) / values)
 
 
 def build_white_prior(size: int, deviation: float) -> GaussianPrior:
-    """Return the prior of `size` independent values with mean 0.5, all with the standard deviation `deviation`."""
+    """Return the Gaussian prior of `size` independent values with mean 0.5, all with the standard deviation `deviation`."""
     like = torch.full((size,), 0.5, dtype=torch.float64)
     return GaussianPrior(like, like.new_zeros(0, size), like.new_zeros(0), deviation)
 
 
 def fit_prior(x: Tensor) -> GaussianPrior:
-    """Fit a prior to examples (n, *shape) by probabilistic principal components, with at most `MAX_DIRECTIONS` directions.
+    """Fit a Gaussian prior to examples (n, *shape) by probabilistic principal components.
 
+    It has at most `MAX_DIRECTIONS` directions, and at most n // 2 if an example has n values or more.
     Source: Tipping and Bishop 1999. Raises ValueError for fewer than two examples.
     """
     flat = x.flatten(1).double()

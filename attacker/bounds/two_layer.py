@@ -1,4 +1,4 @@
-"""Rates of the reconstruction error for two-layer networks with random weights, by Liu et al. 2025."""
+"""Lower and upper bounds on the reconstruction error for two-layer networks with random weights, after Liu et al. 2025."""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLayerRates:
-    """Bounds on the root mean squared Euclidean norm of the error vector, for examples of norm 1.
+    """Bounds on the root mean squared norm of the error vector, for examples of norm 1 and many more neurons than inputs.
 
-    lower: error for one example, which no estimate without a prior undercuts.
-    upper: error that the first-order estimate of Liu et al. does not exceed for the sum of the examples of a batch.
+    lower: lower bound on the error of unbiased estimates of one example, the others of its batch being known (Cramér-Rao).
+    upper: upper bound on the error of the estimate of Liu et al. of the sum of a batch's examples.
     """
 
     lower: float
@@ -26,20 +26,18 @@ def compute_two_layer_rates(
     kept: float = 1.0,
     clipped: float = 1.0,
 ) -> TwoLayerRates:
-    """Return the rates for f(x) = sum of a_j relu(w_j x) with standard normal w_j, from the gradient by all a_j.
+    """Return error bounds for f(x) = sum of a_j relu(w_j x), w_j standard normal, from the gradient with respect to all a_j.
 
     inputs, neurons: dimension d of x, and number m of neurons. batch: number B of examples whose gradients are summed. noise:
-    standard deviation sigma on each coordinate of the summed gradient G. residual: absolute value r of the loss's derivative by
-    f. kept: share of coordinates that pruning leaves. clipped: factor that clipping multiplies the gradient by; noise is added
-    after it.
+    standard deviation of Gaussian noise on each coordinate of the summed gradient. residual: absolute value r of the derivative
+    of the loss with respect to f, the same for each example. kept: share of the coordinates that pruning leaves. clipped: factor
+    by which clipping multiplies the gradient before noise is added.
 
-    The rates are those of the paper's table: error of order sigma sqrt(d / m) at least, and (B + sigma) sqrt(d / m) at most,
-    with m times the kept share in place of m. The constants are our own, for ReLU: the Fisher information on x is
-    `kept * m * (residual * clipped / noise)^2 / 2` in every direction, since E[relu'(u)^2] = 1/2, and the first-order Stein
-    estimate `2 / (m r) * sum of G_j w_j`, of the sum of the examples weighted by their residuals, has an error with the variance
-    4 d / m * (B^2 / 2 + (noise / r)^2) at most: E[relu(u) relu(v)] is 1/2 for examples in the same direction and less for
-    others. The lower rate takes the other examples of the batch as known. Both hold for m much larger than d. Without noise,
-    the lower rate is 0.
+    With M = kept * m and s = noise / (r * clipped), `lower` is s sqrt(2 d / M), and `upper` is 2 sqrt(d / M (B^2 / 2 + s^2)).
+    They grow with d, M, B and s as in the paper's table; the constants are our own, for ReLU: `lower` follows from the Fisher
+    information on x, which is M / (2 s^2) in every direction, and `upper` bounds the variance of the first-order Stein estimate
+    2 / (M r clipped) * sum of G_j w_j, with the summed gradient G. Both hold approximately, for M much larger than d.
+    Raises ValueError for arguments out of range.
     Source: Liu, Wang, Chen and Lei 2025, "Data reconstruction attacks and defenses: a systematic evaluation", section 4.
     """
     if min(inputs, neurons, batch) < 1:

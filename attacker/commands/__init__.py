@@ -1,1 +1,1 @@
-"""Commands of the attacker, one per module. Packages that are slow to import are imported inside the functions that use them."""
+"""Commands of the command line `attacker`, and what several of them share."""

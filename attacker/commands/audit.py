@@ -66,10 +66,12 @@ def audit(
 ) -> None:
     """Check a recorded federation, attack it within a time budget, and write a graded verdict with what to change.
 
-    The page is always written to audit.html in the folder of the run, also if --out names further files. Without truth, the
-    verdict follows from the checks and from the confidence of the attacks. Repeating the command continues where it stopped.
+    The page is written to audit.html in the folder of the run, also if --out names further files; with --plan, no page is
+    written. Without truth, the verdict follows from the checks and from the confidence of the attacks. Repeating the command
+    continues where it stopped.
 
-    Exit status: 0 if the audit is complete; 4 if the grade is worse than --fail-above; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if the audit is complete; 4 if the grade is worse than --fail-above; 2 for wrong arguments; 1 for other errors;
+                 130 after Ctrl-C.
     """
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
@@ -129,7 +131,11 @@ def _run_experiment(path: Path) -> Path:
 
 
 def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path, str]:
-    """Run a Flower app that records itself, unless it did already, and return its run and the reference of its network."""
+    """Run the Flower app in `folder`, which records itself, unless it has a recording already; return the folder of its run, and
+    `model` or, if that is None, the name of the recorded network.
+
+    The folder is added to the path from which Python imports modules.
+    """
     import sys
 
     from fedsim.engine.flower_projects import find_recorded, run_project
@@ -144,9 +150,10 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
 
 
 def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "Audit":
-    """Run the federation of a run again with another defense, audit it, and return `found` with the measured change added.
+    """Run the federation of a run again with another defense, audit it, and return `found` with the two verdicts in `what_if`.
 
-    found: audit of `run`. wanted: a defense, or "recommended".
+    found: audit of `run`. wanted: a defense, or "recommended". seconds: time budget of the second audit.
+    Raises ValueError if the run has no experiment.toml.
     """
     from dataclasses import replace
 

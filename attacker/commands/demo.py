@@ -32,8 +32,8 @@ class DemoFederation:
 
     shows:     what it demonstrates, in one sentence.
     overrides: keys of demo.toml that it changes, with their values.
-    attacks:   names and arguments of the attacks. If there is a defense, each attack runs twice: knowing the defense, and
-    ignoring it.
+    attacks:   names and arguments of the attacks. If the clients use a defense, each attack runs twice: knowing the defense, and
+               ignoring it.
     """
 
     shows: str
@@ -42,7 +42,10 @@ class DemoFederation:
 
     @property
     def knowledge(self) -> tuple[dict[str, Any], ...]:
-        """Return the attack arguments of each attacker: one that knows the defense and, if there is any, one that ignores it."""
+        """Return the arguments added to each attack, one dict per run of it: {} knows a defense, the other ignores it.
+
+        Without a defense, {} is the only one.
+        """
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
 
@@ -72,7 +75,10 @@ DEMO_FEDERATIONS: dict[str, DemoFederation] = {
 
 
 def run(folder: Path, *, engine: str = "ray") -> Path:
-    """Run the demonstration in `folder` and return the path of its report. Skip finished parts and resume interrupted ones."""
+    """Run the demonstration in `folder` and return the path of its report. Skip finished parts and resume interrupted ones.
+
+    engine: "ray" or "local", which runs the clients.
+    """
     for name, federation in DEMO_FEDERATIONS.items():
         err.print(f"[bold]{name}[/]: {federation.shows}")
         experiment = read(EXPERIMENT_FILE, list(federation.overrides.items()))
@@ -83,7 +89,7 @@ def run(folder: Path, *, engine: str = "ray") -> Path:
 
 
 def attack(run: Path, federation: DemoFederation) -> list[Summary]:
-    """Run the attacks of a federation and their nulls on its recording, and return their scores."""
+    """Run the attacks of a federation and their nulls (without the update) on its recording; return one summary per attack."""
     recording, scorer, rows = Recording(run / "recording"), Scorer(run, [run / "truth"]), []
     for name, arguments in federation.attacks:
         for knowledge in federation.knowledge:

@@ -25,7 +25,7 @@ def list_(
     ] = ListedKind.ATTACKS,
     as_json: Json = False,
 ) -> None:
-    """List the attacks with their arguments, presets, required inputs and source, or the decoders or enhancers."""
+    """List the attacks with their arguments, presets, conditions of use and source, or the decoders or enhancers."""
     if kind is ListedKind.ATTACKS:
         _list_attacks(as_json)
     else:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and checks of their values."""
+"""The option --set, which several commands share, and functions that check the values of options."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,10 @@ AttackArguments = Annotated[
 
 
 def resolve_device(wanted: str) -> str:
-    """Return the PyTorch device for a value of `--device`. Raises ValueError if this machine has no such device."""
+    """Return the PyTorch device for a value of `--device`: "auto", "cpu", or a name that begins with "cuda".
+
+    Raises ValueError for other values, and for "cuda" if PyTorch finds no CUDA; whether a numbered GPU exists is not checked.
+    """
     import torch
 
     if wanted == "auto":
@@ -44,7 +47,7 @@ def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
 
 
 def parse_duration(option: str, text: str) -> float:
-    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError, naming the option, for anything else."""
+    """Return the seconds of a positive duration such as 90s, 10m or 1.5h. Raises ValueError, naming the option, otherwise."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if match is None or float(match[1]) <= 0:
         raise ValueError(f"{option} {text!r} is not a positive time: write it as 90s, 10m or 2h")

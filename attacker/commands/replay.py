@@ -164,7 +164,7 @@ def _show_tracebacks() -> Iterator[None]:
 
 
 def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:
-    """Return the attack arguments that a preset sets for the recording's kind of network; none without a preset."""
+    """Return the attack arguments that a preset sets for the recording's kind of network; {} if `preset` is None."""
     from attacker.attacks import ATTACKS, presets
 
     if preset is None:
@@ -177,8 +177,7 @@ def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> 
 def _check_model(recording: "Recording", reference: str | None) -> None:
     """Raise ValueError if the recording's network cannot be built.
 
-    reference: MODULE:FUNCTION of `--model`. The code of a network that is not part of this project is imported only if it is
-    named so; without it, such a network cannot be built.
+    reference: MODULE:FUNCTION of `--model`, which allows that the code of the network is imported; None without this option.
     """
     from fedsim import models
 
@@ -189,11 +188,12 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
 
 
 def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec") -> dict[str, Any]:
-    """Return the keyword arguments of `Replay` for oracles; {} without `names`.
+    """Return the keyword arguments of `Replay` for oracles (what the attack is told and no server knows); {} without `names`.
 
-    oracle_labels, oracle_logits: functions that compute the true labels or logits of a row of the recording. oracle_truth: digest
-    of the folders of truth. names: oracles that the user asked for. truth: folders of truth, by default the run's own. Raises
-    ValueError for an unknown name, or if `attack` does not use the logits.
+    These are `oracle_labels` and `oracle_logits`, as far as named: functions from a row of the recording to the true labels or
+    logits; and `oracle_truth`, a digest of the folders of truth.
+    names: any of "labels" and "logits". truth: folders of truth; None for the run's own.
+    Raises ValueError for other names, if there is no truth, or if `attack` does not use the logits.
     """
     if unknown := sorted(set(names) - {"labels", "logits"}):
         from defenses._registry import suggest_name

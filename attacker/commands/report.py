@@ -16,7 +16,7 @@ def report(
         Path | None, typer.Option("--out", help="The page to write; by default report.html in the first run.")
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page on attacked runs, with their scores where they have been scored."""
+    """Write one self-contained HTML page on the attacks on one or several runs, with scores where they have been scored."""
     with report_errors():
         from attacker.report import build
 

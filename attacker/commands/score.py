@@ -59,11 +59,13 @@ def score(
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare reconstructions with the examples that the clients used, and write one row per example.
+    """Compare reconstructions with the examples that the clients used, and write one row per attack and example.
 
-    Exit status: 0 if every case of the attacks and their nulls has a reconstruction; 1 if scoring failed, or if some cases failed
-    and --allow-failures is not given; otherwise 3 if some cases are waiting or were interrupted, so that the printed shares are
-    of the finished cases only; 2 for wrong arguments.
+    Cases without truth are not scored, and do not change the exit status.
+
+    Exit status: 0 if every other case of the attacks and their nulls has a reconstruction; 1 if some cases failed and
+    --allow-failures is not given; otherwise 3 if some cases are waiting or were interrupted, so that the printed shares are of
+    the finished cases only; 2 for wrong arguments, or if no case has truth; 1 for other errors.
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
@@ -128,16 +130,19 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
-    """Return the cases of one folder of reconstructions that were not scored.
+    """Return the cases of one folder of reconstructions that were not scored, or only in part.
 
-    The key `untold` has the keys of cases without truth. `superseded` has a dict from the key of a case, whose examples are all
-    scored in a case of more rounds, to a sentence about it.
+    The list `untold` has the keys of cases without truth. The dict `superseded` leads from the key of a case, whose examples are
+    scored wholly or in part in another case of the same rounds, to a sentence about it. source: name of the folder.
     """
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
 def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
-    """Return the rows of all sources, and print on stderr how many cases have no truth. Raises NoTruth if no case has any."""
+    """Score folders of reconstructions, return the rows, and print on stderr which cases were left out.
+
+    Raises NoTruth if there are no rows because no case has truth.
+    """
     from attacker.scoring.score import NoTruth
 
     rows, nothing = [], None
@@ -196,8 +201,9 @@ def _print_summaries(summaries: "list[Summary]") -> None:
 
 
 def _describe_cases(one: "Summary") -> list[str]:
-    """Return up to three lines below an attack's name: by which methods its cases were solved, how many cases are not finished,
-    and how many reconstructions beyond the number of originals were left out."""
+    """Return up to three lines to show below an attack's name: by which methods its cases were solved, how many cases are not
+    finished, and how many reconstructions beyond the number of originals were left out.
+    """
     from attacker.scoring.states import UNFINISHED_STATES, format_counts
 
     left = format_counts(one.cases, UNFINISHED_STATES)
@@ -208,7 +214,10 @@ def _describe_cases(one: "Summary") -> list[str]:
 
 
 def _format_quality(one: "Summary") -> str:
-    """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows."""
+    """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows.
+
+    It is "" if there is neither.
+    """
     if one.psnr:
         return f"{one.psnr.median:.1f} dB\n({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
     return f"MSE {one.mse.median:.2g}\n({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
@@ -219,7 +228,7 @@ def _format_share(estimate: "Estimate | None") -> str:
 
 
 def _find_sources(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the run and the folders of reconstructions to score. Raises ValueError if there are none."""
+    """Return the folder that scores are written to, and the folders of reconstructions. Raises ValueError if there are none."""
     if (folder / "attack.json").exists():
         return _find_run(folder.parent), [folder]
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
@@ -245,5 +254,5 @@ def _suggest_replay(run: Path) -> str:
 
 
 def _find_run(reconstructions: Path) -> Path:
-    """Return the folder that scores are written to: the run, or `reconstructions` itself if it is not inside a run."""
+    """Return the folder that scores are written to: the one above a folder `reconstructions`; any other folder itself."""
     return reconstructions.parent if reconstructions.name == "reconstructions" else reconstructions

@@ -133,7 +133,7 @@ def serve(
 
 
 def _print_address(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
-    """Print the address of the service, the folder that it watches, and warnings if other users can read the results."""
+    """Print the link to the service with its token, what it watches, and warnings if other users can read the results."""
     runs = len(app.state.parts.catalogue.list_runs())
     keys = app.state.parts.keys
     out.print(escape(address if keys is None else f"{address}#token={keys.token}"), soft_wrap=True)

@@ -33,8 +33,8 @@ def sweep(
     Tables (CSV, LaTeX, HTML with the plot of leakage against utility) are written into the folder. Repeating the command
     continues where it stopped, also after a crash.
 
-    Exit status: 0; 1 if a federation failed; 3 if the time budget was used up before the grid was finished; 2 for wrong
-                 arguments; 130 after Ctrl-C.
+    Exit status: 0 if every federation succeeded; 3 if the time budget was used up before the grid was finished; otherwise 1 if a
+                 federation failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(kept="finished federations are kept; repeat the command to continue"):
         from attacker.sweep import compare_settings, read_grid

@@ -34,10 +34,10 @@ def train_prior(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a learned image prior, for --set enhancer=FILE or --set decoder=FILE, on images that are not attacked.
+    """Train a learned image prior, for --set enhancer=FILE or --set decoder=FILE, on public images.
 
-    The file holds the weights in half precision, and a description of the images they were trained on, with hashes and the seed.
-    An interrupted training continues from a checkpoint beside it.
+    The file holds the weights in half precision, and a description of the training images, with hashes and the seed. If the same
+    command is repeated after Ctrl-C or a crash, training continues from a checkpoint beside the file.
     """
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.attacks.learned.images import read_images
