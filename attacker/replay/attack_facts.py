@@ -1,6 +1,6 @@
 """Reader of `attack.json`, the metadata of a replay (an attack run on a recording), checked strictly as it may be untrusted.
 
-Its texts are copied into the rows of score tables, and its keys become names of files.
+Its texts are copied into the rows of score tables, and the keys of its cases become names of files.
 """
 
 import re
@@ -34,7 +34,7 @@ RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", 
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read and check an `attack.json`. Raises DamagedFile, naming the file and what to do, if no replay can have written it."""
+    """Return the content of an `attack.json`. Raises DamagedFile, naming the file and what to do, if it is missing or invalid."""
     try:
         if not SAFE_NAME.fullmatch(path.parent.name):
             raise ValueError(
@@ -87,7 +87,7 @@ def _check_case(case: Any) -> None:
 
 
 def _find_wrong_key(case: Mapping[str, Any]) -> str:
-    """Return the first key of a case whose value is invalid, or "" if all are valid."""
+    """Return the name of an invalid field of a case, or "" if there is none. "round" stands for `attempt` as well."""
     client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         return "client"

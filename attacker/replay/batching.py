@@ -1,7 +1,7 @@
-"""Chunks: cases that are attacked at once, as many as memory allows while leaving work for every core.
+"""Division of the cases of a replay into chunks, which are attacked at once, by estimates of memory and time.
 
-On the CPU, the chunks depend only on the recording, the attack and the machine, so that an interrupted replay forms the same ones
-again. On a GPU they also depend on the memory that is free at the start.
+By default, chunks on the CPU do not depend on the load of the machine, so that an interrupted replay forms the same ones again.
+On a GPU they depend on the memory that is free at the start.
 
 A case is the observations that are attacked together: one round of a client, or several.
 """
@@ -42,7 +42,7 @@ def split_into_chunks(
 ) -> list[tuple[Planned, ...]]:
     """Return the cases that can be attacked, grouped into chunks. All cases of a chunk have the same `Planned.sizes`.
 
-    chunk: number of cases per chunk; by default `CaseFootprint.choose_chunk_size` decides.
+    chunk: largest number of cases per chunk; None lets `CaseFootprint.choose_chunk_size` decide.
     """
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
@@ -57,8 +57,9 @@ def _split_group(cases: list[Planned], footprint: "CaseFootprint", chunk: int | 
 
 
 class CaseFootprint:
-    """An estimate of the memory and time that one case takes, from the model's parameters and activations on the meta device.
+    """An estimate of the memory and time that one case takes, from the sizes of the model's parameters and activations.
 
+    The model is built on the meta device, which allocates no memory.
     shapes:    shapes of the model's parameters by name. distinct: the parameters' names, only one for a parameter that is shared.
     remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 if the
                attack has no optimiser.
@@ -74,12 +75,15 @@ class CaseFootprint:
         self.values, self.device = manifest.data.size, device
 
     def estimate_bytes(self, sizes: Sequence[int]) -> int:
-        """Return the memory in bytes of a case whose observations have `sizes` examples."""
+        """Return the estimated memory in bytes of a case.
+
+        sizes: number of examples of each observation; 0, an unknown number, counts as 1.
+        """
         examples = sum(max(1, size) for size in sizes)
         return 4 * (LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
 
     def explain_too_large(self, sizes: Sequence[int]) -> str:
-        """Return the reason why a case does not fit into this machine's memory, or "" if it may fit."""
+        """Return why a case does not fit into the memory of the device, or "" if it may fit. sizes: as in `estimate_bytes`."""
         examples = sum(max(1, size) for size in sizes)
         least, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), read_memory(self.device)
         if least <= there:
@@ -91,12 +95,15 @@ class CaseFootprint:
         )
 
     def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:
-        """Return the rough time in seconds of one gradient evaluation of `cases` cases at once on one core."""
+        """Return the rough time in seconds of one gradient evaluation for `cases` cases at once on one core.
+
+        sizes: of each of these cases, as in `estimate_bytes`.
+        """
         values = len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations
         return 5e-3 + 2e-8 * cases * values
 
     def choose_chunk_size(self, sizes: Sequence[int], count: int) -> int:
-        """Return the size of a chunk for `count` cases whose observations have `sizes` examples."""
+        """Return how many of `count` cases to attack at once. sizes: of each of these cases, as in `estimate_bytes`."""
         room, workers = divide_memory(self.device)
         fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.estimate_bytes(sizes))))
         worthwhile = max(1, min(16, MAX_BATCHED_PARAMETERS // max(1, self.parameters)))  # fewer would cost as much
@@ -104,10 +111,10 @@ class CaseFootprint:
 
 
 def divide_memory(device: str) -> tuple[float, int]:
-    """Return the memory in bytes for one chunk, and the number of workers that may run at once.
+    """Return the memory in bytes for one chunk, and the number of workers that may run at once: 1 on a GPU, else one per core.
 
-    On a GPU it is a share of the memory that is free now, since other processes may use it. On the CPU it is a share of all
-    memory, so that chunks do not depend on the momentary load.
+    On a GPU the memory is a share of what is free now, since other processes may use it. On the CPU it is a share of all memory,
+    so that chunks do not depend on the momentary load.
     """
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(torch.device(device))
@@ -117,7 +124,7 @@ def divide_memory(device: str) -> tuple[float, int]:
 
 
 def read_memory(device: str) -> int:
-    """Return the total memory of a device in bytes; for the CPU, at most the memory limit of this container."""
+    """Return the total memory of a device in bytes; for the CPU, at most the memory limit of this container (cgroup v2)."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -127,7 +134,10 @@ def read_memory(device: str) -> int:
 
 
 def count_activations(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of output values of all layers for one example; 0 if the model cannot run on the meta device."""
+    """Return how many values the model's layers output for one example of `shape`; 0 if the model cannot run.
+
+    Only modules without submodules whose output is a tensor count. The model is left in evaluation mode.
+    """
     sizes: list[int] = []
 
     def count(module: nn.Module, given: tuple[Tensor, ...], output: object) -> None:

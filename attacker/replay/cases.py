@@ -21,7 +21,7 @@ class Planned:
     """A case of a replay: observations to be attacked together, or the reason why they cannot be.
 
     rows:     rows of its observations in the order of rounds; never empty.
-    left_out: rounds of its client that are omitted, each with a reason.
+    left_out: pairs of a round of its client that is omitted, and the reason.
     reason:   why the case cannot be attacked; "" if it can.
     """
 
@@ -40,8 +40,9 @@ class Planned:
 class Plan:
     """All cases of a replay.
 
-    idle:  rows of the recording that cannot be attacked: without an update, or with an update masked by secure aggregation.
-    whole: whether each case holds all usable rounds of one client, see `plan_cases`.
+    idle:  chosen rows of the recording without an update that can be read alone: none arrived in time, or secure aggregation
+           masks it.
+    whole: whether each case holds all usable rounds of one client, see `plan_cases`; otherwise each case is one row.
     """
 
     cases: tuple[Planned, ...]
@@ -50,7 +51,7 @@ class Plan:
 
     @property
     def left_out(self) -> dict[str, list[tuple[int, str]]]:
-        """Return a dict from the key of a case to its omitted rounds with their reasons."""
+        """Return a dict from the key of each case with omitted rounds to a list of pairs of round and reason."""
         return {case.key: list(case.left_out) for case in self.cases if case.left_out}
 
 
@@ -63,10 +64,10 @@ class _Client:
 
 def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
     """Return the cases of `attack` on `rows`: one per complete row (a row with a recorded update) or, if the attack uses all
-    rounds of a client together, one per client.
+    rounds of a client together, one per client with a complete row.
 
-    For one case per client, all updates are read here, and unusable rounds are omitted with a reason: missing or damaged
-    updates, updates with NaN or infinity, and updates without something that the attack needs.
+    For one case per client, all updates are read here, and unusable rounds are omitted with a reason: no update, damaged files,
+    values as in `find_bad_numbers`, or a condition of the attack that is not met.
     """
     reads_update = not isinstance(attack, Blinded)
     complete = [_estimate_count(recording, row, reads_update) for row in rows if row.status == "complete"]
@@ -91,11 +92,11 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
 
 
 def _estimate_count(recording: Recording, row: Row, reads_update: bool) -> Row:
-    """Return the row with an estimated number of examples, if none was reported.
+    """Return the row with an estimated number of examples; the same row if a number was reported or none can be estimated.
 
-    The row is returned as it is if its number was reported, if `add_estimate` has no estimate, and if its update cannot be read
-    or holds values as in `find_bad_numbers`. reads_update: whether the update is used for the estimate; False for a null (the
-    attack without the update).
+    There is no estimate for secure sums, for updates that cannot be read or hold values as in `find_bad_numbers`, and where
+    `add_estimate` makes none. reads_update: whether the update is used for the estimate; False for a null (the attack without the
+    update).
     """
     if row.num_examples is not None or row.client == SUM_CLIENT:
         return row
@@ -129,10 +130,10 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
 
 
 def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
-    """Return how the names and shapes of weights differ from those of a model's parameters, or "" if they do not.
+    """Return the first way in which weights differ in name or shape from a model's parameters, or "" if they do not.
 
-    required: names that `weights` must have; a parameter that layers share has further names. The text is a part of a sentence
-    that ends with the name of the model.
+    shapes: shapes of all parameters by name. required: names that `weights` must have; a parameter that layers share has further
+    names. The text is a part of a sentence that ends with the name of the model.
     """
     for name in sorted(weights.keys() | required):
         if name not in weights:
@@ -147,7 +148,8 @@ def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int
 def find_bad_numbers(observation: Observation) -> str:
     """Return a sentence on values of an observation that attacks cannot use, or "" if there are none.
 
-    These are NaN, infinite values, and values so large that the sum of the squares of a tensor overflows.
+    These are, in the weights and buffers that were sent or in the update: NaN, infinite values, and values so large that the sum
+    of the squares of a tensor overflows.
     """
     parts = {
         "weights that were sent hold": observation.weights,
@@ -172,9 +174,9 @@ def _count_not_finite(tensor: Tensor) -> int:
 def make_case_entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
     """Return the entry of a case in `attack.json`.
 
-    whole: whether the case holds all rounds of a client. Then the entry also lists pairs of round and attempt (a number that
-    increases if a resumed federation records the round again), the omitted rounds, and for each round the clients that its update
-    depends on.
+    whole: whether the case holds the usable rounds of a client. Then the entry also lists pairs of round and attempt (a number
+    that increases if a resumed federation records the round again), the omitted rounds, and for each round the clients that its
+    update depends on.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**make_row_entry(recording, first), "key": case.key}

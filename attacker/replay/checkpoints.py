@@ -39,7 +39,7 @@ def run_of(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The settings that must be equal for a replay to resume from a checkpoint.
+    """The settings that decide whether a replay can resume from a checkpoint: equal, except that `READABLE_FORMATS` may differ.
 
     attack: the printed specification. device: cpu or cuda. torch, fedleak: versions. form: `CHECKPOINT_FORMAT`.
     """
@@ -55,7 +55,10 @@ class Origin:
         return json.dumps([self.attack, self.seed, self.device, self.torch, self.fedleak, self.form])
 
     def describe_difference(self, other: str) -> str:
-        """Return as text how `other`, an origin written by `to_json`, differs from this one, or "" if it does not."""
+        """Return as text why a replay of this origin cannot resume from a checkpoint of another one; "" if it can.
+
+        other: the other origin as written by `to_json`.
+        """
         try:
             theirs = parse_json(other)
             pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.to_json()), strict=True)
@@ -94,7 +97,7 @@ class FileMemory:
         return run_of(self.folder)
 
     def begin(self) -> None:
-        """Load the state that an earlier process saved for these cases. If there is none, write a file without any state."""
+        """Load the state that an earlier process saved for these cases. If none fits, write a file without any state."""
         self._kept = {}
         if (
             os.path.lexists(self.path)
@@ -135,7 +138,7 @@ class ReplayCheckpoint:
 
     cases:  keys of the cases of its task.
     origin: the settings of the replay that wrote the file (attack, seed, device and versions): an `Origin` as JSON.
-    kept:   dict from a key to a dict of tensors by name, the state of the search; an empty dict if this state has no tensors.
+    kept:   dict from each name under which `FileMemory.keep` stored a state to the state, a dict of tensors by name.
     """
 
     cases: tuple[str, ...]
@@ -144,7 +147,10 @@ class ReplayCheckpoint:
 
 
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
-    """Read a checkpoint; return None if it is not a checkpoint or does not exist. tensors: whether to read the saved state."""
+    """Read a checkpoint; return None if it is not a checkpoint or does not exist.
+
+    tensors: whether to read the saved state; False leaves `kept` incomplete.
+    """
     try:
         with open_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
@@ -164,12 +170,12 @@ def find_unfinished(
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Find the checkpoints of an earlier replay. Return the case keys of each, and notes on checkpoints that cannot be used.
 
-    origin: settings of this replay; a checkpoint with other settings is left out, with a note.
-    wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored.
+    origin: settings of this replay; a checkpoint whose `origin` does not fit is left out, with a note.
+    wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored, without a note.
     most:   largest number of cases of a task; a checkpoint of more is left out, with a note. None for no limit.
 
-    No case is returned twice. A checkpoint whose cases are all part of a larger one is ignored. Of two others that share a case,
-    the one whose file name comes first in alphabetical order is returned.
+    No case is returned twice: a checkpoint whose cases are all part of a larger one is ignored, and of the others one that shares
+    a case with another whose file name comes earlier in alphabetical order.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):

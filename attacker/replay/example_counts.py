@@ -29,7 +29,7 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
     """Return the observation with an estimated number of examples, and a sentence on how it was found; see `estimate_examples`.
 
     The observation is returned unchanged, with "", in three cases: the client reported the number; the update is a secure sum
-    (the sum of several clients' updates); or the clients defend their updates. The rank of the latter two does not show it.
+    (the sum of several clients' updates); or the clients defend their updates, which hides the number.
     reads_update: False for a null (the attack without the update), which must not use the estimate from the update.
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
@@ -43,16 +43,15 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
     """Estimate how many examples are behind an update.
 
-    Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
-    its own class negative in the gradient of the last bias. The estimate is the larger of two counts: the largest rank of such a
-    layer's update, divided by the number of epochs since each epoch uses every example once, and the number of classes with a
-    negative entry (see `_count_classes`). If clients make a prescribed number of steps, it is at most steps times examples per
+    The estimate is the larger of two numbers: the largest rank of the update of a linear layer that sees one row per example,
+    divided by the number of epochs and rounded up, since each example adds a matrix of rank one to the gradient; and the number
+    of classes found by `_count_classes`. If clients make a prescribed number of steps, it is at most steps times examples per
     step.
 
     The prescribed number is that product, or the examples of one step if clients train for whole epochs. It is returned in three
-    cases: `reads_update` is False; no linear layer sees one row per example; or the update is not a sum of gradients, as with
-    Adam, gradient clipping or weight decay. It is also returned if the rank is the largest that the layer's shape allows, unless
-    the estimate is larger.
+    cases: `reads_update` is False; no such layer has a nonzero update; or the update is not a sum of gradients, as with Adam,
+    gradient clipping or weight decay. If the rank is the largest that the layer's shape allows, the larger of estimate and
+    prescribed number is returned.
     """
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
@@ -82,7 +81,10 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
 
 
 def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
-    """Return the rank of the update and the largest possible one, by name of each linear layer that sees one row per example."""
+    """Return a dict from each linear layer that sees one row per example to its update's rank and the largest possible rank.
+
+    Layers whose update is zero or missing are left out.
+    """
     model = build_network(observation)
     seen: dict[str, Tensor] = {}
     handles = [
@@ -125,7 +127,7 @@ def _count_classes(observation: Observation) -> int:
     """Return the number of classes whose entry in the gradient of the last bias is negative, at least 1.
 
     It is a lower bound on the number of classes in the batch. It is 1 unless clients make exactly one local step and the last
-    layer has a bias.
+    layer has a bias with several entries.
     """
     _, bias = models.find_head(build_network(observation))
     update = observation.update.get(bias) if bias is not None else None

@@ -18,10 +18,12 @@ class Forecast:
 
     cases:        number of cases to attack.
     chunks:       number of groups of cases that are attacked at once.
-    evaluations:  largest number of gradient evaluations for one case; an attack that reports no number counts as 1.
+    evaluations:  largest number of gradient evaluations of the search for one case (1 if the attack reports none), and those of
+                  the closed forms that may apply to the first case.
     core_seconds: rough processor time in seconds of all cases on one core, if every case uses all `evaluations`; estimated from
                   the sizes of network and batches.
-    reasons:      dict from each closed form of the attack to why it cannot apply to the first case; "" if it may apply.
+    reasons:      dict from each closed form of the attack to why it cannot apply to the first case, or "" if it may apply; empty
+                  if this cannot be told.
     """
 
     cases: int
@@ -48,7 +50,7 @@ def plan_routes(attack: Attack, recording: Recording, case: Planned) -> RoutePla
 def describe_routes(forecast: Forecast) -> list[str]:
     """Return one text that lists the closed forms that may apply, and one per reason why others cannot apply.
 
-    The list is empty if the attack has no closed forms.
+    The list is empty if the forecast knows of no closed forms.
     """
     if not forecast.reasons:
         return []

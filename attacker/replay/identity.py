@@ -1,4 +1,4 @@
-"""Identity of a replay: everything that determines its results, and the folder that is named after it."""
+"""Identity of a replay: recording, attack, seed and oracles, and the folder that is named after them."""
 
 import hashlib
 import json
@@ -18,8 +18,9 @@ from fedsim.recording.safe_files import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Everything that determines the results of a replay, as plain data. Replays with different identities use different folders.
+    """The facts that the folder of a replay is named after, as plain data, so that replays that differ in them do not share one.
 
+    The device, the rounds and clients to attack, and the versions of PyTorch and of this project are not among them.
     arguments: all arguments of the attack, including defaults, since defaults may change between versions.
     oracles:   names of the oracles (information that no server has, such as true labels) that the user gave to the attack.
     truth:     digest of the clients' true examples that oracles read; "" without oracles.
@@ -64,12 +65,10 @@ class Identity:
         return _hash_value([*everything, self.truth] if self.truth else everything)
 
     def make_path(self, out: Path) -> Path:
-        """Return the replay's folder in `out`, the folder of all reconstructions.
+        """Return the replay's folder in `out`, the folder of all reconstructions. It need not exist.
 
-        Its name ends with `digest`. Older versions of this project named folders by a hash of fewer fields. An existing folder
-        with such a name is returned, so that its replay is resumed, only under three conditions: network and attack are code of
-        this project, no oracle reads truth, and its `attack.json` holds this digest or none. Otherwise the old name could belong
-        to a different replay.
+        Its name ends with `digest`. If an older version of this project wrote a folder for this replay under another name, that
+        folder is returned, so that the replay is resumed.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"
@@ -83,7 +82,7 @@ def _hash_value(value: Any) -> str:
 
 
 def _read_identity(folder: Path) -> str | None:
-    """Return the digest of the replay that wrote `folder`; "" if its `attack.json` has none, None if there is no such file."""
+    """Return the digest of the replay that wrote `folder`; "" if `attack.json` has none or is damaged, None if it is missing."""
     path = folder / "attack.json"
     if not os.path.lexists(path):
         return None

@@ -46,14 +46,14 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
 
 
 def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
-    """Return the file's content as JSON with one case per line, which is ten times faster to write than indented JSON."""
+    """Return the file's content as JSON with one case per line, which is faster to write than indented JSON."""
     head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
     lines = ",\n".join(f"    {json.dumps(case, allow_nan=False)}" for case in cases)
     return f'{head},\n  "cases": [\n{lines}\n  ]\n}}\n'.encode()
 
 
 def collect_facts(manifest: Manifest) -> dict[str, Any]:
-    """Return a dict of the federation's settings that are no secret, from its manifest, for score rows and reports."""
+    """Return a dict of settings of the federation, from its manifest, for score rows and reports."""
     return {
         "name": manifest.name,
         "model": str(manifest.model),
@@ -73,9 +73,9 @@ def collect_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _list_network_limits(manifest: Manifest) -> list[str]:
-    """Return sentences on what attacks do not simulate of the network's training: random numbers, such as those of dropout.
+    """Return a warning, in a list, if the network draws random numbers in training (dropout), which attacks do not simulate.
 
-    Empty if there is nothing, or if the network cannot be built.
+    The list is empty if it does not, or if the network cannot be built.
     """
     if manifest.training.mode != "train":
         return []
@@ -92,7 +92,7 @@ def join_names(names: Sequence[str], most: int = 10) -> str:
 
 
 def format_numbers(numbers: Iterable[int]) -> str:
-    """Return integers as ranges, such as "1-3,7"."""
+    """Return integers in ascending order as ranges, such as "1-3,7"."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:

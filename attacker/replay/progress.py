@@ -18,14 +18,17 @@ class Meter:
         self._watch = watch
 
     def record_progress(self, number: int, share: float, words: str) -> None:
-        """Record that the share `share`, in [0, 1], of task `number` is done, and report the total with `words` to `watch`."""
+        """Record that the share `share`, in [0, 1], of the task with index `number` is done, and report the total to `watch`.
+
+        words: a few words on the progress, reported as well.
+        """
         self._shares[number] = share
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))
             self._watch(done, sum(self._cases), words)
 
     def of_attack(self, number: int) -> Progress:
-        """Return the progress callback of task `number`, to be passed to the attack that works on this task."""
+        """Return the progress callback of the task with index `number`, to be passed to the attack that works on this task."""
         return lambda done, most, words: self.record_progress(
             number, compute_share(done, most), format_progress(done, most, words)
         )

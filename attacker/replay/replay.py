@@ -48,12 +48,12 @@ class Replayed:
     """The result of a replay.
 
     folder:   folder of the reconstructions.
-    done:     number of cases that got a reconstruction in this replay, also an interrupted one.
+    done:     number of cases that this replay reconstructed.
     skipped:  number of cases that had been finished before.
     failed:   dict from the key of a case to the reason of failure; for a row that cannot be read, the key is a text with its
               round and client.
     routes:   dict from the name of a method (a closed form or a search) to the number of cases that it reconstructed now.
-    left_out: dict from the key of a case of many rounds to the rounds that were omitted from it, each with a reason.
+    left_out: dict from the key of each case of one client's rounds of which some were omitted to pairs of round and reason.
     notes:    remarks on the replay, one sentence each.
     """
 
@@ -81,13 +81,14 @@ class Replay:
     out:     folder of the reconstructions of all attacks; this replay writes into a subfolder named after the attack and a
              digest, see `Identity`.
     rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
-    chunk:   number of cases attacked at once; None chooses it from the model and the machine.
-    oracle_labels, oracle_logits: oracles, which tell the attack what no server knows: functions from a row of the recording to
-             its true labels, and to the model's logits of its true examples. None, the default, leaves an oracle out.
+    device:  PyTorch device of the attack.
+    chunk:   largest number of cases attacked at once; None chooses it from the model and the machine.
+    oracle_labels, oracle_logits: oracles, which tell the attack (but not its null) what no server knows: functions from a row of
+             the recording to its true labels, and to the model's logits of its true examples. None leaves an oracle out.
     oracle_truth: digest of the clients' true examples that these functions read.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
-    workers: number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without effect if
-             `ray` is given.
+    workers: largest number of worker processes; 1 runs the attack in this process; None lets `choose_workers` decide. Without
+             effect if `ray` is given.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
     model:   `module:function` that builds the recorded network, for workers to import; only if the network is not built in.
     every:   seconds between two checkpoints.
@@ -114,7 +115,7 @@ class Replay:
 
     @cached_property
     def identity(self) -> Identity:
-        """Return everything that determines the results. Raises ValueError as `Identity.of` does."""
+        """Return the facts that the folder is named after. Raises ValueError as `Identity.of` does."""
         return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles, truth=self.oracle_truth)
 
     @cached_property
@@ -123,7 +124,7 @@ class Replay:
 
     @property
     def _oracles(self) -> tuple[str, ...]:
-        """Return the names of the oracles that the user asked for."""
+        """Return the names of the oracles that were given."""
         told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
         return tuple(name for name, oracle in told.items() if oracle is not None)
 
@@ -137,7 +138,8 @@ class Replay:
     def _clients(self) -> frozenset[str]:
         """Return the full names of the chosen clients; empty if all clients are attacked.
 
-        Raises ValueError if several clients' names begin with the same given text.
+        A text that no name begins with stays as it is.
+        Raises ValueError if several clients' names begin with a given text that is no full name.
         """
         if not self.clients:
             return frozenset()
@@ -149,10 +151,11 @@ class Replay:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return all cases of the replay, finished or not.
+        """Return all cases of the replay, finished or not, also those that cannot be attacked, each with the reason.
 
-        Raises ValueError if nothing can be attacked, a chosen client does not exist, or the recorded weights do not fit the
-        model, and DamagedFile, a ValueError, if none of the chosen rows can be read or a folder contains links.
+        Raises ValueError if no chosen row has an update, a chosen client does not exist, none of the chosen rounds exists, or the
+        recorded weights do not fit the model; and DamagedFile, a ValueError, if no chosen row has an update and one cannot be
+        read, or if a folder contains links.
         """
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
@@ -172,7 +175,7 @@ class Replay:
         return replace(found, cases=tuple(map(self._check_memory, found.cases)))
 
     def _check_memory(self, case: Planned) -> Planned:
-        """Return the case; if it needs more memory than this machine has, with the reason why it cannot be attacked.
+        """Return the case, with a reason why it cannot be attacked if it needs more memory than the device has.
 
         This is checked because a damaged manifest may claim examples of any size.
         """
@@ -182,7 +185,8 @@ class Replay:
     def _check_weights(self, rows: Sequence[Row]) -> None:
         """Raise ValueError if the weights that the server sent differ in name or shape from those of the manifest's model.
 
-        This is checked first, because a damaged manifest may describe a model of any size, which every attack would build.
+        Only the first row whose round's weights can be read is checked. This comes before any attack, since a damaged manifest
+        may describe a model of any size, which attacks would build.
         """
         for row in rows:
             try:
@@ -221,7 +225,7 @@ class Replay:
     def measure_extent(self) -> tuple[int, float]:
         """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
 
-        Observations that cannot be attacked, or have more than `MAX_EXAMPLES` examples, are not counted.
+        Observations of cases that cannot be attacked, and those of more than `MAX_EXAMPLES` examples, are not counted.
         """
         rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
@@ -247,14 +251,14 @@ class Replay:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
     def count_unfinished(self) -> tuple[int, int]:
-        """Return the number of cases that are still to be attacked, and the number of all cases, also those that cannot be."""
+        """Return how many cases are still to be attacked, and the number of all cases, also those that cannot be attacked."""
         return len(self._list_pending()), len(self.plan.cases)
 
     def run(self, watch: Watch | None = None) -> Replayed:
-        """Attack every case that is not done yet, and write reconstructions. watch: callback for progress.
+        """Attack every case that is not done yet, write reconstructions, and return what was done. watch: callback for progress.
 
-        Raises the errors of `plan`, RuntimeError if there is no Ray cluster at `ray`, and KeyboardInterrupt after Ctrl-C, once
-        the best results so far are written.
+        Raises the errors of `plan`, RuntimeError if no Ray cluster can be reached at `ray`, and KeyboardInterrupt after Ctrl-C,
+        once the best results so far are written.
         """
         plan, pending = self.plan, self._list_pending()
         make_private(self.folder, below=run_of(self.folder))
@@ -294,7 +298,7 @@ class Replay:
         )
 
     def _plan_tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
-        """Return the remaining tasks: first those with a checkpoint of an interrupted replay, with the same cases, then the rest.
+        """Return the remaining tasks: first the groups of cases of an interrupted replay's checkpoints, then other cases.
 
         Notes on checkpoints and failures of oracles are added to `replayed`. pending: the cases that are not finished.
         """
@@ -370,7 +374,7 @@ class Replay:
 def _group_errors(damage: Sequence[DamagedFile]) -> dict[str, str]:
     """Return a dict from a text with round and client of each unreadable row to its error.
 
-    If two texts are equal, a number is appended to the second.
+    If a text occurs again, a number is appended to it.
     """
     failed: dict[str, str] = {}
     for error in damage:

@@ -36,7 +36,7 @@ class ReplayJob:
 
     recording, folder: paths of the recording and of the attack's reconstructions.
     attack, arguments: registered name and arguments of the attack. null: whether to run its null (the attack without the update).
-    threads: PyTorch threads; None keeps PyTorch's default. model: as in `Replay`.
+    threads: number of PyTorch threads; None leaves it as it is. device, model: as in `Replay`.
     every:   seconds between two checkpoints.
     """
 
@@ -83,7 +83,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Cases that are attacked at once. They have the same number of rounds and, round by round, of examples."""
+    """Cases that are attacked at once. They agree in the number of rounds and, by round, in the planned number of examples."""
 
     members: tuple[Member, ...]
 
@@ -114,7 +114,7 @@ class Task:
 class TaskOutcome:
     """The outcome of a task.
 
-    done: dict from the key of each case with a reconstruction, also an interrupted one, to its route (the method that found it).
+    done: dict from the key of each case that the task reconstructed, also if interrupted, to the method that found the result.
     failed: dict from the key of each failed case to the reason.
     interrupted: whether Ctrl-C stopped the task early. notes: remarks, one sentence each.
     """
@@ -139,7 +139,8 @@ class TaskRunner:
     def run(self, task: Task, progress: Progress | None = None) -> TaskOutcome:
         """Attack the cases of a task, write their reconstructions, and return the outcome.
 
-        Ctrl-C stops a search. Its best results so far are then written, and `interrupted` is set in the outcome.
+        Ctrl-C stops a search. Its best results so far are then written, and `interrupted` is set in the outcome. Outside of a
+        search, KeyboardInterrupt is raised.
         """
         outcome = TaskOutcome()
         with _limit_threads(self.job.threads):
@@ -196,7 +197,10 @@ class TaskRunner:
         return observations, problems
 
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack cases at once. If that fails, attack each half on its own, so that one bad case does not make others fail."""
+        """Attack cases at once and write their results.
+
+        If that raises an error, attack each half on its own, so that one bad case does not make others fail.
+        """
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
             return
@@ -226,7 +230,7 @@ class TaskRunner:
             memory.forget()
 
     def _attack_halves(self, cases: Sequence[Case], failure: str, outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack each half of the cases that failed at once, or record `failure` as the reason of a single case."""
+        """Attack each half of some cases; record a single case as failed instead. failure: why the attack on all failed."""
         if len(cases) == 1:
             self._record_failure(cases[0].key, failure, outcome)
             return
@@ -238,11 +242,11 @@ class TaskRunner:
                 self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
-        """Write a reconstruction and add its case to `outcome.done`.
+        """Write a reconstruction and add its case to `outcome.done`, unless the case was finished before.
 
         If its values or its last loss are not finite, the case is recorded as failed instead. If its search was also interrupted,
         it may have had no time for a finite loss: nothing is recorded, so that the case is attacked again. The result of an
-        interrupted search does not replace an earlier file with a lower loss.
+        interrupted search replaces an earlier file only if its loss is lower.
         """
         key = reconstruction.case
         if self._is_done(key):  # finished before an earlier run of the task was interrupted
@@ -259,7 +263,7 @@ class TaskRunner:
         outcome.done[key] = reconstruction.route
 
     def _list_notes(self, case: Case) -> list[str]:
-        """Return notes on how the numbers of examples of a case were estimated; empty if the clients reported them."""
+        """Return notes on how the numbers of examples of a case were estimated; empty if none was."""
         places = [(observation.round, observation.client) for observation in case.observations]
         told = [(place, self._estimated[place]) for place in places if place in self._estimated]
         return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in told]
@@ -290,7 +294,7 @@ def make_reconstruction_path(folder: Path, key: str) -> Path:
 
 
 def is_done(folder: Path, key: str) -> bool:
-    """Return whether a case has a reconstruction that was not interrupted."""
+    """Return whether a case has a reconstruction that can be read and was not interrupted."""
     path = make_reconstruction_path(folder, key)
     if not os.path.lexists(path):
         return False
@@ -301,15 +305,12 @@ def is_done(folder: Path, key: str) -> bool:
 
 
 def write_failure(folder: Path, key: str, reason: str) -> None:
-    """Write the reason why a case has no reconstruction next to the reconstructions."""
+    """Write the reason why a case has no reconstruction into KEY.failed.json in `folder`, which holds the reconstructions."""
     write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason}, below=run_of(folder))
 
 
 def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:
-    """Record the cases of a task that could not be completed as failed, except those already done, and return the outcome.
-
-    It is used if the task's workers died or were lost too often. reason: what is recorded for each case.
-    """
+    """Record as failed, for `reason`, the cases of a task that have no finished reconstruction, and return the outcome."""
     folder = Path(job.folder)
     failed = {key: reason for key in task.keys if not is_done(folder, key)}
     for key in failed:

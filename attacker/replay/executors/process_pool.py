@@ -1,4 +1,4 @@
-"""Process pool that runs the tasks of a replay. If a worker dies, its task is retried by another one."""
+"""Process pool that runs the tasks of a replay. If a worker dies, its task is retried, at most `MAX_RETRIES` times."""
 
 import json
 import time
@@ -19,11 +19,11 @@ MIN_POOL_SECONDS = 20.0
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Run tasks on `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
+    """Run tasks on at most `count` worker processes, and yield each task's index in `tasks` and its outcome when it finishes.
 
     told: callback that receives the progress of each task.
-    After Ctrl-C, the workers write their best results so far, the outcomes of their tasks are yielded, and KeyboardInterrupt is
-    raised.
+    After Ctrl-C, the workers have `INTERRUPT_SECONDS` to write their best results so far. If it came while this function waited,
+    the outcomes of tasks that end in this time are yielded, and KeyboardInterrupt is raised.
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:
@@ -113,7 +113,7 @@ class _Pool:
     def interrupt_workers(self) -> Iterator[tuple[int, TaskOutcome]]:
         """Send SIGINT to the busy workers, and yield the outcomes of their tasks: the best results so far.
 
-        Workers that do not answer within `INTERRUPT_SECONDS` yield none.
+        Workers that die, or do not answer within `INTERRUPT_SECONDS`, yield none.
         """
         busy = [worker for worker in self.workers if worker.at is not None]
         for worker in busy:
@@ -139,7 +139,7 @@ def choose_workers(seconds: float, tasks: int, device: str, threads: int | None)
     """Return how many worker processes to start; 1 means that the tasks run in this process.
 
     It is 1 on a GPU, for a single task, and for less than `MIN_POOL_SECONDS` of work. Otherwise it is the number of cores divided
-    by the threads per worker, but at most one worker per task.
+    by the threads per worker, rounded down, but at least 1 and at most one worker per task.
 
     seconds: estimated time of all tasks together on one core. tasks: number of tasks. device: PyTorch device of the attack.
     threads: PyTorch threads per worker; None counts as 1.

@@ -11,9 +11,10 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources used by a process and its descendants together.
+    """The resources used by a process and its running descendants together.
 
-    megabytes: resident memory now. cpu_seconds: processor time since each process began.
+    megabytes: resident memory now. cpu_seconds: processor time since each process began, with that of its children that have
+    ended.
     """
 
     megabytes: float = 0.0
@@ -26,14 +27,14 @@ def is_measurable() -> bool:
 
 
 def count_cores() -> int:
-    """Return the number of processor cores that this process may run on."""
+    """Return the number of processor cores that this process may run on, or of all cores if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_memory_limit() -> float | None:
     """Return how much memory, in megabytes, this process and its children may use; None if the system does not report it.
 
-    It is the smaller of the machine's memory and the limit of this process's control group (cgroup), if there is one.
+    It is the smaller of the machine's memory and the limit in `CGROUP_FOLDER`, such as that of the container, if there is one.
     """
     found = []
     with suppress(OSError, StopIteration, ValueError):
@@ -46,7 +47,10 @@ def read_memory_limit() -> float | None:
 
 
 def count_oom_kills() -> dict[str, int]:
-    """Return a dict from each file that counts processes killed for lack of memory to its count; empty if there is none."""
+    """Return a dict from the path of each file in which the kernel counts processes killed for lack of memory to its count.
+
+    It is empty if there is no such file.
+    """
     found = {}
     for path in (PROC_FOLDER / "vmstat", CGROUP_FOLDER / "memory.events"):
         with suppress(OSError, ValueError):
@@ -57,9 +61,10 @@ def count_oom_kills() -> dict[str, int]:
 
 
 def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
-    """Return as text how much memory a process that was killed by SIGKILL had used, and whether memory was short.
+    """Return as text how much memory a process that was killed by SIGKILL had used, and whether the kernel lacked memory.
 
-    Memory was short if the kernel has killed any process for lack of memory since the process started; it may be another one.
+    The text says by how much the counts of `count_oom_kills` grew since the process started; these kills may be of other
+    processes.
 
     megabytes: memory of the process in MB when it was last measured; None if never. limit: its memory limit in MB, or None.
     before:    what `count_oom_kills` returned when the process started.
@@ -79,7 +84,7 @@ def describe_kill(megabytes: float | None, limit: float | None, before: dict[str
 
 
 def measure_usage(process: int) -> Usage:
-    """Return the resources used by the process with this id and its descendants; zeros if it has exited or is not measurable."""
+    """Return the resources used by the process with this id and its descendants; zeros if /proc does not show it."""
     pages, ticks, tree = 0, 0, [process]
     while tree:
         at = PROC_FOLDER / str(tree.pop())

@@ -28,11 +28,12 @@ Parcel = Mapping[str, bytes]
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
     """Run tasks on a Ray cluster, and yield each task's index in `tasks` and its outcome when it finishes.
 
-    address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end.
-    told: callback that receives the progress of each task.
-    After Ctrl-C, the workers write their best results so far, the outcomes of their tasks are yielded, and KeyboardInterrupt is
-    raised.
-    Raises RuntimeError if there is no cluster at the address.
+    address: address of a running cluster, or `local`, which starts one on this machine and stops it at the end. If this process
+    is connected to a cluster already, that one is used instead.
+    told: not used, since Ray reports no progress within a task.
+    After Ctrl-C, tasks are cancelled: running ones write their best results so far, the outcomes of those that end within
+    `INTERRUPT_SECONDS` are yielded, and KeyboardInterrupt is raised.
+    Raises RuntimeError if no cluster can be reached or started.
     """
     with join_cluster(address):
         yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).iterate_outcomes()
@@ -43,7 +44,7 @@ def join_cluster(address: str) -> Iterator[None]:
     """Connect this process to a Ray cluster for the duration of a `with` block.
 
     If the process is already connected to a cluster, that connection is used and stays open after the block.
-    address: see `run_tasks`. Raises RuntimeError if there is no cluster at the address.
+    address: see `run_tasks`. Raises RuntimeError if no cluster can be reached or started.
     """
     import ray
 
@@ -82,10 +83,10 @@ def _init_ray(address: str) -> None:
 
 
 def _describe_foreign_code() -> dict[str, Any]:
-    """Return Ray's `runtime_env` for workers on other machines, which lets them import the user's own networks and attacks.
+    """Return Ray's `runtime_env` for workers on other machines, which lets them import the user's own code.
 
-    It holds the files of the modules that the user named on the command line as `module:function`, to be copied to the workers,
-    and the environment variable `CODE_VARIABLE`, which lists these names. Workers import no other foreign code.
+    It holds the files of the modules that the user admitted by naming them as `module:function`, to be copied to the workers, and
+    the environment variable `CODE_VARIABLE`, which lists these names.
     """
     names = references.list_admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]
@@ -137,10 +138,10 @@ class _Cluster:
             raise
 
     def _finish_task(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
-        """Yield the index and outcome of a task that Ray reports as finished.
+        """Yield the index and outcome of a task that Ray reports as finished, after writing the files that its worker sent back.
 
-        If its worker cannot see the recording's files, yield nothing and send the task again with these files. If its worker was
-        lost, the outcome is that all unfinished cases failed. Nothing is yielded for a cancelled task.
+        If its worker cannot see the recording's files, yield nothing and send the task again with these files. If Ray reports an
+        error, such as a lost worker, the outcome is that all unfinished cases failed. Nothing is yielded for a cancelled task.
         """
         import ray
 
@@ -163,11 +164,12 @@ class _Cluster:
 
 
 def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
-    """Run one task on any machine of a cluster. Return its outcome as plain values, and a dict of the files that it made.
+    """Run one task on any machine of a cluster. Return its outcome as plain values, and a dict of files to send back; or None.
 
     Without a parcel, the task reads the recording and writes reconstructions at the paths of the job; the dict is then empty. If
     this machine does not see these folders, nothing is run and None is returned; the caller then sends a parcel. With a parcel,
-    the task runs in a temporary folder, and the dict holds the content of each file that it made there, by name.
+    the task runs in a temporary folder, and the dict leads from the name of each reconstruction, and of each file with the reason
+    of a failure, to its content.
 
     job, task:   `ReplayJob` and `Task` as JSON.
     fingerprint: fingerprint of the caller's recording, to recognise the same recording on this machine.
@@ -199,7 +201,7 @@ def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
 
 
 def read_parcel(recording: Recording, task: Task) -> Parcel:
-    """Return a dict from name to content of all files of a recording that a task needs."""
+    """Return a dict from name to content of the files of a recording that a task needs. Names are paths within the recording."""
     places = {place for member in task.members for place in member.rows}
     names = {make_path(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}

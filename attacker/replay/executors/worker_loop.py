@@ -21,8 +21,8 @@ Work = Callable[[str], dict[str, Any]]
 class Interrupt:
     """Handler of SIGINT that raises KeyboardInterrupt only inside a `with` block, which a worker puts around each task.
 
-    A SIGINT that arrives outside of a block raises it when the next block is entered. Each block raises it at most once, so that
-    a second SIGINT cannot interrupt the writing of the best result.
+    After the first SIGINT, every block that is entered raises it at once. Each block raises it at most once, so that a second
+    SIGINT cannot interrupt the writing of the best result.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class WorkerChannel:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether all lines that arrived have been read, so that `read` would block."""
+        """Return whether no line that has arrived is still unread."""
         return self._lines.empty()
 
     def read(self) -> str:
@@ -70,7 +70,7 @@ class WorkerChannel:
         return self._lines.get()
 
     def send_message(self, **message: Any) -> None:
-        """Send one message to the parent process."""
+        """Send the keyword arguments to the parent process, as one line of JSON."""
         self._messages.write(json.dumps(message) + "\n")
         self._messages.flush()
 
@@ -90,10 +90,10 @@ class Throttle:
 
 
 def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
-    """Run tasks until stdin is closed, then exit.
+    """Run tasks until stdin is closed, which ends the process.
 
     prepare: called once with the channel, before the worker reports that it is ready; it may read lines. It returns the function
-             that runs one task.
+             that runs the task described by a line, and returns the message about its outcome as a dict.
     """
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)

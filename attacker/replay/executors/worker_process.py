@@ -85,7 +85,7 @@ class WorkerProcess(Generic[Message]):
         self._heard(None)
 
     def send_task(self, task: str) -> None:
-        """Send a task, as one line of JSON."""
+        """Send a task, which must be one line, to the worker. Nothing happens if the worker is dead."""
         self.tasks, self._stderr_before = self.tasks + 1, self._measure_stderr()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the listening thread reports the worker's death
@@ -96,7 +96,7 @@ class WorkerProcess(Generic[Message]):
         return os.fstat(self._stderr.fileno()).st_size
 
     def interrupt(self) -> None:
-        """Send SIGINT: the worker stops its task and sends the outcome, the best result so far, as a message."""
+        """Send SIGINT, on which the worker stops its task and sends the best result so far as the outcome."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -106,7 +106,7 @@ class WorkerProcess(Generic[Message]):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def measure_usage(self) -> Usage:
-        """Return memory and processor time of the worker and its descendants."""
+        """Return the memory and processor time of the worker and its descendants, see `Usage`."""
         found = measure_usage(self.pid)
         self._megabytes = found.megabytes or self._megabytes  # 0 once it is dead
         return found
@@ -123,8 +123,10 @@ class WorkerProcess(Generic[Message]):
         self._stderr.close()
 
     def explain_end(self, limit: float | None = None) -> str:
-        """Wait until the worker has exited, and return why: the reason in the first line, then its stderr since its last task.
+        """Wait until the worker has exited, and return why, in one line.
 
+        After a blank line, the end of its stderr since its last task follows, at most `MAX_STDERR_BYTES`; not if it wrote an
+        invalid message, and not if the stderr is empty or equals the reason.
         limit: its memory limit in megabytes, which the reason mentions if the worker was killed by SIGKILL.
         """
         status = self._process.wait()
@@ -142,6 +144,9 @@ class WorkerProcess(Generic[Message]):
 
 
 def make_environment(threads: int | None) -> dict[str, str]:
-    """Return the environment of a worker: this process's variables and module path, and the number of threads, if given."""
+    """Return the environment variables of a worker: those of this process, with the paths from which it imports modules.
+
+    threads: number of PyTorch threads, which is set as well; None leaves it as it is.
+    """
     counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}
