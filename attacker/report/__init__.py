@@ -1,4 +1,4 @@
-"""The report: one HTML page, without other files, that shows what attacks recovered from a recording."""
+"""The report: one HTML page that needs no other files and shows what attacks recovered from one or several recordings."""
 
 from attacker.report.render import build
 

@@ -20,10 +20,11 @@ BOX_WIDTH, BOX_GAP, MIN_BOX_HEIGHT = 1.0, 0.75, 0.035
 def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
     """Draw a row of boxes, one per layer, and write the picture as PNG, SVG or PDF, depending on the suffix of `path`.
 
-    The height of each box is proportional to the number of the layer's unknowns, the values of its input. Its colours show which
-    share of them gradient constraints determine, which share weight constraints determine in addition, which share equations are
-    missing for (hatched in red), and which share the layer does not use. The critical layer, for which most equations are missing
-    (see `RankReport.critical`), has a red frame (as in R-GAP, figure 2).
+    The height of each box, down to a smallest one, is proportional to the number of the layer's unknowns, the values of its
+    input. Its colours show which share of them gradient constraints determine, which share weight constraints determine in
+    addition, which share equations are missing for (hatched in red), and which share the layer does not use. The layer of
+    `RankReport.critical`, for which most equations are missing, has a red frame (as in R-GAP, figure 2); without missing
+    equations, that with the largest index.
 
     words: description of each layer. title, verdict: text above the boxes.
     """

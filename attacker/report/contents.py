@@ -29,11 +29,12 @@ class Example:
     batch, position: local step, from 1, and position in its batch, from 0, of the first use. index: index in the data set.
     claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction, and for scores of older
              versions of this project, which do not hold them.
-    state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction. failure: reason why there is no
-             reconstruction, or None.
+    state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction, and for table rows. failure: reason
+             why there is no reconstruction, or None.
     success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
              names of classes; the latter is None without a reconstruction.
-    null:    the same example in the attack's null (the attack without the update); None if the case has no null, and for
+    pair:    original and reconstruction to be shown.
+    null:    the same example in the attack's null (the attack without the update); None if the null has no score of it, and for
              examples of a null.
     """
 
@@ -77,14 +78,15 @@ class AttackOnRun:
     source:        name of the folder of its reconstructions. attack: registered name. spec: name with arguments, as text.
     summary:       None if nothing is scored yet. null: the same class for the attack's null (the same attack without the update);
                    None if the null has no scores.
-    cases:         number of cases with a recorded update; None if its attack.json is missing.
-    states:        number of these cases that are done, failed, interrupted and waiting.
-    examples:      scored examples, without those of cases that are still waiting.
-    losses:        for each case, the attack's own loss after each iteration.
+    cases:         number of cases with a recorded update, without those whose rounds are all scored in other cases; None if its
+                   attack.json is missing.
+    states:        number of these cases (of the scored ones without attack.json) that are done, failed, interrupted and waiting.
+    examples:      scored examples, without those of cases that were waiting when they were scored.
+    losses:        for each reconstruction that can be read, the attack's own loss after each iteration; empty for a null.
     lpips_reasons: reasons for missing values of the image distance LPIPS.
     unscored:      reconstructions without scores.
-    linked:        results of the cases of several rounds. notes: dict from the key of each case of one round to the attack's
-                   notes on its reconstruction; cases without notes are left out.
+    linked:        results of the cases of attacks on several rounds together. notes: dict from the key of each other scored case
+                   to the attack's notes on its reconstruction; cases without notes are left out.
     """
 
     source: str
@@ -107,7 +109,7 @@ class AttackOnRun:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """Reasons why examples of done or failed cases have no reconstruction, with the number of examples for each."""
+        """Reasons why examples of done or failed cases have no reconstruction, with their numbers of examples, largest first."""
         return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
 
     @property
@@ -117,7 +119,7 @@ class AttackOnRun:
 
     @property
     def said(self) -> list[tuple[str, int]]:
-        """The attack's notes, with the number of cases for each, most frequent first.
+        """The attack's notes on cases of one round, with their numbers of occurrences, most frequent first.
 
         Notes that differ only in the numbers within them are counted together, and the first of them is returned.
         """
@@ -131,7 +133,7 @@ class AttackOnRun:
 
     @property
     def distinct(self) -> int:
-        """The number of distinct examples in done or failed cases; an example that was attacked in three rounds counts once."""
+        """The number of different data set indices of the scored examples in done or failed cases."""
         return len({example.index for example in self.finished})
 
     @property
@@ -147,8 +149,8 @@ class GrowthLine:
     joint:  whether the attack uses the rounds together. If not, an example counts as recovered after k rounds if it is recovered
             in at least one of the first k.
     points: share by number of rounds, ascending. null: the same for the null (the attack without the update); empty without one.
-    bound:  the privacy accountant's upper bound on the share, by number of rounds. The null's share at each number of rounds is
-            taken as the prior success probability. Empty if the federation declares no noise.
+    bound:  the privacy accountant's upper bound on the share, by number of rounds; empty if the federation declares no noise. As
+            the probability of success without the updates it takes the null's share, but at least 1 / (n + 1) for n examples.
     """
 
     attack: str
@@ -160,7 +162,7 @@ class GrowthLine:
 
 
 def list_changes(manifest: Manifest) -> str:
-    """Return the specifications of the clients' defenses as text: those of update, gradient, network and inputs; "" if none."""
+    """Return the clients' defenses as text, separated by commas: those of update, gradient, network and inputs; "" if none."""
     m = manifest
     gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
     return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
@@ -178,9 +180,10 @@ def describe_protection(manifest: Manifest) -> str:
 class ReportedRun:
     """The content of a report on one run.
 
-    metrics: rows of `metrics.jsonl`, one per round: how good the trained model is. missing: what is left to do, or damaged.
+    observations: rows of the recording that can be read.
+    metrics: valid rows of `metrics.jsonl`, one per round: how good the trained model is. missing: what is left to do, or damaged.
     growth:  one line per attack that has scores for at least two numbers of rounds: share of examples recovered from that many.
-    data:    name of the data set; "" if there are no scores. truth: whether the folder contains truth (the clients' examples).
+    data:    name of the data set; "" if there are no scores. truth: whether truth (clients' examples) exists and may be shown.
     """
 
     folder: Path

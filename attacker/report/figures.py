@@ -1,4 +1,4 @@
-"""Charts as SVG in the page's colours and fonts. Equal data give SVG texts that are equal byte for byte."""
+"""Charts as SVG in the page's colours and fonts. Equal names and data give equal SVG texts."""
 
 import io
 import re
@@ -43,8 +43,8 @@ CHART_STYLE: dict[Any, Any] = {
 def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
     """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
-    A thin line is one case, for at most `MAX_LINES` cases; the thick line is the median over all cases, in which a case that
-    ended earlier counts with its last value.
+    A thin line is one case, for at most `MAX_LINES` cases; the thick line is the median over all cases with a positive loss, in
+    which a case that ended earlier counts with its last value.
     losses: for each case, the loss after each iteration.
     name: text that differs from the names of all other charts of the page, so that no element ids are equal.
     """
@@ -70,9 +70,10 @@ def draw_loss_curves(name: str, losses: Sequence[Floats]) -> str | None:
 
 
 def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
-    """Return a chart of one quantity over the rounds; None if there are no values.
+    """Return a chart of one quantity over the rounds; None if no value is a finite number.
 
-    name: as in `draw_loss_curves`. values: None for a round without a value. share: whether the axis runs from 0 to 1.
+    name: as in `draw_loss_curves`. values: None for a round without a value. share: whether the vertical axis runs from 0 to 1;
+    by default it runs from 0 to above the largest value.
     """
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
     if not known:
@@ -94,7 +95,11 @@ CurvePoints = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnLine:
-    """A line of `draw_growth`: pairs (number of rounds, share of examples) of an attack, its null, and the bound on its share."""
+    """The curves of one attack in `draw_growth`, as pairs (number of rounds, share of examples).
+
+    points: recovered by the attack. null: recovered by its null (the attack without the update). bound: upper bound on the share.
+    label:  name of the attack in the legend.
+    """
 
     label: str
     points: CurvePoints
