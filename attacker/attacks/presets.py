@@ -1,4 +1,4 @@
-"""Presets: named settings of attacks for each family of networks, read from `presets.toml`.
+"""Presets: the settings `published` and `tuned` of attacks, read from `presets.toml`; `tuned` differs by family of networks.
 
 `presets.toml` states which values were chosen by measurements, on the tuning images of benchmarks/support/splits.py.
 A preset is replaced by its arguments before an attack is built, so that the rows of the scores and attack.json hold the
@@ -19,7 +19,7 @@ from fedsim.recording.observation import DataSpec, ModelSpec
 
 NetworkFamily = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
 PRESETS = ("published", "tuned")
-"""published: the settings of the attack's paper. tuned: for each family, the settings that recovered most tuning images."""
+"""published: the settings of the attack's paper. tuned: settings for each family, chosen by measurements where these exist."""
 
 _SMOOTH = (nn.Sigmoid, nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU, nn.ELU, nn.CELU, nn.LogSigmoid, nn.Mish)
 _NORM = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -29,12 +29,12 @@ MAX_PLAIN_CONVOLUTIONS = 7
 
 
 def find_family(model: nn.Module) -> NetworkFamily:
-    """Return the family of a network, which selects its settings in a preset.
+    """Return the family of a network, which selects its settings in the preset `tuned`.
 
     Only the types of its modules are inspected, so every PyTorch network has a family; activations that are called as functions
     are not seen. The first that applies of:
-    dense: no convolution. batch_norm: any normalisation layer. sigmoid: a module with a smooth activation (sigmoid, tanh, GELU,
-    ...). residual: more than MAX_PLAIN_CONVOLUTIONS convolutions. relu: all others.
+    dense: no Conv1d, Conv2d or Conv3d. batch_norm: any batch, group or layer normalisation. sigmoid: a module with a smooth
+    activation (sigmoid, tanh, GELU, ...). residual: more than MAX_PLAIN_CONVOLUTIONS convolutions. relu: all others.
     """
     modules = list(model.modules())
     convolutions = sum(isinstance(module, _CONVOLUTIONS) for module in modules)
@@ -48,10 +48,11 @@ def find_family(model: nn.Module) -> NetworkFamily:
 
 
 def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
-    """Return the arguments that a preset sets for an attack on a model.
+    """Return the arguments, by name, that a preset sets for an attack on a model.
 
-    The result is empty if the preset sets none for this attack, so that the attack's defaults apply. If it sets `tv`, the weight
-    of the total variation, this is 0 for data that are not images. Raises ValueError for an unknown preset.
+    preset: "published" or "tuned". The result is empty if it sets none for this attack, or for this model's family, so that the
+    attack's defaults apply. If it sets `tv`, the weight of the total variation, this is 0 for data that are not images. Raises
+    ValueError for an unknown preset.
     """
     settings = get_settings(attack)
     if preset not in settings:
@@ -75,7 +76,10 @@ def _compute_tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
 
 
 def get_settings(attack: str) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of each preset of an attack: for `published` the arguments, for `tuned` the arguments by family."""
+    """Return a dict from each preset to an attack's settings: for `published` its arguments, for `tuned` its arguments by family.
+
+    A preset without settings for the attack has an empty mapping.
+    """
     own = _read_presets().get(attack, {})
     return {preset: own.get(preset, {}) for preset in PRESETS}
 

@@ -1,4 +1,4 @@
-"""The registry of attacks, and `AttackSpec`, an attack's name with its arguments, as every row of a score file states it."""
+"""The registry of attacks (names with the functions that build them), and `AttackSpec`, an attack's name with its arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
 
 
 def explain_unusable(name: str) -> str:
-    """Return the error message if building the attack `name` with default arguments fails, else "".
+    """Return the error message if building the attack `name` with default arguments, or reading its needs, fails; "" otherwise.
 
     Lists of attacks use it, so that an attack of a broken third-party package does not hide the others.
     """
@@ -53,8 +53,9 @@ def explain_unusable(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSpec:
-    """The specification of an attack: its registered name and arguments. null: whether it stands for the attack's null.
+    """The specification of an attack: its registered name and arguments.
 
+    null: whether it stands for the attack's null, the same attack without what the clients sent.
     Raises ValueError for an unknown name or argument, and for an argument of the wrong type or range.
     """
 
@@ -75,7 +76,7 @@ class AttackSpec:
 
     @property
     def knows_defense(self) -> bool:
-        """Whether the attack models the clients' defense; an attack without a parameter `knows_defense` does not."""
+        """Return whether the attack models the clients' defense; false for an attack without a parameter `knows_defense`."""
         return bool(self.get_argument("knows_defense"))
 
     def get_argument(self, name: str) -> Any:
@@ -84,16 +85,20 @@ class AttackSpec:
         return self.arguments.get(name, parameter.default) if parameter else None
 
     def build(self, *, device: str = "cpu") -> Attack:
-        """Return the attack on `device`, or if `null` is set its null, wrapped so that it sees nothing that a client sent."""
+        """Return the attack on `device`, or if `null` is set its null.
+
+        The null sees nothing that a client sent but the number of its examples.
+        """
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
         return Blinded(attack.null()) if self.null else attack
 
 
 def _check_value(what: str, value: Any, default: Any) -> None:
-    """Raise ValueError unless `value` has the type of `default`; integers must be positive, floats finite and not negative.
+    """Raise ValueError unless `value` suits the type of `default`.
 
-    what: the attack and argument, for the message.
+    For a bool, it must be a bool; for an integer, a positive integer; for a float, a finite number that is not negative;
+    otherwise of the type of `default`. what: the attack and argument, for the message.
     """
     if isinstance(default, bool):
         good, wanted = isinstance(value, bool), "true or false"

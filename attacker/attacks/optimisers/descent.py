@@ -32,21 +32,24 @@ MIN_UNEXPLAINED_LOSS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The rules that stop the search for one problem.
+    """Settings of when a search ends, and when another start is made.
 
-    An iteration is one of the optimiser, see `Optimiser.period`. The zero loss is the loss of candidates whose simulated gradient
-    is zero, that is the distance between the observed gradient and zero.
-    tolerance: a problem has converged if its loss is at most this.
-    precision: a problem has also converged if its loss is at most this share of the zero loss.
-    patience:  number of iterations without progress after which the search for a problem stops.
-    decrease:  relative decrease of the best loss that counts as progress.
-    stuck:     if the final loss is above `tolerance` and above this share of the zero loss, the problem is restarted, if a
-               restart is left.
-    give_up:   share of the maximum number of steps after which hopeless problems are stopped, but not before `MIN_GIVE_UP_STEPS`;
-               0 (the default) never stops them early.
-    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point, and above the
-               share `unexplained` of the zero loss. With these shares and `GIVE_UP_SHARE`, none of 189 successful searches of
-               Inverting Gradients was stopped, on images that were not used to choose the shares (benchmarks/results).
+    An iteration consists of one or several gradient evaluations, see `Optimiser.period`. The zero loss of a problem is the loss
+    of candidates whose simulated gradient is zero, that is the distance between the observed gradient and zero.
+    tolerance: a problem has converged if its best loss is at most this.
+    precision: a problem has also converged if its best loss is at most this share of the zero loss.
+    patience:  number of successive iterations without progress after which the search for a problem stops.
+    decrease:  an iteration makes progress if the best loss after it is less than 1 - `decrease` times that after the last
+               progress.
+    stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
+               `tolerance`. If a defense adds noise of known size, the caller may raise this threshold.
+    give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
+               `MIN_GIVE_UP_STEPS` iterations. They are looked for only then; 0 never stops them early.
+    hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the
+               share `unexplained` of the zero loss.
+
+    `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
+    `Problems`, and makes other starts.
     """
 
     tolerance: float = 0.0
@@ -59,7 +62,10 @@ class Stop:
     unexplained: float = MIN_UNEXPLAINED_LOSS
 
     def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
-        """Return whether this is the iteration after which hopeless problems are stopped. steps: maximum number of iterations."""
+        """Return whether hopeless problems are stopped after this iteration; true for at most one iteration of a search.
+
+        iteration: its number, from 1. steps: maximum number of iterations.
+        """
         return self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, round(self.give_up * steps))
 
 
@@ -71,13 +77,15 @@ PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
 class Problems:
     """A batch of independent minimisation problems.
 
-    evaluate:    maps latents (P, D), `per_problem`, and the share of steps done in [0, 1] to gradients (P, D) and losses (P,).
+    evaluate:    function of latents (P, D), `per_problem`, and the share of steps done, in [0, 1), that returns gradients (P, D)
+                 and losses (P,). P is the number of problems whose search still runs, and `per_problem` then has only their rows.
     per_problem: data of the problems, nested mappings of tensors with one row per problem.
-    project:     maps latents to the nearest allowed ones, such as a box.
+    project:     function that returns the allowed latents nearest to latents (P, D), such as those in a box.
     enough:      losses (P,) at or below which the problems have converged.
-    least:       losses (P,) at or below which a problem is never given up as hopeless (see `Stop`); None for no such losses.
-    anew:        share of the steps after which the loss function changes from a coarse one to the exact one; the best results
-                 until then are dropped, since losses before and after cannot be compared. 0 if it never changes.
+    least:       losses (P,) at or below which a problem is not given up as hopeless (see `Stop`); None for no such losses.
+    anew:        share of the steps after which the loss function changes from a coarse one to the exact one. Problems that are
+                 still searched then drop their best results, since losses before and after cannot be compared. 0 if it never
+                 changes.
     """
 
     evaluate: Callable[[Tensor, dict[str, Any], float], tuple[Tensor, Tensor]]
@@ -90,10 +98,10 @@ class Problems:
 
 @dataclass
 class Minima:
-    """The results of a search, one entry per problem.
+    """The results of a search: lists with one entry per problem.
 
-    z: best latent (D,). loss: its loss. history: best loss after each iteration. iterations: how many were made.
-    interrupted: whether Ctrl-C stopped the search for this problem. given_up: whether it was hopeless, see `Stop`.
+    z: best latent (D,). loss: its loss. history: the best loss after each iteration, a tensor. iterations: how many were made.
+    interrupted: whether Ctrl-C stopped the search for this problem. given_up: whether it was stopped as hopeless, see `Stop`.
     """
 
     z: list[Tensor]
@@ -110,7 +118,7 @@ class Minima:
         return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, none, list(none))
 
     def get_state(self) -> OptimiserState:
-        """Return the results as tensors by name, for a checkpoint; `of` reads them back.
+        """Return the results as tensors by name, for a checkpoint; `of` reads them back. `interrupted` is not saved.
 
         The loss histories of all problems form one tensor, "history", one after the other; "iterations" holds their
         lengths.
@@ -136,9 +144,11 @@ class Minima:
 class _Active:
     """The problems whose search still runs, one row each.
 
-    ids:     indices of the problems. z: current latents (P, D). best_z, best: best latents so far and their losses.
-    mark:    loss (P,) from which progress is measured. waited: iterations (P,) since the last progress.
-    first:   losses (P,) at the starting points. history: best losses (P,) after each iteration.
+    ids:     their row numbers in the latents that the search began with. z: current latents (P, D).
+    best_z, best: best latents so far, (P, D), and their losses, (P,).
+    mark:    best loss (P,) when the search last made progress. waited: number of iterations (P,) since then.
+    first:   losses (P,) at the starting points, infinite before they are known.
+    history: for each iteration, the best losses (P,) after it.
     """
 
     ids: Tensor
@@ -157,11 +167,11 @@ class _Active:
 
     @property
     def iteration(self) -> int:
-        """Number of iterations done."""
+        """Return the number of iterations done."""
         return len(self.history)
 
     def forget(self) -> None:
-        """Drop the best results so far, and start again to wait for progress."""
+        """Set the best losses to infinity, and restart the count of iterations without progress."""
         self.best, self.mark = (torch.full_like(t, float("inf")) for t in (self.best, self.mark))
         self.waited = torch.zeros_like(self.waited)
 
@@ -197,13 +207,14 @@ def descend(
     checkpoint: Checkpoint | None = None,
     resume: OptimiserState | None = None,
 ) -> Minima:
-    """Minimise the loss of each row of z independently for at most `steps` iterations, and return the best latents found.
+    """Minimise the loss of each row of z, (P, D), independently, in at most `steps` iterations, and return the best latents.
 
     Problems that are finished leave the batch. Ctrl-C stops the search, and the best results so far are returned.
 
-    progress:   callback for a status line, called with the iterations done, `steps`, and a text with the median best loss.
-    checkpoint: callback that may save the state after each iteration.
-    resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
+    progress:   callback for a status line, called after each iteration that leaves problems to search, with the number of
+                iterations done, `steps`, and a text with the median best loss.
+    checkpoint: callback that may save the state, called after the same iterations, see `Checkpoint`.
+    resume:     a state saved by an earlier call with the same arguments; the search continues from it.
     """
     active, found, stepper = _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
@@ -256,8 +267,9 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
 
 
 def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Record the best losses; return masks (P,) of the active problems that are finished now, and of those given up among them.
+    """Record the best losses; return masks (P,) of the active problems that end now, and of those given up among them.
 
+    A problem ends if it has converged, has waited too long for progress, has latents that are not finite, or is given up.
     enough, least: losses (P,) of the active problems, see `Problems`.
     """
     active.history.append(active.best)

@@ -18,27 +18,30 @@ class Stepper(Protocol):
     """Protocol of a running optimisation of a batch of problems; it holds the optimiser's state, such as momentum."""
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        """Return the latents (P, D) at which to evaluate next, given the last latents, their gradients and losses.
+        """Return the latents (P, D) at which to evaluate next, given the last ones, their gradients (P, D) and losses (P,).
 
-        progress: share of the steps done, in [0, 1], for learning rate schedules.
+        progress: share of the steps done, in [0, 1), for learning rate schedules.
         """
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all problems but those with the indices `rows`, (Q,)."""
+        """Keep only the present rows (problems) with the indices `rows`, (Q,)."""
         ...
 
     def get_state(self) -> OptimiserState:
-        """Return everything that the next step depends on. Later steps may overwrite these tensors, so copy them to keep them."""
+        """Return the state that earlier steps left, as tensors by name; empty before the first step.
+
+        Later steps may overwrite these tensors, so copy them to keep them.
+        """
         ...
 
     def load(self, state: OptimiserState) -> None:
-        """Restore a state that `get_state` returned; the optimiser's settings must be the same."""
+        """Restore a state that `get_state` returned, in a new stepper of an optimiser with the same settings."""
         ...
 
 
 class Optimiser(Protocol):
-    """Protocol of the settings of an optimiser, which start an optimisation.
+    """Protocol of the settings of an optimiser; `start` returns a new `Stepper` with them.
 
     period:    number of gradient evaluations that count as one iteration of the attack.
     remembers: maximum number of vectors of the latent's size that a stepper stores per problem.
@@ -55,7 +58,7 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Gradient descent with heavy-ball momentum (Polyak 1964), equal to `torch.optim.SGD`."""
+    """Gradient descent with heavy-ball momentum (Polyak 1964), as `torch.optim.SGD` with these settings."""
 
     learning_rate: float = 0.1
     momentum: float = 0.9
@@ -87,7 +90,7 @@ class SGDStepper:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """Adagrad with a diagonal preconditioner (Duchi et al. 2011, section 1.1), equal to `torch.optim.Adagrad`."""
+    """Adagrad with a diagonal preconditioner (Duchi et al. 2011, section 1.1), as `torch.optim.Adagrad` with these settings."""
 
     learning_rate: float = 0.1
     epsilon: float = 1e-10
@@ -120,9 +123,9 @@ class AdagradStepper:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma & Ba 2015) with a schedule for the learning rate.
+    """Adam (Kingma & Ba 2015) with two schedules for the learning rate, which are multiplied.
 
-    decay_at: shares of the steps, in [0, 1], at which the learning rate is divided by 10.
+    decay_at: shares of the steps, in [0, 1], at each of which the learning rate is divided by 10; empty for no such schedule.
     signed:   replace the gradient by its sign (Geiping et al. 2020).
     cosine:   share of the learning rate at the end of a cosine schedule (`CosineAnnealingLR` of PyTorch); 1 for no such schedule.
     """
@@ -137,7 +140,7 @@ class Adam:
     remembers: ClassVar[int] = 2
 
     def compute_rate(self, progress: float) -> float:
-        """Return the learning rate after a share `progress` of the steps."""
+        """Return the learning rate after a share `progress`, in [0, 1], of the steps."""
         decay = 0.1 ** sum(progress >= at for at in self.decay_at)
         return self.learning_rate * decay * (self.cosine + (1 - self.cosine) * (1 + cos(pi * progress)) / 2)
 

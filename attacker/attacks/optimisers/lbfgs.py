@@ -12,17 +12,18 @@ from attacker.attacks.optimisers.line_search import Lines
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS:
-    """L-BFGS (Liu & Nocedal 1989), which does for each problem what `torch.optim.LBFGS` does for one.
+    """L-BFGS (Liu & Nocedal 1989) for each problem separately, with the step lengths of `torch.optim.LBFGS` or a line search.
 
-    history:        number of pairs (step, gradient change) in memory.
-    period:         torch's `max_iter`: the gradient evaluations that DLG and CPL count as one iteration.
-    line_search:    choose step lengths by the strong Wolfe conditions. Otherwise every step after the first is `learning_rate`
-                    times the direction.
-    min_curvature:  a pair is stored if <step, change> is above this share of ||step|| * ||change||.
-    min_descent:    a direction is used if -<gradient, direction> is above this share of ||gradient|| * ||direction||. Otherwise
-                    the memory of the problem is cleared, and it steps along its negative gradient.
+    history:        maximum number of pairs (step, gradient change) in memory.
+    period:         gradient evaluations that count as one iteration, like `max_iter` of torch.optim.LBFGS.
+    line_search:    whether step lengths are chosen by the strong Wolfe conditions. Otherwise a step is `learning_rate` times the
+                    direction; while the memory is empty, it is shortened to an L1 norm of at most `learning_rate`.
+    min_curvature:  a pair is stored only if <step, change> is above this share of ||step|| * ||change||.
+    min_descent:    a direction is used if -<gradient, direction> is at least this share of ||gradient|| * ||direction||.
+                    Otherwise the memory of the problem is cleared, and it steps along its negative gradient.
 
-    torch.optim.LBFGS uses 1e-10 and 1e-9 for the last two as absolute thresholds, at which a search with a small loss stops.
+    The defaults of the last two are the thresholds of torch.optim.LBFGS, which are absolute there and end searches with a small
+    loss.
     """
 
     learning_rate: float = 1.0
@@ -42,10 +43,10 @@ class LBFGS:
 
 @dataclass
 class LBFGSStepper:
-    """A running L-BFGS optimisation with fixed step length, of P problems with D variables.
+    """A running L-BFGS optimisation without a line search, of P problems with D variables.
 
-    previous: gradient of the last iteration, (P, D). taken: change of the variables in it, (P, D). Both, and `history`, are None
-    before the first iteration.
+    previous: gradient at the last step, (P, D). taken: change of the variables in it, (P, D). Both, and `history`, are None
+    before the first step.
     """
 
     settings: LBFGS
@@ -82,11 +83,11 @@ class LBFGSStepper:
 
 @dataclass
 class SearchingStepper:
-    """A running L-BFGS optimisation with a line search.
+    """A running L-BFGS optimisation with a line search, of P problems with D variables.
 
-    lines: the scalar state of the line searches, one entry per problem.
+    lines: the scalar state of the line searches, one entry per problem. None before the first step, as is `history`.
     at:    their vectors by name, (P, D) each. origin: the point where the line begins. direction: that of the line.
-           low: the point of lowest loss found on the line. uphill, low_uphill: the gradients at `origin` and at `low`.
+           low: the best point found on the line, see `Lines`. uphill, low_uphill: the gradients at `origin` and at `low`.
     """
 
     settings: LBFGS
@@ -109,8 +110,8 @@ class SearchingStepper:
     def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
         """Process gradient (P, D) and loss (P,) at the trial points `z` (P, D).
 
-        For problems whose line search this finishes, add the step to `history` and begin a search along a new direction.
-        `history`, `lines` and `self.at` are changed in place.
+        For problems whose line search this finishes, store the step in `history`, or clear their memory if no lower point was
+        found, and begin a search along a new direction. `history`, `lines` and `self.at` are changed in place.
         """
         at = self.at
         lower, over = lines.process_trial(loss, (gradient * at["direction"]).sum(dim=1))
@@ -160,9 +161,9 @@ _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 
 def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
-    """Return search directions (P, D) that descend.
+    """Return a search direction for each problem, (P, D): that of L-BFGS, or the negative gradient if that does not descend.
 
-    A problem whose L-BFGS direction does not descend has its memory cleared and uses its negative gradient instead.
+    A problem whose L-BFGS direction does not descend, see `LBFGS.min_descent`, has its memory cleared.
     asked: mask (P,) of the problems that need a direction; the others keep their memory, and their rows of the result are not
            used. None for all.
     """
@@ -178,9 +179,10 @@ def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Te
 
 
 def _choose_first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
-    """Return the step length of each problem, (P,), or the first one that a line search tries: the learning rate.
+    """Return the factor (P,) of each search direction: the step length, or the first one that a line search tries.
 
-    With empty memory it is scaled so that the L1 norm of the step is at most the learning rate, as in torch.optim.LBFGS.
+    It is the learning rate. While a problem's memory is empty, it is reduced so that the L1 norm of the step is at most the
+    learning rate, as in torch.optim.LBFGS.
     """
     unit = (1 / gradient.abs().sum(dim=1)).clamp(max=1)
     length: Tensor = torch.where(history.count == 0, unit, 1) * settings.learning_rate

@@ -1,8 +1,8 @@
 """Batched line searches for the strong Wolfe conditions, one search per problem.
 
-Each finds a step length t with loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|, where slope is the
-derivative of the loss along the line (Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). All tensors have
-the shape (P,).
+Each looks for a step length t with loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|, where slope is the
+derivative of the loss along the line (Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). After
+`MAX_TRIALS` trials it ends with the lowest point found. All tensors have the shape (P,) for P problems.
 """
 
 from dataclasses import dataclass, fields
@@ -30,8 +30,8 @@ class Lines:
     length:      step length to be evaluated next.
     low_*:       step length, loss and slope at the lowest point so far that fulfils the first Wolfe condition, that of
                  sufficient decrease; at first the beginning of the line.
-    high_*:      the same at the other end of the interval that contains a step length that fulfils both conditions.
-    bounded:     whether that other end is known yet; before, the values high_* are not used.
+    high_*:      the same at the other end of the interval in which the search goes on.
+    bounded:     whether that other end is known yet; before, the values high_* mean nothing.
     trials:      number of points evaluated on this line.
     """
 
@@ -49,14 +49,15 @@ class Lines:
 
     @classmethod
     def from_slope(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "Lines":
-        """Return new line searches from loss and slope at the beginning of the lines, and the first step length to try."""
+        """Return new line searches. loss, slope: at the beginning of the lines. length: first step lengths to try."""
         zero, no = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
 
     def begin(self, where: Tensor, slope: Tensor, length: Tensor) -> None:
         """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true.
 
-        slope: at the beginning of the new lines, along them. length: first step lengths to try. Other entries are not used.
+        slope: at the beginning of the new lines, along them. length: first step lengths to try. Entries of both where the mask is
+        false are not used.
         """
         fresh = Lines.from_slope(self.low_loss, slope, length)
         for name in _NAMES:
@@ -65,8 +66,8 @@ class Lines:
     def process_trial(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Process loss and slope at the trial points, choose the next step lengths, and return two masks.
 
-        The first tells whether the trial point is the new lowest point, the second whether the search is finished. The result of
-        a finished search is its lowest point, which is the beginning of the line if nothing better was found.
+        The first tells whether the trial point is the new lowest point (`low_*`), the second whether the search is finished. The
+        result of a finished search is its lowest point, which is the beginning of the line if nothing better was found.
         """
         enough = loss <= self.loss + WOLFE_DECREASE * self.length * self.slope
         lower = enough & (loss < self.low_loss)
@@ -100,7 +101,7 @@ _NAMES = tuple(f.name for f in fields(Lines))
 
 
 def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
-    """Return step lengths beyond the trial points: the minima of the cubics through the trial and the lowest points.
+    """Return step lengths beyond the trial points: the minima of the cubics through these and the points `low_*`.
 
     They are clamped to the range that `EXTRAPOLATION` allows; its upper end is returned for a cubic without a minimum.
     """
@@ -122,7 +123,7 @@ def _interpolate(lines: Lines) -> Tensor:
 
 
 def _find_minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
-    """Return where the cubic with these values and slopes at a and b has its minimum, (P,); not finite if it has none.
+    """Return where the cubics with these losses and slopes at a and b have their local minima, (P,); not finite if there is none.
 
     Source: Nocedal & Wright 2006, equation 3.59.
     """
