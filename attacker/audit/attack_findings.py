@@ -24,22 +24,23 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedAttack:
-    """The results of one attack on a sample of updates. The null is the same attack without the gradient.
+    """The results of one attack on a sample of updates, and of its null, the same attack without the gradient.
 
     spec:           the attack with its arguments, as text.
     updates:        number of updates in the sample.
     outcome, words: outcome of the comparison with the null and the whole result as text, see `Verdict`; "" without the true
                     examples.
     examples:       number of distinct true examples compared. recovered, null_recovered: how many of them the attack and the
-                    null recovered; an image is recovered if the mean squared error is at most 0.009, see
+                    null recovered at least once; an image is recovered if the mean squared error is at most 0.009, see
                     `attacker.scoring.metrics.is_recovered`. All three are 0 without the true examples.
     confident:      number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
-    psnr, null_psnr: means in dB; None for data that are not images, and without the true examples.
+    psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
     efficiency:     mean of the lower bounds on the mean squared error, divided by the attack's mean squared error over the same
                     examples, see `Summary`; None if no bound is known.
-    picture:        path of the picture that shows the best example beside its original, relative to the run. Examples that are
-                    nearly of one colour are shown only if there are no others.
+    picture:        path of the picture that shows the best example beside its original, relative to the run; "" if there is none.
+                    Only recovered examples are shown if there are any, and those nearly of one colour only if there are no
+                    others.
     """
 
     spec: str
@@ -58,17 +59,17 @@ class AuditedAttack:
 
     @property
     def is_joint(self) -> bool:
-        """Return whether the attack uses several rounds of a client together."""
+        """Return whether the attack is one of `JOINT_ATTACKS`, which use the recorded rounds of a client together."""
         return self.spec.partition("(")[0] in JOINT_ATTACKS
 
     @property
     def recovers_all(self) -> bool:
-        """Return whether the attack recovered every example of its sample, and its null missed at least one of them."""
+        """Return whether the attack recovered every compared true example, and its null missed at least one of them."""
         return 0 < self.examples == self.recovered > self.null_recovered
 
     @property
     def is_worse_than_null(self) -> bool:
-        """Return whether the mean PSNR is more than `FAILED_GAP` below the null's, so that it shows nothing about leaks."""
+        """Return whether the attack's mean PSNR is more than `FAILED_GAP` dB below the null's; false if either is unknown."""
         return self.psnr is not None and self.null_psnr is not None and self.psnr < self.null_psnr - FAILED_GAP
 
     @classmethod
@@ -98,9 +99,10 @@ class AuditedAttack:
 
 
 def count_confident(folder: Path, cases: Sequence[str]) -> int:
-    """Count reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
+    """Return the number of reconstructed examples with a confidence of at least `MIN_CONFIDENCE`.
 
-    folder: the folder with the attack's reconstructions. cases: keys of the cases to count.
+    folder: the folder with the attack's reconstructions. cases: keys of the cases to count; those not reconstructed count
+    nothing.
     """
     paths = [path for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     return sum(int((Reconstruction.read(path).confidence >= MIN_CONFIDENCE).sum()) for path in paths)
@@ -170,7 +172,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
-    """Return the attack that reveals most, by outcome and then by recovered examples; None if there are no attacks.
+    """Return the attack that reveals most, by outcome, then recovered examples, then leaks; None if there are no attacks.
 
     The attacks must have been compared with the true examples.
     """

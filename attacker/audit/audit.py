@@ -40,10 +40,10 @@ class Audit:
 
     run:         name of the run.
     findings:    problems, the worst first. passed: checks that found nothing. not_checked: checks and attacks that were not made,
-                 with reasons.
+                 or decided nothing, with reasons.
     attacks:     one result for each attack that ran.
     scored:      whether reconstructions were compared with the clients' true examples.
-    seconds:     time that the audit took.
+    seconds:     wall-clock time that the audit took.
     what_if:     measured effect of another defense; None if it was not asked for.
     """
 
@@ -58,19 +58,20 @@ class Audit:
 
     @property
     def grade(self) -> Grade:
-        """Return the worst grade of the findings."""
+        """Return the worst grade of the findings, or "none found" if there are none."""
         return worst(self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the audit as plain JSON values."""
+        """Return the audit, with its grade, as a dict that can be written as JSON."""
         return {"grade": self.grade, **asdict(self)}
 
 
 def check_recording(recording: Recording) -> list[CheckResult]:
-    """Return the results of all checks that need no attack, in a fixed order.
+    """Return the results of the checks that need neither an attack nor the true examples, in a fixed order.
 
-    At most `MAX_CHECKED` updates are read, and damaged ones are skipped. Raises DamagedFile if all updates that are read are
-    damaged, or if the weights of a round cannot be read.
+    At most `MAX_CHECKED` updates are read, and damaged ones are skipped. Without a complete update, only the checks of weights,
+    of epsilon and of missing rounds are made. Raises DamagedFile if all updates that are read are damaged, or if the weights of a
+    round cannot be read.
     """
     observations = _sample(recording)
     metrics = read_metrics(recording.folder.parent)
@@ -109,19 +110,19 @@ def audit(
     replayed: Run = Replay.run,
     told: Callable[[Sequence[PlannedAttack | NotChecked]], None] = lambda plan: None,
 ) -> Audit:
-    """Check and attack a recorded run, and return the graded findings.
+    """Check and attack a recorded run, and return the audit with graded findings.
 
     run:      folder of the run, or of its recording.
     seconds:  budget of processor time on one core for the attacks and their nulls. It limits the estimated time when attacks are
-              chosen; a running attack is not stopped.
+              chosen, except that one attack is always chosen; a running attack is not stopped.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
               network is not built in.
     replayed: function that runs a `Replay`, an attack on the recording, and returns its result; for example one that also shows
               progress.
-    told:     callback that is called once, before the first attack, with the attacks to be run and those left out.
-    Cases that already have reconstructions in the run's folder are not attacked again. Raises ValueError if `run` holds no
-    recording.
+    told:     callback that is called once, before the first attack, with the planned attacks and the reasons for those left out.
+    Planned attacks are skipped once an attack has recovered every example. Cases that the same attack has already reconstructed
+    in the run's folder are not attacked again. Raises ValueError if `run` holds no recording.
     """
     started = monotonic()
     folder = run if (run / "manifest.json").is_file() else run / "recording"
@@ -196,9 +197,9 @@ def _list_other_attacks() -> list[NotChecked]:
 
 
 def _sample(recording: Recording) -> list[Observation]:
-    """Return up to `MAX_CHECKED` updates, evenly spread over the recording, without damaged ones.
+    """Return up to `MAX_CHECKED` complete updates, evenly spread over the recording, without damaged ones.
 
-    Raises DamagedFile if each update that was read is damaged.
+    Raises DamagedFile if there are complete updates, and each that was read is damaged.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))

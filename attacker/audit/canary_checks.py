@@ -1,4 +1,4 @@
-"""Check of the accounted epsilon against what the server could guess about canaries."""
+"""Check of the accounted epsilon against guesses about canaries, pairs of known examples of which a client used one."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ ACCUSATION_LEVEL = 0.999
 def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     """Yield one result: whether guesses about canaries refute the privacy accountant's epsilon, the last in the metrics.
 
-    A canary is a pair of known examples of which a client used one. scorer: reads the true examples; None if they are not given.
-    metrics: rows of metrics.jsonl.
+    A canary is a pair of known examples of which a client used one. The result is `NotChecked` without canaries or true examples.
+    scorer: reads the true examples; None if they are not given. metrics: rows of metrics.jsonl.
     """
     privacy = metrics[-1].get("privacy", {}) if metrics else {}
     accounted, delta = privacy.get("epsilon"), float(privacy.get("delta", 1e-5))
@@ -65,7 +65,7 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
 
 
 def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
-    """Return a lower bound on epsilon that holds with probability `confidence`.
+    """Return a lower bound on epsilon that holds with a probability of at least `confidence`.
 
     For Gaussian noise it is the larger of `bound_gaussian_epsilon` and `bound_epsilon_of_independent_guesses`; each is computed
     with the error probability (1 - confidence) / 2, so that both hold together. Otherwise it is `bound_epsilon`.
@@ -82,7 +82,7 @@ def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: fl
 
 
 def _has_gaussian_noise(recording: Recording) -> bool:
-    """Return whether the declared noise is Gaussian, so that the sharper bound holds."""
+    """Return whether the defense or the gradient rule declares Gaussian noise that hides a message or an example."""
     manifest, tensors = recording.manifest, len(recording.read_sent(recording.list_rounds()[0]).weights)
     declared = (
         find_noise(manifest.defense, tensors=tensors),

@@ -28,7 +28,8 @@ class CanaryGuesses:
     guesses, right: number of canaries guessed, those with the largest absolute scores, and how many of these guesses are right.
     right_of_all:   number of right guesses if every canary is guessed.
     overlap:        mean over canaries of the sum of squared correlations of the noise in its score with that in the scores of
-                    the same client's other canaries. A score is an estimate by `separate_canaries`.
+                    the same client's other canaries; extrapolated for clients with more than `MAX_SEPARATED`. A score is an
+                    estimate by `separate_canaries`.
     """
 
     canaries: int
@@ -41,15 +42,14 @@ class CanaryGuesses:
 def guess_canaries(
     scorer: Scorer, recording: Recording, *, epsilon: float | None = None, delta: float = 1e-5
 ) -> CanaryGuesses | None:
-    """Guess which of its two versions (examples) a client used of each canary, and compare the guesses with truth.
+    """Guess which of its two versions (examples) a client used of each canary, and count right guesses; None without canaries.
 
-    Canaries of which a client used neither or both are ignored. None if no others are left, as for a run without canaries.
-    The coin of a canary is +1 if the client used the first version and -1 if it used the second. All coins of a client are
-    estimated together by `separate_canaries`, so that other canaries do not disturb a guess. The evidence on a canary
-    is the inner product, summed over rounds, of the gradient in the update (the mean over examples) with the difference of the
-    gradients of its two versions. Server and auditor know both versions; only the comparison at the end reads truth.
-    epsilon, delta: declared privacy, by which `choose_guesses` chooses the number of guesses. Without epsilon, one in a thousand
-    canaries is guessed, at least 100 if there are so many.
+    Canaries of which a client used neither or both are ignored; truth decides this, and which guesses are right, but no guess.
+    The coin of a canary is +1 if the client used the first version and -1 if it used the second. Up to `MAX_SEPARATED` coins of a
+    client are estimated together by `separate_canaries`, which accounts for the influence of these canaries on one another. The
+    evidence on a canary is the inner product, summed over rounds, of the difference of its versions' gradients with the observed
+    gradient, less what the canaries contribute on average.
+    epsilon, delta: declared privacy, by which `choose_guesses` chooses the number of guesses; None if no epsilon is declared.
     """
     scores: list[float] = []
     first_used: list[bool] = []
@@ -85,16 +85,16 @@ def guess_canaries(
 
 
 def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
-    """Estimate the coins of canaries: +1 if the first of the two versions was used, -1 if the second.
+    """Return estimates of the coins of canaries, and their overlap as in `CanaryGuesses`.
 
-    The estimate is the linear one of least mean squared error. A canary's difference is the gradient of its first version minus
-    that of its second.
-    inner: (canaries,) inner products of the differences with the observed gradient, modelled as `products @ coins` times a scale
-    plus noise of covariance `products` times another scale. Both scales maximise the likelihood for independent fair coins.
-    products: (canaries, canaries) inner products of the differences with one another, summed over rounds, as `inner` is.
-    Returns (canaries,) estimates, each divided by the standard deviation of its own noise up to a factor that is the same for all
-    canaries, and the overlap as in `CanaryGuesses`. All of them are zero if a value is not finite, as after a run that diverged,
-    or if both versions of every canary have the same gradient.
+    A coin is +1 if the first of a canary's two versions was used, -1 if the second. A canary's difference is the gradient of its
+    first version minus that of its second.
+    inner: (canaries,) inner products of the differences with the observed gradient. products: (canaries, canaries) inner products
+    of the differences with one another. Both are summed over rounds.
+    `inner` is modelled as `products @ coins` times a scale plus noise of covariance `products` times another scale; the likeliest
+    scales are taken, and then the linear estimate of least mean squared error. The estimates, (canaries,), are divided by the
+    standard deviations of their noise, up to a factor that is the same for all canaries. Estimates and overlap are zero if a
+    value is not finite, as after a run that diverged, or if both versions of every canary have the same gradient.
     """
     if not bool(inner.isfinite().all() and products.isfinite().all() and products.any()):
         return torch.zeros_like(inner), 0.0
@@ -117,8 +117,9 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
 def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return `inner` and `products` of one update of one client, as in `separate_canaries`.
 
-    pairs: of each canary, the indices of its first and second version in the data set. The expected contribution of all canaries,
-    with each version used with probability 1/2, is subtracted from the observed gradient.
+    pairs: of each canary, the indices of its first and second version in the data set. What the canaries contribute on average,
+    if each version is used with probability 1/2, is subtracted from the observed gradient; if the update has fewer examples than
+    there are canaries, it is reduced in proportion.
     """
     model = build_network(seen)
     simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())

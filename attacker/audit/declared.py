@@ -21,13 +21,15 @@ MIN_COORDINATES = 64
 
 @dataclass(frozen=True)
 class Signature:
-    """Properties that every output of a defense has.
+    """Properties of the outputs of a defense, measured on a few random updates.
 
-    idempotent: whether the defense leaves its own output unchanged, as clipping, top-k, pruning and sending only signs do.
+    idempotent: whether the defense leaves its own output (nearly) unchanged, as clipping, top-k, pruning and sending only signs
+    do.
     zeros:      share of coordinates that are exactly zero, the smallest over the outputs measured.
     levels:     from tensor name to the number of distinct values other than zero, the largest over the outputs measured; only
                 quantised tensors are included.
-    additive:   whether the last step adds noise to every coordinate.
+    additive:   whether two outputs for one update differ in every coordinate, and `zeros` and `levels` are zero and empty, as for
+                a defense that ends with additive noise.
     """
 
     idempotent: bool
@@ -61,10 +63,10 @@ def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
 def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
     """Return the declared standard deviation of the noise on each coordinate of an observed update, by tensor name.
 
-    Only noise of the last step of the defense counts. Its expected squared norm over all tensors is computed by the channel of
-    this step (the attacker's model of a defense) from the observed update, which already holds the noise. The share of each
-    tensor is measured: the step is applied to the update twice, and the outputs differ only by their noise. All deviations are
-    0 if the step adds no noise.
+    Only noise of the last step of the defense counts; without any, all deviations are 0. Its expected squared norm over all
+    tensors comes from the channel of this step (the attacker's model of a defense), given the observed update, which already
+    holds the noise. The share of each tensor is measured: the step is applied to the update twice, and the outputs differ only by
+    their noise.
     seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
     last = DefenseSpec(spec.steps[-1:])
@@ -88,13 +90,13 @@ def zero_share(update: Update) -> float:
 
 
 def count_levels(update: Update) -> dict[str, int]:
-    """Return a dict from tensor name to its number of distinct nonzero values, if it has at least `MIN_COORDINATES` nonzeros."""
+    """Return a dict from tensor name to number of distinct nonzero values, if it has `MIN_COORDINATES` or more nonzeros."""
     sent = {name: t[t != 0] for name, t in update.items()}
     return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
 
 
 def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
-    """Return an update of Gaussian noise. Each tensor has the root mean square of that tensor of `like`, or 1 if it is zero."""
+    """Return Gaussian random tensors shaped like those of `like`, with their root mean squares as deviations (1 for 0)."""
     rng = Generator().manual_seed(seed)
     found = {}
     for name, t in like.items():

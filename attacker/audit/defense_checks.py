@@ -38,8 +38,9 @@ count as independent of the data."""
 def check_defense(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
     """Yield results: whether the declared defense was applied to the updates, and whether its limit, if any, is ever reached.
 
-    A defense that leaves its own output unchanged must leave every recorded update unchanged, too. Outputs of other defenses are
-    recognised by zeros and by few distinct values. signature: None if the run declares no defense.
+    An update does not count as an output of the defense if it has fewer zeros or more distinct values than measured outputs, or
+    is changed by a defense that leaves its own outputs unchanged. Nothing is checked for a defense that ends with noise or has
+    none of these properties. signature: None if the run declares no defense.
     """
     spec = observations[0].defenses
     if signature is None or not spec.steps:
@@ -73,9 +74,10 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
 def check_support(observations: Sequence[Observation], signature: Signature | None) -> CheckResult:
     """Return one result: a `Finding` if the choice of coordinates that the defense keeps (not zero) depends on the update.
 
-    The defense is applied with the same seed to two random updates. If it keeps the same coordinates of both, the choice does not
-    depend on the update, and the result is `Passed`. It is `NotChecked` if the defense selects no coordinates. A finding
-    also says how much the kept coordinates of successive `observations` overlap. signature: None if the run declares no defense.
+    The defense is applied with the same seed to two random updates. If it keeps nearly the same coordinates of both, the choice
+    does not depend on the update, and the result is `Passed`. It is `NotChecked` if the defense leaves hardly any zeros, or
+    quantises. A finding also says how much the kept coordinates of successive `observations` overlap. signature: None if the run
+    declares no defense.
     """
     spec = observations[0].defenses
     if signature is None or signature.zeros <= ZERO_SLACK or signature.levels:
@@ -126,11 +128,11 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
 
 
 def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signature: Signature) -> Iterator[CheckResult]:
-    """Yield one result: whether any recorded update reaches the limit of a defense that only limits updates, as clipping does.
+    """Yield at most one result: whether a defense that only limits updates, as clipping does, changed any recorded update.
 
-    The recorded updates are outputs of the defense, which it leaves unchanged. An update reaches the limit if the defense changes
-    it after multiplication by `BOUND_FACTOR`. Nothing is yielded for defenses that do more than limit updates, nor if clients
-    send whole weights, since an update then has rounding errors (`observation.rounding`).
+    The recorded updates are outputs of the defense, which leaves these unchanged. It counts as changing one if it would change
+    that output multiplied by `BOUND_FACTOR`. Nothing is yielded for defenses that do more than limit updates, nor if clients send
+    whole weights, since an update then has rounding errors (`observation.rounding`).
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return

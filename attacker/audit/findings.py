@@ -1,4 +1,4 @@
-"""Findings of an audit, and the grades that they get."""
+"""The results of the checks of an audit: findings with grades, passed checks, and checks not made."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,11 +11,12 @@ GRADES: tuple[Grade, ...] = get_args(Grade)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One result of an audit.
+    """A problem that an audit found.
 
     rule:     identifier of the check, such as "noise-reused", which does not change between versions.
+    grade:    how bad it is, one of `GRADES`.
     title:    one sentence on what leaks, or which setting is wrong.
-    evidence: what was measured, with numbers and the rounds and clients concerned.
+    evidence: what was measured, with numbers and, for many checks, the rounds and clients concerned.
     advice:   what to change, as sentences.
     picture:  path of a picture that shows the finding, relative to the run; "" if there is none.
     """
@@ -28,13 +29,13 @@ class Finding:
     picture: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as plain JSON values."""
+        """Return the finding as a dict that can be written as JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """A check that was made and found nothing. evidence: what was measured."""
+    """A check that was made and found nothing. rule: identifier of the check. evidence: what was measured."""
 
     rule: str
     evidence: str
@@ -44,7 +45,7 @@ class Passed:
 class NotChecked:
     """A check or an attack that was not made, or that decided nothing.
 
-    reason: why, as text without a full stop.
+    rule:   identifier of the check. reason: why, as text without a full stop.
     kind:   "does not apply": this run has nothing that it could test. "needs information": something was not given. "left out":
             it applies, but time or a method was missing. "inconclusive": it was made and shows neither a fault nor its absence.
             "no guarantee": the run promises nothing, or hardly anything, that could be checked, or records only part of what the

@@ -25,7 +25,7 @@ MAX_CHANCE = 1e-4
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield the result: whether the estimated numbers of examples of each label are whole numbers, as only the true ones are.
+    """Yield one result: a `Finding` if more estimated numbers of examples of a label are near whole numbers than chance explains.
 
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
@@ -75,7 +75,7 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
 
 
 def _format_counts(counts: Sequence[int]) -> str:
-    """Return the numbers of examples of all labels as text; of more than `MAX_LISTED` labels, only those that are not zero."""
+    """Return the numbers of examples of all labels as text; of more than `MAX_LISTED` labels, only the first nonzero ones."""
     if len(counts) <= MAX_LISTED:
         return f"from label 0 on: {', '.join(map(str, counts))}"
     held = [f"{count} of label {label}" for label, count in enumerate(counts) if count]
@@ -83,7 +83,7 @@ def _format_counts(counts: Sequence[int]) -> str:
 
 
 def _estimate_counts(observation: Observation) -> Tensor:
-    """Return the estimated numbers of examples of each label, (K,). Raises ValueError if they cannot be estimated."""
+    """Return the estimated numbers of examples of each label, (K,), floats. Raises ValueError if they cannot be estimated."""
     examples = observation.num_examples or 0
     if observation.client == SUM_CLIENT or not 0 < examples <= MAX_EXAMPLES:
         raise ValueError(

@@ -34,19 +34,19 @@ among all pairs that is reported as reused noise. A smaller one is reported as m
 
 
 def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
-    """Yield results: whether the noise that the manifest declares is in the updates.
+    """Yield results: whether the noise that the manifest declares is in the updates, and drawn anew for each.
 
-    The noise is independent of the gradient, so that the mean square of a tensor is at least the noise's variance, and the mean
-    square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the
-    gradient is at most the number of examples times the number of epochs. Whatever lies beyond this rank is noise.
+    The noise is independent of the gradient, so that on average the mean square of a tensor is at least the noise's variance, and
+    the mean square of the difference of two updates at least twice that, whatever the gradients. In a linear layer the rank of
+    the gradient is at most the number of examples times the number of epochs; what lies beyond this rank is noise.
 
-    There are two possible faults: missing noise, and reused noise (several updates share it). If neither is found, two results
-    are yielded, one per fault. Both are `Passed`. Both are `NotChecked` if the last step of the defense adds no noise
-    (`signature.additive`), or if `signature` is None because the run declares no defense.
-
-    If any fault is found, a single `Finding` is yielded. If both faults are found, it is on missing noise, with one exception. It
-    is on reused noise if the only sign of missing noise is that single coordinates hardly vary over the updates, and at least a
-    share `MIN_REUSED_SHARE` of the pairs of updates share noise.
+    There are two possible faults: missing noise, and reused noise (several updates share it).
+    No fault: two `Passed`, one per fault.
+    One fault: one `Finding` on it.
+    Both faults: one `Finding` on missing noise. It is on reused noise if the only sign of missing noise is that single
+    coordinates hardly vary over the updates, and at least a share `MIN_REUSED_SHARE` of the pairs of updates share noise.
+    Nothing to check, since the run declares no defense (`signature` is None) or none that ends with noise (`signature.additive`
+    is false): two `NotChecked`.
     """
     if signature is None or not signature.additive:
         reason = "the manifest declares no noise as the last step of the defense"
@@ -92,7 +92,7 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
 def _find_missing(scaled: Sequence[Tensors]) -> str:
     """Return evidence, as text, of the first tensor that is smaller than the noise alone would be, or has zeros; "" if none.
 
-    scaled: for each update, its tensors divided by the standard deviation of the declared noise.
+    scaled: for each update, its tensors divided by the standard deviation of the declared noise. All updates are taken together.
     """
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
@@ -122,7 +122,7 @@ def _find_quiet(scaled: Sequence[Tensors]) -> str:
 def _find_small_tails(tails: Sequence[Tensors]) -> str:
     """Return evidence, as text, of the first weight with less noise than declared beyond its gradient's rank; "" if none.
 
-    tails: for each update, what `_tails` returns.
+    tails: for each update, what `_tails` returns. All updates are taken together.
     """
     for name in tails[0]:
         squares = torch.cat([found[name] for found in tails if name in found]).square()
@@ -160,10 +160,10 @@ def _correlate(one: Tensors, other: Tensors) -> bool:
 
 
 def _smallest_power(count: int, probability: float) -> float:
-    """Return a number that the sum of `count` squares of noise of variance 1 falls below with at most the given probability.
+    """Return a number that the sum of squares of `count` noise values of variance 1 falls below with at most this probability.
 
-    It is the smaller of the numbers for Gaussian and for Laplace noise. The absolute values of Laplace noise add up to a
-    gamma variable, and the sum of squares is at least the square of that sum, divided by `count`.
+    The noise is Gaussian or Laplace; the number is the smaller of those for both. The absolute values of Laplace noise add up to
+    a gamma variable, and the sum of squares is at least the square of that sum, divided by `count`.
     """
     laplace = gamma.ppf(probability, count) ** 2 / (2 * count)
     return float(min(chi2.ppf(probability, count), laplace))
@@ -183,9 +183,9 @@ def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
 
     These are the largest ones, as many as the rank of the gradient can be: the number of examples times that of epochs.
     scaled: tensors of the update, divided by the standard deviation of the declared noise. Returns a dict from names to flattened
-    residuals, (rows * columns,), divided by the standard deviation that they have if only the declared noise is in them. Weights
-    with too few singular values are left out. The dict is empty if the rank is not known: without a number of examples, and if
-    clients use Adam, clip gradients or decay weights.
+    residuals, (rows * columns,), divided by the standard deviation that they have if only the declared noise is in the update.
+    Weights with fewer than `MIN_TAIL` further singular values are left out. The dict is empty if the rank is not known: without a
+    number of examples, and if clients use Adam, clip gradients or decay weights.
     """
     training, examples = observation.training, observation.num_examples
     if examples is None or not training.is_linear or training.weight_decay:
@@ -203,7 +203,7 @@ def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
 
 @cache
 def _tail_power(shape: torch.Size, rank: int) -> float:
-    """Return the share of the power of a matrix of Gaussian noise that lies beyond its largest `rank` singular values."""
+    """Return the share of squared singular values beyond the `rank` largest, measured on one matrix of Gaussian noise."""
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     power = torch.linalg.svdvals(noise).square()
     return float(power[rank:].sum() / power.sum())

@@ -34,7 +34,7 @@ MAX_PICTURE_BYTES = 10_000_000
 
 
 def render(found: Audit, run: Path) -> str:
-    """Return the audit as one HTML page that loads no other files. run: folder of the run, which holds the pictures."""
+    """Return the audit as one HTML page, which holds its pictures. run: folder of the run, where the pictures are."""
     loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}
@@ -62,7 +62,7 @@ def write(found: Audit, run: Path, path: Path) -> None:
 
 
 def to_sarif(found: Audit) -> dict[str, Any]:
-    """Return the findings in the Static Analysis Results Interchange Format, version 2.1.0, which code hosts show."""
+    """Return the findings as JSON values in the Static Analysis Results Interchange Format 2.1.0, which code hosts show."""
     rules = {one.rule: one for one in found.findings}
     driver = {
         "name": "fedleak",
@@ -87,7 +87,11 @@ def to_sarif(found: Audit) -> dict[str, Any]:
 
 
 def to_junit(found: Audit) -> str:
-    """Return the audit as a JUnit test suite: one test for each check, failed where it found something, skipped if not made."""
+    """Return the audit as the XML text of a JUnit test suite.
+
+    Each finding is a failed test, each check that passed a passed one, and each that was not made or decided nothing a skipped
+    one.
+    """
     count = len(found.findings) + len(found.passed) + len(found.not_checked)
     suite = ElementTree.Element(
         "testsuite",

@@ -37,7 +37,8 @@ class PlannedAttack:
     """An attack on a sample of the recorded updates. Its null, the same attack without the updates, runs on the same sample.
 
     rows:         the updates.
-    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations.
+    core_seconds: expected time of attack and null together on one core, if every search uses all its iterations; 0 if not
+    estimated.
     """
 
     spec: AttackSpec
@@ -45,20 +46,23 @@ class PlannedAttack:
     core_seconds: float
 
     def replay(self, recording: Recording, out: Path, *, null: bool, model: str | None = None) -> Replay:
-        """Return a `Replay`, not yet run, of the attack or of its null. out: folder for reconstructions. model: as in `audit`."""
+        """Return a `Replay`, not yet run, of the attack or of its null.
+
+        out: folder for reconstructions. model: `module:function` that builds the network, only needed if it is not built in.
+        """
         spec = AttackSpec(name=self.spec.name, arguments=self.spec.arguments, null=null)
         rounds, clients = frozenset(row.round for row in self.rows), frozenset(row.client for row in self.rows)
         return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, model=model)
 
 
 def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
-    """Yield the attacks to run within the budget, and for each attack that does not fit or does not apply the reason.
+    """Yield the attacks to run within the budget, and a `NotChecked` with the reason for each that does not fit or apply.
 
     seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
-    the attacks after it. Attacks on single updates get those of the first round with a usable update, since the network of the
+    the attacks after it. Attacks on single updates get those of the first round with a complete update, since the network of the
     first round has learned least, which makes examples easiest to separate. Attacks on several rounds get all rounds of each
-    client. out: as in `PlannedAttack.replay`.
+    chosen client. out: as in `PlannedAttack.replay`.
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     if not rows:
@@ -78,7 +82,7 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
     """Yield each attack on the most clients for which it fits into its share of the budget.
 
     fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If none of them fits, the first
-    attack runs on the fewest clients, and for each other attack the reason is yielded. seconds: budget on one core.
+    attack runs on the fewest clients, and for each other attack a `NotChecked` is yielded. seconds: budget on one core.
     """
     left = seconds
     for place, sizes in enumerate(fitting):
@@ -112,7 +116,10 @@ def _explain_unfit(one: PlannedAttack, recording: Recording, out: Path) -> str:
 
 
 def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
-    """Return the first condition of an attack on single updates that its first update does not meet; "" if it meets all."""
+    """Return the first condition of an attack on single updates that its first update does not meet.
+
+    It is "" if all are met, or if the update is damaged.
+    """
     try:
         case = Case((recording.read_observation(one.rows[0]),))
     except DamagedFile:  # the replay reports it
@@ -140,7 +147,8 @@ def _tuned(name: str, recording: Recording) -> dict[str, object]:
 def _select(spec: AttackSpec, rows: Sequence[Row], count: int) -> PlannedAttack:
     """Return an attack on updates of the first `count` clients, with `core_seconds` 0 (not estimated).
 
-    Joint attacks get all updates of these clients, others those of the first round.
+    Joint attacks get all updates of these clients. Others get updates of the first round in `rows`, from its first `count`
+    clients.
     """
     own = rows if spec.name in JOINT_ATTACKS else [row for row in rows if row.round == rows[0].round]
     chosen = set(list(dict.fromkeys(row.client for row in own))[:count])

@@ -22,7 +22,8 @@ MAX_MEANINGFUL_EPSILON = 20.0
 def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     """Yield the result: whether the reported epsilon is at least that of the declared noise, composed over the rounds.
 
-    metrics: rows of metrics.jsonl.
+    It may be smaller by the share `EPSILON_SLACK`. If it is not too small, but so large that it promises hardly anything, a
+    `NotChecked` follows that says so. metrics: rows of metrics.jsonl.
     """
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
@@ -61,7 +62,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
 
 
 def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the mapping `privacy` of a row of metrics.jsonl; None if it states no finite epsilon.
+    """Return the mapping `privacy` of a row of metrics.jsonl; None if it states no number as epsilon.
 
     This epsilon is that of the noise which the clients add; its entry `central`, for noise of the server, is not checked.
     """
@@ -76,7 +77,10 @@ def _value(row: Mapping[str, Any]) -> float:
 
 
 def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
-    """Return epsilon after the round of a row, for a client that took part in every round; infinite without noise."""
+    """Return the epsilon that follows from the declared noise, after the round of a row; infinite without noise.
+
+    It is for a client that took part in every round, and if it protects examples, for the client with the fewest examples.
+    """
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
     tensors, delta = len(recording.read_sent(recording.list_rounds()[0]).weights), float(privacy.get("delta", 1e-5))
     client = find_noise(manifest.defense, tensors=tensors)
@@ -87,7 +91,7 @@ def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
 
 
 def _unit(row: Mapping[str, Any]) -> str:
-    """Return what the reported epsilon protects: "client" or "example"."""
+    """Return what the reported epsilon protects: "client" or "example"; "None" if the row does not say it."""
     return str(row["privacy"].get("unit"))
 
 

@@ -21,13 +21,15 @@ MAX_CHANCE = 0.01
 
 
 def check_robustness(recording: Recording, strongest: AuditedAttack | None) -> Iterator[CheckResult]:
-    """Yield the result: the bound on the probability of a reconstruction under the declared noise, or that an attack exceeds it.
+    """Yield one result on the probability of a reconstruction, which the declared noise bounds.
 
-    strongest: the attack to compare; None for no comparison, as without the true examples.
-    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`. The share of examples that
-    an attack on single updates recovers is compared with the bound for one round, that of an attack on several rounds together
-    with the bound for all rounds. The prior success probability of the comparison is max(k, 1) / (n + 1), where the null, the
-    attack without the updates, recovers k of n examples.
+    It is a `Finding` if an attack recovers more than the bound and chance explain, a `NotChecked` without noise or with a useless
+    bound, and otherwise a `Passed` with the bound over all recorded rounds for an example that is guessed with probability
+    `PRIOR` without any update.
+    strongest: the attack to compare; None for no comparison, as without the true examples. The share of examples that it recovers
+    is compared with the bound for one round, or for all rounds if it attacks them together. For this comparison, the probability
+    of a guess is max(k, 1) / (n + 1), where the null, the attack without the updates, recovers k of n examples.
+    Source: Hayes et al. 2023 and Balle et al. 2022, see `defenses.privacy.accounting.compute_bound`.
     """
     rounds = recording.list_rounds()
     noise, uses = find_declared_noise(recording) if rounds else (Noise(), 1)

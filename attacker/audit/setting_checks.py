@@ -26,8 +26,9 @@ values smaller than this share of the largest one count as zero."""
 def check_settings(recording: Recording, observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield the results of the checks of settings, each a finding if the setting is weak.
 
-    They test whether there are updates of a single example, whether metrics of a single example or batch-norm statistics are
-    sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several rounds isolate a client.
+    They test whether there are updates of a single example, whether metrics of a single example or buffers such as batch-norm
+    statistics are sent, and, for secure aggregation, its threshold and number of clients, and whether sums of several rounds
+    isolate a client.
     """
     yield _check_examples(observations)
     yield _check_metrics(observations)
@@ -91,8 +92,8 @@ def _check_statistics(observations: Sequence[Observation]) -> CheckResult:
 def _check_secure(recording: Recording) -> Iterator[CheckResult]:
     """Yield results on secure aggregation: a finding for a low threshold, one for sums of very few clients, or one result passed.
 
-    The threshold is the number of clients whose shares suffice to unmask another client. A `NotChecked` is yielded if the run
-    uses no secure aggregation.
+    The threshold is the number of clients whose shares suffice to unmask another client; it is low if it is at most half of the
+    clients. A `NotChecked` is yielded if the run uses no secure aggregation.
     """
     agreed = recording.manifest.secure_aggregation
     if not agreed:
@@ -127,9 +128,9 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
-    """Yield one result: a `Finding` if linear combinations of the secure sums of all rounds isolate some client's update.
+    """Yield at most one result: a `Finding` if linear combinations of the secure sums of all rounds isolate some client's update.
 
-    See `find_isolated_clients`. Nothing is yielded without secure aggregation.
+    It is `Passed` if none does, see `find_isolated_clients`. Nothing is yielded without secure aggregation.
     """
     if not recording.manifest.secure_aggregation:
         return

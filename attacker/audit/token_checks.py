@@ -23,7 +23,7 @@ MAX_LISTED = 12
 
 
 def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield the result: whether some rows of an embedding stand out in an update, and which; they name the examples' tokens.
+    """Yield one result: a `Finding` if some rows of an embedding stand out in an update; they name the tokens of the examples.
 
     The gradient of an embedding is zero in all rows whose token occurs in no example, so that the other rows show which tokens
     occur (Melis et al. 2019, section 4.1). They do not show the order of the tokens, nor which example holds which.
@@ -84,10 +84,10 @@ def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) ->
     """Return the indices of the rows of `update` (V, D) that changed more than weight decay and noise explain, ascending.
 
     Weight decay adds the same multiple of `weights`, (V, D) before training, to all rows. This multiple is estimated by a median
-    and subtracted. The rows are then those with more than `OUTLIER_FACTOR` times the median norm of all rows, so that none is
-    returned if tokens changed most rows.
+    and subtracted. The rows are then those with more than `OUTLIER_FACTOR` times the median norm of all rows, so that few or none
+    are found if tokens changed most rows.
     zeros_count: whether the defense leaves rows of zeros zero. If it does, and some row of nonzero weights is zero in the update,
-    there was no weight decay, and all nonzero rows are returned. If it does not, and most rows are zero, none is returned.
+    there was no weight decay, and all nonzero rows are returned. If it does not, and the median norm is zero, none is returned.
     """
     update, weights = update.double(), weights.double()
     powers, unchanged = weights.square().sum(dim=1), (update == 0).all(dim=1)
@@ -103,7 +103,10 @@ def find_outlying_rows(update: Tensor, weights: Tensor, *, zeros_count: bool) ->
 
 
 def _keeps_zero_rows(observation: Observation, embeddings: set[str]) -> bool:
-    """Return whether the declared defense leaves rows of zeros zero. If so, nonzero rows hold data, and not only noise."""
+    """Return whether the declared defense leaves rows of zeros zero, as tested on one random update; true without a defense.
+
+    If so, nonzero rows hold data, and not only noise.
+    """
     if not observation.defenses.steps:
         return True
     update = {name: t.clone() for name, t in draw_like(observation.update, 0).items()}

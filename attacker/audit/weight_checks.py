@@ -10,7 +10,7 @@ TAMPERED_RULE = "weights-tampered"
 
 
 def check_weights(recording: Recording) -> Iterator[CheckResult]:
-    """Yield the result: whether the first or the last recorded weights show signs of tampering, see `fedsim.models.tampering`."""
+    """Yield one result: whether the first or the last recorded weights show signs of tampering, see `fedsim.models.tampering`."""
     rounds = recording.list_rounds()
     if not rounds:
         yield NotChecked(rule=TAMPERED_RULE, reason="no round with weights is recorded", kind="needs information")

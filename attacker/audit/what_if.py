@@ -1,4 +1,4 @@
-"""The measured effect of a recommended change: the same federation with another defense, audited again."""
+"""The measured effect of a change of the defense: the same federation with another defense, audited again."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ MAX_UPDATES = 16
 class AuditOutcome:
     """Summary of an audit.
 
-    grade: the worst grade of the findings. recovered, examples: numbers of examples that the strongest attack recovered and
-    attacked; 0 without the true examples. psnr: its mean PSNR in dB; None without images, and without the true examples.
-    accuracy: test accuracy of the global model after the last round; None if it was not measured.
+    grade: the worst grade of the findings. recovered, examples: of the examples that the strongest attack attacked, the number
+    that it recovered, and their number; 0 without the true examples. psnr: its mean PSNR in dB; None without images, and without
+    the true examples. accuracy: test accuracy of the global model after the last round; None if it was not measured then.
     """
 
     grade: Grade
@@ -33,7 +33,7 @@ class AuditOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredChange:
-    """A change of the defense, with the audits before and after it. change: the new defense, as text."""
+    """A change of the defense, with the outcomes of the audits before and after it. change: the new defense, as text."""
 
     change: str
     before: AuditOutcome
@@ -41,14 +41,14 @@ class MeasuredChange:
 
 
 def name_changed_run(run: Path, change: str) -> Path:
-    """Return the folder, beside that of the run, for the same federation with the defense `change`."""
+    """Return the path, beside that of the run, of the folder for the same federation with the defense `change`."""
     return run.with_name(f"{run.name}-what-if-{hashlib.sha256(change.encode()).hexdigest()[:8]}")
 
 
 def recommend_defense(recording: Recording) -> str:
     """Return a defense to try, as text: clipping at the median norm of the updates, and Gaussian noise of about the same norm.
 
-    Raises ValueError if there is no update to measure.
+    The first `MAX_UPDATES` complete updates are measured. Raises ValueError if none of them can be read, or most are zero.
     """
     norms, size = [], 1
     for row in [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"][:MAX_UPDATES]:
@@ -70,8 +70,8 @@ def recommend_defense(recording: Recording) -> str:
 def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path) -> AuditOutcome:
     """Return the summary of the audit of a run.
 
-    grade, attacks: its results; attacks that were not compared with the true examples are left out. run: folder of the run, for
-    its metrics.
+    grade, attacks: the results of the audit; attacks that were not compared with the true examples are left out. run: folder of
+    the run, for its metrics.
     """
     strongest = find_strongest_attack([one for one in attacks if one.outcome])
     rows = read_metrics(run)

@@ -1,4 +1,4 @@
-"""Lower bounds on the error of any reconstruction, from the information that noisy, clipped or pruned messages hold."""
+"""Lower bounds on the error of reconstructions, from the information that clients' messages hold on their examples."""
 
 from attacker.bounds.cramer_rao import ErrorBound, bound_error
 from attacker.bounds.declared_noise import find_declared_noise

@@ -1,4 +1,4 @@
-"""The Bayesian Cramer-Rao bound on the mean squared error of reconstructions."""
+"""The Bayesian Cramer-Rao bound on the mean squared error of reconstructions, approximated at the given examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ TOLERANCE = 1e-3
 class ErrorBound:
     """Lower bounds on the mean squared error of reconstructions.
 
-    mse:   bound for each example, the mean over its values, (N,).
-    error: standard error of each bound, which is estimated by random probes, (N,); 0 if it is exact.
+    mse:   bound for each example, on the mean over its values, (N,).
+    error: standard error of each bound, (N,), if the bounds are estimated by random probes; 0 if they are computed.
     prior: mean squared error of the prior's mean as an answer, without any message; the same for all examples.
     """
 
@@ -38,11 +38,11 @@ def bound_error(
 
     F is the Fisher information, P the covariance of the prior, and d the number of values of an example. If F is averaged over
     examples with the prior's distribution, no estimate has a smaller expected squared error (van Trees 1968). Here F is taken at
-    the given examples only, so that the bound is an approximation. A prior that knows more than mean and covariance, such as the
-    range of values, may lead to smaller errors.
+    the given examples only, so that the bound is an approximation. An attacker who knows more than mean and covariance, such as
+    the range of values, may have smaller errors.
 
-    With more than `max_dense` unknown values, the trace is estimated by random probes (Hutchinson 1990) and conjugate gradients.
-    Conjugate gradients that stop early make the sum of the bounds smaller, so that their mean remains a lower bound.
+    With more than `max_dense` unknown values, the trace is estimated by `probes` random probes (Hutchinson 1990) and conjugate
+    gradients. Conjugate gradients that stop early make the mean of the bounds smaller, not larger.
     """
     count = information.shape[0]
     if information.size <= max_dense:
@@ -54,12 +54,12 @@ def bound_error(
 
 
 def _scale(vectors: Tensor, prior: GaussianPrior) -> Tensor:
-    """Apply the square root of the covariance to each example of flat vectors (..., N * d)."""
+    """Return flat vectors (..., N * d) with each example multiplied by the square root of the prior's covariance."""
     return prior.scale(vectors.reshape(*vectors.shape[:-1], -1, prior.mean.numel())).flatten(-2)
 
 
 def _compute_dense(information: FisherInformation, prior: GaussianPrior) -> Tensor:
-    """Return the diagonal of (F + P^-1)^-1, (N * d,), as that of P^1/2 (1 + P^1/2 F P^1/2)^-1 P^1/2, which exists for every P."""
+    """Return the diagonal of (F + P^-1)^-1, (N * d,), as that of P^1/2 (1 + P^1/2 F P^1/2)^-1 P^1/2, also for a singular P."""
     root = _scale(torch.eye(information.size, dtype=prior.mean.dtype), prior)
     whitened = root @ information.to_dense() @ root
     factor = torch.linalg.cholesky(whitened + torch.eye(information.size, dtype=root.dtype))
@@ -76,7 +76,10 @@ def _probe(information: FisherInformation, prior: GaussianPrior, rng: Generator)
 
 
 def _solve(multiply: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
-    """Return the solution of a positive definite system by conjugate gradients (Hestenes and Stiefel 1952)."""
+    """Return an approximate solution of a positive definite system by conjugate gradients (Hestenes and Stiefel 1952).
+
+    multiply: function that multiplies a vector by the matrix. It stops at the residual `TOLERANCE` or after `MAX_ITERATIONS`.
+    """
     x, residual = torch.zeros_like(target), target.clone()
     direction, square = residual, residual.dot(residual)
     for _ in range(MAX_ITERATIONS):

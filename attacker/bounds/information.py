@@ -23,8 +23,8 @@ class NoisyMessage:
 class FisherInformation:
     """The information `sum over messages of J^T diag(1 / std^2) J` at examples x, where J is the Jacobian of a message.
 
-    Products with vectors need neither J nor the information as a matrix: each costs two derivatives of the simulation. Messages
-    of several rounds add up. Examples are flattened and concatenated, so that a vector has `size` = x.numel() entries.
+    The messages may be of several rounds. Products with vectors need neither J nor the information as a matrix. Examples are
+    flattened and concatenated, so that a vector has `size` = x.numel() entries.
     """
 
     def __init__(self, messages: Sequence[NoisyMessage], x: Tensor) -> None:

@@ -37,12 +37,12 @@ class UsedExamples:
 
 
 def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
-    """Return the update as a function of examples x (N, *shape), in float64, with the standard deviation of its noise.
+    """Return the update as a function of examples x (N, *shape), in float64, with the size of its noise, see `NoisyMessage`.
 
     y: labels (N,). What follows the noise in a chain of defenses is left out, since it cannot add information. If no step adds
     noise, the rounding of the update to float32 is taken as its noise. Top-k and pruning select coordinates of the update at each
     x, but the derivative treats the selection as constant: the bound does not count the information in the choice of
-    coordinates. Raises NotBounded for a defense whose bound is not known.
+    coordinates. Raises NotBounded for a defense whose bound is not known, for secure sums, and if clients change their inputs.
     """
     seen = used.observation
     if seen.client == SUM_CLIENT:
@@ -83,7 +83,10 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
 
 
 def _find_rule_noise(used: UsedExamples) -> float:
-    """Return the standard deviation of the gradient rule's noise in the update; 0 without noise."""
+    """Return the standard deviation of the gradient rule's noise in the update, its root mean square over coordinates; 0 if none.
+
+    Raises NotBounded for a rule other than `RULES`, and for several local steps.
+    """
     seen, step = used.observation, used.observation.gradient.step
     if step is None:
         return 0.0
@@ -98,7 +101,7 @@ def _find_rule_noise(used: UsedExamples) -> float:
 def _list_until_noise(spec: DefenseSpec) -> list[Step]:
     """Return the steps of a chain up to and including the first that adds noise; all of them if none does.
 
-    Raises NotBounded if no bound is known for one of these steps.
+    Raises NotBounded if no bound is known for one of these steps, or if its noise depends on the data.
     """
     found = []
     for step in spec.steps:
@@ -119,7 +122,7 @@ def _get_scale(step: Step) -> float:
 
 
 def _apply(step: Step, update: Update) -> Mapping[str, Tensor]:
-    """Apply a defense without noise, as a differentiable function; noise leaves the update as it is."""
+    """Return the update after a defense without noise, as a differentiable function; noise leaves the update as it is."""
     if step.name in NOISES:
         return update
     defense = DefenseSpec((step,)).build()

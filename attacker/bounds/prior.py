@@ -13,7 +13,8 @@ MAX_DIRECTIONS = 256
 class GaussianPrior:
     """A Gaussian distribution of one example with d values.
 
-    mean: (d,). basis: (r, d), orthonormal rows. deviations: (r,), standard deviations along them. floor: in all other directions.
+    mean: (d,). basis: (r, d), orthonormal rows. deviations: (r,), standard deviations along them. floor: standard deviation in
+    all other directions.
     """
 
     mean: Tensor
@@ -22,7 +23,7 @@ class GaussianPrior:
     floor: float
 
     def scale(self, vectors: Tensor) -> Tensor:
-        """Multiply vectors (..., d) by the symmetric square root of the covariance."""
+        """Return vectors (..., d), each multiplied by the symmetric square root of the covariance."""
         along = vectors @ self.basis.T
         return self.floor * vectors + (along * (self.deviations - self.floor)) @ self.basis
 

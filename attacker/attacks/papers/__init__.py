@@ -1,1 +1,1 @@
-"""Published attacks: functions that compose an attack of parts and cite its paper."""
+"""Functions that build attacks from parts; most follow a paper, which they cite."""

@@ -1,4 +1,4 @@
-"""Closed-form attacks: functions that select closed forms and a fallback, and cite their source."""
+"""Functions that build attacks with closed forms, which solve equations; some of these attacks also search."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -44,9 +44,10 @@ def exact(
     route: auto (all closed forms, then the search), optimisation (the search alone), or one closed form without a search: linear
     (the input of a first linear layer), layers (R-GAP, layer by layer), peeled (equations of several layers at once), features
     (the inputs of the last layer), or layer_input (the input of a hidden linear layer).
-    fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
-    agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact.
-    steps, restarts: of the fallback.
+    fallback: the search for cases without an exact answer: cpl (with total variation for images), dlg, inverting_gradients,
+    agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact. Some
+    closed forms mark an answer that is not exact as final; it is returned without a search, too.
+    steps: maximum number of iterations of one start of the fallback. restarts: its maximum number of starts.
     knows_defense: whether the search, and the check of answers, model the clients' defense. Closed forms always use the gradient
     as received.
     """
@@ -68,9 +69,10 @@ def exact(
 def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
     """Solve for one example layer by layer, from the last to the first (R-GAP, Zhu & Blaschko 2021, algorithm 1).
 
-    paper_mode: unscaled equations, and float32 between layers, as in the authors' code. By default, equations are weighted by
-    their expected errors, and computed in float64. knows_defense: whether the check of the answer's gradient models the clients'
-    defense; the equations use the gradient as received.
+    paper_mode: settings of the authors' code: unscaled equations, and float32 between layers. By default, equations are weighted
+    by their expected errors, computed in float64, and wrong signs of values near zero are corrected.
+    knows_defense: whether the check of the answer's gradient models the clients' defense; the equations use the gradient as
+    received.
     """
     return ClosedForm(
         name="rgap",
@@ -90,11 +92,12 @@ def hgap(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Hybrid:
-    """Run R-GAP and DLG, and keep the answer nearer to its own 3x3 mean filter (H-GAP, Zhu & Blaschko 2021, section 5).
+    """Run R-GAP and DLG, and keep the answer with the smaller `criterion` (H-GAP, Zhu & Blaschko 2021, section 5).
 
-    criterion: the value by which answers are compared, smaller is better: roughness (the paper's criterion), total_variation,
-    outside (distance to the range of the data), or gradient (distance of the answer's gradient from the observed one).
-    paper_mode: as in `rgap`. steps, restarts: of DLG, which here infers the label before the search.
+    criterion: value of an answer: roughness (the paper's: mean squared difference from the answer's own 3x3 mean filter),
+    total_variation, outside (mean squared distance of the values to the range of the data), or gradient (relative distance of the
+    answer's gradient to the observed one).
+    paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`; here it infers the label before the search.
     knows_defense: whether DLG, and comparisons of an answer's gradient with the observed one, model the clients' defense.
     """
     get_criterion(criterion)
@@ -111,7 +114,9 @@ def hgap(
 def robbing_the_fed() -> ImprintReadout:
     """Read single examples of a batch off the imprint layer of a malicious server (Fowl et al. 2022, "Robbing the Fed").
 
-    It needs a model with such a layer, for example `model = { name = "imprint", base = "lenet_cpl", bins = 1024 }`.
+    An imprint layer is a linear layer whose neurons compare one quantity of the input with different thresholds, so that
+    differences of their gradients can hold single examples. The attack needs a model with such a layer, for example
+    `model = { name = "imprint", base = "lenet_cpl", bins = 1024 }`.
     """
     return ImprintReadout()
 
@@ -131,7 +136,8 @@ def cocktail_party(
     criterion: objective of the separation: likelihood (of sparse differences between pixels, or of sparse features), or
     published, the paper's loss, which is refused for features. steps: iterations with criterion=published; likelihood ignores it.
     restarts: number of random starts for either criterion; the one with the lowest loss is kept.
-    refine: solve for exact examples by the zeros that ReLU causes in the gradient, starting from the separated ones.
+    refine: where possible, solve for exact examples by the zeros that ReLU causes in the gradient, starting from the separated
+    ones.
     inversion_steps: iterations of the search for images with the separated features.
     """
     if criterion not in ("likelihood", "published"):

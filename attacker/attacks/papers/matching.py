@@ -1,4 +1,4 @@
-"""Published gradient matching attacks: functions that compose parts and cite their source."""
+"""Functions that build gradient matching attacks from parts: DLG, iDLG, CPL and Inverting Gradients."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -30,13 +30,14 @@ def dlg(
     compiled: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Optimise images and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
+    """Optimise examples and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 
-    steps: maximum number of iterations, of 20 gradient evaluations each. restarts: maximum number of starts; another one is made
-    only if the search was stuck, see `Stop.stuck`.
-    closed_form_start: make an additional first start from the best answer of a closed form such as R-GAP, if there is one.
-    compiled: compile the search by `torch.compile`. This takes up to a minute, and makes searches of small networks with
-    thousands of iterations faster.
+    steps: maximum number of iterations of one start, of 20 gradient evaluations each. restarts: maximum number of starts; another
+    one is made only if the lowest loss so far is still high, see `Stop.stuck`.
+    closed_form_start: make an additional first start from the best answer of a closed form such as R-GAP, if one explains part of
+    the gradient.
+    compiled: compile the search by `torch.compile`, which takes time at first and pays off for small networks and thousands of
+    iterations.
     knows_defense: whether the attacker knows the clients' defense and models it.
     """
     attack = GradientMatching(
@@ -51,7 +52,10 @@ def dlg(
 
 
 def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """Infer the label of one example from the last layer's gradient, then run DLG (Zhao et al. 2020, "iDLG", algorithm 1)."""
+    """Infer the label of one example from the last layer's gradient, then run DLG (Zhao et al. 2020, "iDLG", algorithm 1).
+
+    steps, restarts, knows_defense: as in `dlg`.
+    """
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
     base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
     return base.copy_with(name="idlg", rule=infer_from_rows, needs=needs)
@@ -82,37 +86,37 @@ def cpl(
     give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Match gradients by L-BFGS from a patterned start, with labels inferred first (Wei et al. 2020, CPL, algorithm 1).
+    """Match gradients, by default by L-BFGS from a patterned start with inferred labels (Wei et al. 2020, CPL, algorithm 1).
 
     The zero loss is the distance between the observed gradient and a gradient of zeros, which is 1 for the cosine distance.
 
-    init: start: random, uniform, patterned (a random block, repeated 2x2 times), patterned4 (4x4 times), coarse4 (random squares
-    of 4x4 pixels), dark, light, red, green, blue, smooth (grey with faint smooth differences), or insider with
+    init: start: random (normal), uniform, patterned (a random block, repeated 2x2 times), patterned4 (4x4 times), coarse4 (random
+    squares of 4x4 pixels), dark, light, red, green, blue, smooth (grey with faint smooth differences), or insider with
     auxiliary=FILE.npz, an archive of images from which one of the inferred class is drawn for each example.
-    optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
-    the optimiser's default. distance: euclidean (squared), cosine, or absolute.
+    optimiser: lbfgs, wolfe (L-BFGS with a line search), adam, momentum, or adagrad. learning_rate: 0 for the optimiser's default.
+    distance: euclidean (squared), cosine, or absolute.
     label_rule: how labels are read from the gradient: inferred, bias, rows, llg, or ilrg, see `attacker.attacks.labels.rules`; or
     joint (optimised together with the images).
     steps: maximum number of iterations, of 20 gradient evaluations each for lbfgs and wolfe, and of one for all others.
     patience: a search stops after 20 * patience gradient evaluations, with every optimiser, in which its best loss decreased by
-    less than 5 %.
+    at most 5 %.
     restarts: as in `dlg`.
-    tolerance: a search stops if its loss is at most this, or at most 1e-8 of the zero loss. The paper uses a tolerance of 1e-4,
-    which stops before the image is at its best.
-    tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss; it has the same meaning in
-    every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if parts of the gradient
-    were not sent.
+    tolerance: a search stops if its loss is at most this, or at most 1e-8 of the zero loss. The paper uses a tolerance of 1e-4.
+    tv: weight of the total variation of pixels in [0, 1] in the loss, as a multiple of the zero loss, see `Prior`. The paper uses
+    none. Values to try: about 3e-5 for batches of images, and 1e-3 if parts of the gradient were not sent.
     decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of height and width), tanh_box, smooth (cosine
-    transform, scaled by the spectrum of images), or another decoder by its entry point or as `module:function`, see `decoders`.
+    transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, or another decoder
+    by its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
-    agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
+    agreement: the paper's alpha, weight of the distance between predictions and labels.
+    boxed: keep the optimised variable in the decoder's box; for pixels, this is [0, 1].
     closed_form_start, compiled, knows_defense: as in `dlg`.
     features: make an additional first start from images with the features (inputs of the last layer) that are computed for each
     example from the last layer's gradient, see `closed_form.features`; not used with closed_form_start.
     denoised: if a defense adds noise of known variance and distance is euclidean, add total variation weighted by that variance
-    (MAP estimate), which the paper does not do.
-    relative: divide each tensor of the gradient by its root mean square before the comparison, unless a defense adds noise of
-    known variance. Layers with small gradients, which distinguish examples of one class, then have more influence.
+    (MAP estimate), which the paper does not do; for images only.
+    relative: divide each tensor of the gradient by about its root mean square before the comparison, unless a defense adds noise
+    of known variance, so that layers with small gradients have more influence.
     give_up: share of the steps after which a search with little success so far is stopped, as in `inverting_gradients`; 0 never
     stops it. Its limits were chosen for that attack, and not tested on this one.
     """
@@ -162,13 +166,13 @@ def inverting_gradients(
 
     steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
-    inputs, which --preset published converts to pixels. The defaults recovered more of the tuning images that
-    benchmarks/tuned.json lists than the paper's settings.
-    learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
+    inputs, which --preset published converts to pixels.
+    learning_rate: that of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the steps. The
+    paper's code optimises normalised inputs.
     tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
     give_up: share of the steps, and at least 30 steps, after which a search stops if its best loss is still above a fifth of its
-             first loss, and above 0.05 (a simulated gradient of zero has loss 1); 0 never stops it. The null (the search without
-             the gradient) always takes all steps.
+             first loss, and above 0.05 (the cosine distance of a gradient of zeros is 1); 0 never stops it. It does not stop the
+             null (the search without the gradient).
     batch_norm: weight of the difference between the batch-norm statistics of the images and those that the client returned, if
                 clients train in mode "train" and return them (`buffers="shared"`).
     """

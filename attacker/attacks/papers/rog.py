@@ -37,22 +37,21 @@ def rog(
     denoised: bool = True,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Search for images of a quarter of height and width by Adam with cosine annealing (Yue et al. 2022, ROG, section 4.1).
+    """Search by Adam with cosine annealing for images, by default of a quarter of height and width (Yue et al. 2022, ROG).
 
-    steps: number of iterations. restarts: as in `dlg`.
+    steps: number of iterations of one start. restarts: as in `dlg`.
     decoder: variable that is optimised: bicubic4, pixels, the file of an autoencoder that attacker train-prior wrote, or another
     one, as in `cpl`.
-    init: start, as in `cpl`; or coarse4, squares of 4 x 4 pixels with one random value in [0, 1) each, which for bicubic4 are
-    independent values of its small image.
+    init: start, as in `cpl`, but not insider. coarse4 gives squares of 4 x 4 pixels with one random value in [0, 1) each for
+    every channel, which for bicubic4 are independent values of its small image.
     distance: euclidean (squared), as in the paper; cosine or absolute.
     local_steps: one_batch treats all local steps of a client as one; simulated, as in the paper, simulates each, which takes
     about n times as long for n local steps.
     enhancer: sharpens the images after the search, and those of the null: none, small (shipped), a file that attacker train-prior
     wrote, or `module:function`, see `learned.enhancer`.
-    learning_rate: at the start; a tenth of it is left at the end. boxed: keep latents in the decoder's box, which the paper does
-    not.
-    tv, denoised: as in `cpl`; the paper uses no total variation (--preset published), and the default was better on four tuning
-    images.
+    learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
+    the paper does not.
+    tv, denoised: as in `cpl`; the paper uses no total variation (--preset published).
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
     """
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}

@@ -1,9 +1,9 @@
 """Statistics of batch norm layers: those of a client's batches, read from the buffers that it returned, and those of candidates.
 
 In mode "train", batch norm moves its running statistics r toward the mean and the variance b of each batch. After S steps,
-r_S = (1 - m)^S r_0 + sum_i m (1 - m)^(S - 1 - i) b_i with the momentum m. A server that gets r_S back knows a weighted mean of
-the statistics of the client's batches. After one step they are exactly those of its batch (Yin et al. 2021, "See through
-gradients", eq. 8; Huang et al. 2021, "Evaluating gradient inversion attacks and defenses", section 3).
+r_S = (1 - m)^S r_0 + sum_i m (1 - m)^(S - 1 - i) b_i with the momentum m. A server that gets r_S back can compute a weighted mean
+of the statistics of the client's batches; after one step, those of its batch (Yin et al. 2021, "See through gradients", eq. 8;
+Huang et al. 2021, "Evaluating gradient inversion attacks and defenses", section 3).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,17 @@ MIN_VARIANCE = 1e-5
 
 
 def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
-    """Return a dict from name to each batch norm layer of a network, without those whose momentum is None or 0."""
+    """Return a dict from name to layer, for the batch norm layers of a network whose momentum is neither None nor 0."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.momentum}
 
 
 def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
-    """Return the inputs' mean and deviation in each batch norm layer, as a weighted mean over a client's local steps.
+    """Return a client's mean and deviation of the inputs of each batch norm layer, averaged with weights over its local steps.
 
-    They are computed from the buffers that the client got and returned. Empty if it returned none or did not train in mode
-    "train", or if the observation is a secure sum of several clients.
+    They are computed from the buffers that the client got and returned; layers whose buffers are missing in either are left out.
+    The weights are those of running statistics; variances are averaged, not deviations. Empty if the client returned no buffers
+    or did not train in mode "train", or if the observation is a secure sum of several clients.
     """
     if observation.training.mode != "train" or observation.client == SUM_CLIENT:
         return {}
@@ -54,10 +55,11 @@ def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
 def compute_statistics(
     model: nn.Module, data: DataSpec, loss: str, weights: Weights, buffers: Weights, x: Tensor, sizes: Sequence[int]
 ) -> Statistics:
-    """Return the statistics that a client would return if its batches were the examples x, at the weights that it was sent.
+    """Return what `read_statistics` would return if the client's batches were the examples x, all at the weights it was sent.
 
-    x: examples (N, *shape) in [0, 1] of all steps in order. sizes: number of examples of each step. Weights that change from step
-    to step are not simulated. It can be called under torch.func's transforms for every network.
+    x: examples (N, *shape) in [0, 1] of all steps in order. sizes: number of examples of each step, with the sum N. Weights that
+    change from step to step are not simulated. It can also be called under torch.func's transforms for networks that do not
+    support these.
     """
     layers, names = list_norms(model), (*buffers, *weights)
 
@@ -75,8 +77,8 @@ def compute_statistics(
 def measure_mismatch(found: Statistics, told: Statistics) -> Tensor:
     """Return how much statistics `found` differ from those returned by a client, `told`, a 0-d tensor.
 
-    For each channel, the squared differences of mean and deviation are added, and divided by the square of `told`'s deviation.
-    The result is the mean over the channels of a layer, and then over layers.
+    For each channel, the squared differences of mean and of deviation are added, and divided by the square of `told`'s deviation
+    plus `MIN_VARIANCE`. The result is the mean over the channels of a layer, and then over the layers of `told`.
     """
     layers = []
     for name, aim in told.items():
@@ -89,7 +91,7 @@ def measure_mismatch(found: Statistics, told: Statistics) -> Tensor:
 def _measure_batch(
     model: nn.Module, layers: Mapping[str, nn.Module], state: Weights, x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return mean and unbiased variance (C,) of the input of each layer."""
+    """Return a dict from the name of each layer to the mean and the unbiased variance of its input, (C,) each."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str, value: Tensor) -> None:

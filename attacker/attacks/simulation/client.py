@@ -1,4 +1,4 @@
-"""The simulated client: network, batch sizes, defense and conversion of updates to gradients, as an observation states them."""
+"""Functions that simulate a client as an observation describes it: network, batch sizes, defense, and updates as gradients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def build_network(observation: Observation) -> nn.Module:
-    """Return the observed model, set up so that its forward pass is deterministic and writes no buffers.
+    """Return the observed model, set up so that its forward pass writes no buffers and draws no dropout.
 
     If the client trained in mode "eval", batch norm uses the buffers that it is given. In mode "train" it uses the statistics of
     the candidate batch, and its buffers are removed. Dropout and the noise of a variational bottleneck are switched off in both
     modes, since the server does not know the client's random numbers. For a client that trained with them, the simulated
-    gradient therefore differs slightly from the observed one even at the true examples.
+    gradient therefore differs from the observed one even at the true examples.
     """
     model = models.build(observation.model, observation.data).eval()
     if observation.training.mode == "train":
@@ -49,10 +49,10 @@ def build_network(observation: Observation) -> nn.Module:
 
 
 def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
-    """Return the buffers, by name, for a model built by `build_network`, and whether all observations share them.
+    """Return the buffers that clients were sent, by name, for a model of `build_network`, and whether they are the same for all.
 
     If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
-    Raises ValueError if an observation has some of the buffers but not all.
+    Raises ValueError if an observation has some of the model's buffers but not all.
     """
     own = {name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}
     each = [_choose_buffers(own, o) for o in observations]
@@ -74,8 +74,9 @@ def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]
 def build_facts(observation: Observation, model: nn.Module) -> Facts:
     """Return the facts from which a gradient rule, such as DP-SGD, builds the attacker's model of its effect on the update.
 
-    A gradient rule is the client's way to compute a gradient. The facts are the model, the client's local steps, and whether
-    zeros of the gradient arrive as zeros.
+    A gradient rule is the client's way to compute a gradient. The facts are the model, the (assumed) size of each local step and
+    the factor of its gradient in the update, and whether zeros of the gradient arrive as zeros: true only for one step without
+    weight decay and without a defense of the update.
     """
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.count_step_examples(count) or _split_evenly(count, training.steps or 1)
@@ -87,7 +88,8 @@ def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     """Return the batch sizes that the attacker assumes, and the number of local steps.
 
     There is one size per step if the sizes follow from the number of examples. Otherwise, and for a secure sum, all examples form
-    one batch, whatever the number of steps; the clients of a secure sum are assumed to have made equally many steps.
+    one batch (of size 0 if their number is unknown), whatever the number of steps. The clients of a secure sum are assumed to
+    have equally many examples and steps.
     """
     count, training = observation.num_examples or 0, observation.training
     if observation.client == SUM_CLIENT:
@@ -121,15 +123,18 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
 
 
 def compute_total_step(training: Training, steps: int) -> float:
-    """Return the factor by which `steps` local steps multiply a constant gradient: `steps * learning_rate` for plain SGD."""
+    """Return the sum of `compute_shares`: for SGD, the factor of a constant gradient in the update of `steps` local steps.
+
+    It is up to the sign, and `steps * learning_rate` for plain SGD at a constant rate. For Adam, it is the sum of learning rates.
+    """
     return sum(compute_shares(training, steps))
 
 
 def compute_shares(training: Training, steps: int) -> list[float]:
-    """Return for each of `steps` local steps the factor with which its gradient enters the update.
+    """Return for each of `steps` local steps the factor with which its gradient enters the update, up to the sign.
 
-    With momentum, a gradient acts in all later steps as well, so that earlier steps have larger factors. For Adam, the learning
-    rates are returned, which is the approximate size of each step per coordinate.
+    With momentum, a gradient acts in all later steps as well, so that at a constant rate earlier steps have larger factors. For
+    Adam and AdamW, the learning rates are returned, the approximate size of each step per coordinate.
     """
     rates, momentum = [training.compute_rate(step) for step in range(steps)], training.momentum
     later = 0.0  # contribution of a step's velocity to the update, in this step and all later ones
@@ -143,7 +148,9 @@ def compute_shares(training: Training, steps: int) -> list[float]:
 def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
     """Return the gradient that explains an update, by parameter name: the update / -total step, without the weight decay.
 
-    Exact for one step of SGD. Several steps are treated as one step on one large batch at the weights sent (AGIC, eq. 4).
+    For one step of SGD without clipping of the gradient, this is the client's gradient. Several steps are treated as one step on
+    one large batch at the weights sent (AGIC, eq. 4).
+    steps: number of local steps. The total step is that of `compute_total_step`.
     """
     scale = compute_total_step(training, steps)
     return {name: -u / scale - training.decay * weights[name] for name, u in update.items()}
@@ -152,7 +159,7 @@ def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training
 def simulate_channel(
     channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
 ) -> Gradient:
-    """Return what `convert_to_gradient` would recover from the client's update, given its true `gradient` and its defense.
+    """Return what `convert_to_gradient` is expected to give for the update of a client with this `gradient` before its defense.
 
     channel: the attacker's model of the defense. known: what `channel.learn` returned for the received update.
     """

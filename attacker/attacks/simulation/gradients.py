@@ -1,4 +1,4 @@
-"""Gradients of a network's mean loss, by torch.func if the network supports it, otherwise by ordinary autograd."""
+"""Functions that compute gradients of a network's mean loss, by torch.func or, if that does not support it, by autograd."""
 
 import logging
 import warnings
@@ -26,7 +26,7 @@ PLAIN_RULE = plain()
 
 
 class Gradients(Protocol):
-    """Protocol of a function that returns the gradient dL/dw of the mean loss, by parameter name.
+    """Protocol of a function that returns the gradient of the mean loss, or what a gradient rule makes of it, by parameter name.
 
     weights, buffers: of the model, by name. x: examples (N, *shape) in [0, 1]. y: labels (N,), or probabilities (N, K).
     """
@@ -35,10 +35,10 @@ class Gradients(Protocol):
 
 
 def build_gradient(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
-    """Return a function that computes the gradient of the mean loss from weights, examples, labels and buffers.
+    """Return a function that computes the gradient of the mean loss from weights, examples, labels and buffers, see `Gradients`.
 
-    The function can be called under `vmap` and `torch.func.grad`, even for networks that these cannot differentiate, except with
-    a rule that computes a gradient of each example, such as DP-SGD.
+    The function can be called under `vmap` and `torch.func.grad`, also for networks that do not support these, unless the rule
+    computes a gradient of each example, such as DP-SGD.
 
     loss: name of the loss. rule: the clients' way to compute gradients, such as DP-SGD; None for the plain gradient.
     With any rule, the loss includes the terms that the network itself adds, such as the KL divergence of a variational
@@ -88,8 +88,9 @@ def _build_by_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, pen
 
 
 def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
-    """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network.
+    """Return the logits (N, K) for x (N, *shape) in [0, 1].
 
+    It can also be called under torch.func's transforms for networks that do not support these.
     loss: name of the loss, which `explain_vmap_failure` uses to test the network; it does not change the logits.
     """
     if not explain_vmap_failure(model, data, loss):
@@ -113,8 +114,9 @@ those that switch a ReLU, and far below the difference that a wrong formula make
 def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
     """Return why the gradients of a network cannot or should not be computed by torch.func, as text; "" if they can.
 
-    A network of at most `MAX_VMAP_WEIGHTS` weights is tested: its gradients under `vmap` are compared with those of ordinary
-    autograd on two problems of two examples each, and the result is cached. A larger network is refused without a test.
+    A network of at most `MAX_VMAP_WEIGHTS` weights is tested: its gradients under `vmap`, and their derivatives by the examples,
+    are compared with those of ordinary autograd on two problems of two examples each, and the result is cached. It also fails if
+    PyTorch warns. A larger network is refused without a test.
     """
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
     if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
@@ -123,7 +125,7 @@ def explain_vmap_failure(model: nn.Module, data: DataSpec, loss: str) -> str:
 
 
 class _Network:
-    """A cache key for a network: equal to that of any network of the same class, layers and shapes."""
+    """A cache key for a network: equal to that of another with the same class, printed layers (`repr`) and parameter shapes."""
 
     def __init__(self, model: nn.Module, key: tuple[object, ...]) -> None:
         self.model, self.key = model, key
@@ -196,7 +198,11 @@ def sum_squares(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_close(found: Probed, expected: Probed) -> bool:
-    """Return whether the results of `evaluate_test_problems` agree, up to about `AGREEMENT_TOLERANCE` of each tensor's norm."""
+    """Return whether the results of `evaluate_test_problems` agree.
+
+    Each gradient may differ by `AGREEMENT_TOLERANCE` times its norm (at least 1e-4 of the norm of all gradients together), and
+    the derivative by five times this share of its norm.
+    """
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
     whole = sum_squares(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]

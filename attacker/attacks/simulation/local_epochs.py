@@ -1,8 +1,8 @@
-"""Attacks on several local epochs in one round, which use the same examples again, each in an order unknown to the server.
+"""Functions for attacks on several local epochs in one round, which use the same examples in orders unknown to the server.
 
 Method of Dimitrov et al. 2022, "Data leakage in federated averaging": each epoch is reconstructed with separate examples, a prior
-penalises differences between epochs in quantities that do not depend on the order, and at the end examples of the same label are
-matched across epochs and averaged.
+penalises differences between epochs in quantities that do not depend on the order, and at the end similar examples are matched
+across epochs and averaged.
 """
 
 import torch
@@ -13,8 +13,9 @@ from fedsim.recording.observation import Training
 
 
 def count_separate_epochs(weight: float, training: Training) -> int:
-    """Return how many separate sets of examples the attack searches for: one per local epoch, or only one if `weight` is 0.
+    """Return how many separate sets of examples the attack searches for: one per local epoch.
 
+    There is only one if `weight` is 0, or if clients train for a number of steps instead of epochs.
     weight: factor of `measure_disagreement` in the attack's loss.
     """
     return (training.epochs or 1) if weight else 1
@@ -34,8 +35,8 @@ def measure_disagreement(x: Tensor, epochs: int) -> Tensor:
 def merge_epochs(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
     """Return N examples (N, *shape) and their labels from the separate examples of all epochs.
 
-    Each example of a later epoch is assigned to one of the first epoch by the Hungarian method on squared distances, with equal
-    labels if labels are hard, and averaged with it. The labels returned are those of the first epoch.
+    Each example of a later epoch is assigned to a different one of the first epoch by the Hungarian method on squared distances,
+    and averaged with it; hard labels of the two are equal where possible. The labels returned are those of the first epoch.
     x: (epochs * N, *shape). y: (epochs * N,), or soft labels (epochs * N, K).
     """
     if epochs == 1:

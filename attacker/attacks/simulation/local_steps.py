@@ -10,7 +10,7 @@ from fedsim.recording.observation import Training
 
 
 def assign_rows(sizes: Sequence[int], examples: int) -> list[list[int]]:
-    """Return the indices of the examples that each local step uses: in order, and from the first again after the last.
+    """Return for each local step the indices of its examples: taken in order, and from the first again after the last.
 
     sizes: batch sizes, one per step. examples: number of examples.
     """
@@ -45,7 +45,7 @@ def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Seque
 def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
     """Return the gradient that `convert_to_gradient` recovers after one local step on `gradient`.
 
-    It differs from `gradient` if clients clip gradients or train by Adam.
+    It is `gradient` itself if clients train by SGD without clipping of the gradient.
     """
     if training.is_linear:
         return gradient
@@ -53,7 +53,10 @@ def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) 
 
 
 class LocalOptimiser:
-    """A differentiable client optimiser: SGD, Adam or AdamW as in `torch.optim`, with optional clipping of the gradient norm."""
+    """A differentiable client optimiser: SGD, Adam or AdamW as in `torch.optim`, with optional clipping of the gradient norm.
+
+    For Adam and AdamW, the derivative is that of a surrogate, see `_compute_direction`.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training = training
