@@ -92,7 +92,7 @@ def hgap(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Hybrid:
-    """Run R-GAP and DLG, and keep the answer with the smaller `criterion` (H-GAP, Zhu & Blaschko 2021, section 5).
+    """Run R-GAP and DLG, and keep the answer that a criterion such as smoothness prefers (H-GAP, Zhu & Blaschko 2021, section 5).
 
     criterion: value of an answer: roughness (the paper's: mean squared difference from the answer's own 3x3 mean filter),
     total_variation, outside (mean squared distance of the values to the range of the data), or gradient (relative distance of the
