@@ -56,7 +56,7 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
-    """Return the result: whether clients report a loss or an accuracy of a single example in clear."""
+    """Return the result: whether clients report a metric of a single example with "loss" or "accuracy" in its name, in clear."""
     few = [one for one in observations if one.num_examples == 1 and _equations(one)]
     if not few:
         return Passed(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")

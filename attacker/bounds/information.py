@@ -38,13 +38,13 @@ class FisherInformation:
         return torch.stack([one.multiply(vector.reshape(self.shape)).flatten() for one in self._parts]).sum(dim=0)
 
     def to_dense(self) -> Tensor:
-        """Return the information as a matrix (size, size), by one product for each column."""
+        """Return the information as a symmetric matrix (size, size), by one product for each column."""
         found = torch.stack([self.multiply(row) for row in torch.eye(self.size, dtype=self._parts[0].dtype)])
         return (found + found.T) / 2
 
 
 class _Linearised:
-    """A message at examples x, with products of its Jacobian and the transposed Jacobian."""
+    """A message linearised at examples x, for products with its Jacobian J there and with the transpose of J."""
 
     def __init__(self, message: NoisyMessage, x: Tensor) -> None:
         self.dtype = x.dtype

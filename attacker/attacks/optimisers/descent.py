@@ -42,7 +42,7 @@ class Stop:
     decrease:  an iteration makes progress if the best loss after it is less than 1 - `decrease` times that after the last
                progress.
     stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
-               `tolerance`. If a defense adds noise of known size, the caller may raise this threshold.
+               `tolerance`. The caller may raise this threshold, for example for noise.
     give_up:   share of the maximum number of iterations after which hopeless problems are stopped, at the earliest after
                `MIN_GIVE_UP_STEPS` iterations. They are looked for only then; 0 never stops them early.
     hopeless:  a problem is hopeless if its best loss is above this share of the loss at its starting point, and also above the

@@ -94,9 +94,9 @@ def hgap(
 ) -> Hybrid:
     """Run R-GAP and DLG, and keep the answer that a criterion such as smoothness prefers (H-GAP, Zhu & Blaschko 2021, section 5).
 
-    criterion: value of an answer: roughness (the paper's: mean squared difference from the answer's own 3x3 mean filter),
-    total_variation, outside (mean squared distance of the values to the range of the data), or gradient (relative distance of the
-    answer's gradient to the observed one).
+    criterion: value that is smaller for the better answer: roughness (the paper's: mean squared difference of the answer and its
+    own 3x3 mean filter), total_variation, outside (mean squared distance of the values to the range of the data), or gradient
+    (relative distance of the answer's gradient to the observed one).
     paper_mode: as in `rgap`. steps, restarts: of DLG, as in `dlg`; here it infers the label before the search.
     knows_defense: whether DLG, and comparisons of an answer's gradient with the observed one, model the clients' defense.
     """
