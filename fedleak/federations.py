@@ -33,8 +33,10 @@ def run(
     resume:     continue the unfinished run of this experiment in `out` after its last complete round.
     client_seed: seed of the clients' secrets, such as the order of their examples; None draws them from the system.
 
-    Raises ExperimentError if the experiment cannot be run, and ValueError if `out` holds a run of another experiment, or an
-    unfinished run without `resume`.
+    Raises ExperimentError for wrong keys or values of the experiment; ValueError or FileNotFoundError if its data, model or code
+    cannot be loaded or do not fit, if `engine` is unknown, or if `out` holds a run of another experiment or an unfinished run
+    without `resume`; EngineError if the federation fails, EmptyRunError if no client answers, and DiskFull if there is not enough
+    disk space.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate

@@ -99,7 +99,7 @@ def enrol(
     root_certificates: Certificate = None,
     insecure: Insecure = False,
 ) -> None:
-    """Register the clients' public keys at a SuperLink, so that only these clients may take part."""
+    """Register the clients' public keys at a SuperLink, which refuses clients whose key was never registered."""
     with report_errors():
         from tempfile import TemporaryDirectory
 

@@ -6,7 +6,7 @@ import os
 import random
 import uuid
 from collections.abc import Iterable
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -49,9 +49,11 @@ def run(
     on_words:  called with the messages of a deployment's server about missing clients and replies.
     client_cpus, client_gpus: resources of one client on Ray. If `client_gpus` is None, all clients that run at once share the
                GPUs equally.
-    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, EngineError if the
-    federation fails, and OSError if the run cannot be written.
+    Raises ValueError or FileNotFoundError before any work if the engine is unknown or the experiment cannot be run, EngineError
+    if the federation fails, and OSError if the run cannot be written.
     """
+    if engine not in get_args(Engine):
+        raise ValueError(f"unknown engine {engine!r}; write one of {', '.join(get_args(Engine))}")
     set_verbosity(verbose)
     experiment.check()
     if engine == "deployment":

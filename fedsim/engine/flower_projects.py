@@ -33,7 +33,8 @@ def find_recorded(folder: Path) -> Path:
 def run_project(folder: Path, clients: int) -> None:
     """Run the Flower app in `folder` with `clients` clients, one after the other, until it has finished. Its code is imported.
 
-    Raises ValueError if the folder holds no Flower app, and EngineError if the app fails.
+    Raises FileNotFoundError if the folder has no pyproject.toml, ValueError if that file names no Flower app or the app cannot be
+    imported, and EngineError if the app fails while it runs.
     """
     app = _read_app(folder)
     set_verbosity(False)

@@ -181,6 +181,11 @@ EXPERIMENT = {
 }
 
 
+def test_an_unknown_engine_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown engine 'foo'; write one of ray, local, deployment"):
+        fedleak.run(EXPERIMENT, tmp_path / "run", engine="foo")
+
+
 def test_a_federation_is_run_attacked_scored_and_reported_from_python(tmp_path: Path) -> None:
     recording = fedleak.run(EXPERIMENT, tmp_path / "run", client_seed=1)
     result = fedleak.attack(recording, "exact", route="layers")
