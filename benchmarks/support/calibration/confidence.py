@@ -19,13 +19,11 @@ from attacker.attacks.confidence.curves import get_curve_family
 DIAGRAM_FILE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED_OFFSET = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
-NUM_NETWORKS = 3
+NUM_NETWORKS = 2
 """Number of networks, each with weights of its own, on which every cell is attacked; the quick run uses one. Answers on one
 network succeed or fail together, so that a single network would say little about the calibration error."""
-NETWORK_SEED_STEP = 1000
+NETWORK_SEED_STEP = 2000
 """Difference between the seeds of the networks."""
-NUM_EXAMPLE_SETS = 2
-"""Number of networks whose cells share no example; further networks use their examples again, as the report part has no more."""
 QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells (settings that are attacked) of each group in a quick run, with one case each."""
 
@@ -126,8 +124,7 @@ def place_cells(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]
 
 
 def _attack_cells(asked: Options, *, network: int) -> list[Answered]:
-    """Attack all cells on the weights of one network, given by its number from 0."""
-    cells = _select_cells(asked)
+    """Attack all cells on the weights of one network, given by its number from 0; each network gets the same examples."""
     asked = replace(asked, seed=asked.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
-    own = place_cells(cells * (network % NUM_EXAMPLE_SETS + 1))[-len(cells) :]
+    own = place_cells(_select_cells(asked))
     return [one for _, cell, at in own for one in attack_cell(cell, asked, part="report", skip=at)]
